@@ -64,13 +64,13 @@ def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
 
 
 def _fastest(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> PlanningResult:
     """The result for the fastest plan that fits, with runners-up and infeasible plans."""
     steps = request.train.steps
-    (plan, short), *_ = found.fitting
-    again = _recompute_twin(plan, found.in_memory, graph, machine, budget_bytes)
-    weighed = sorted((*found.fitting, *again), key=lambda item: run_seconds(item[1], steps))
+    (plan, short), *_ = result.fitting
+    again = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
+    weighed = sorted((*result.fitting, *again), key=lambda item: run_seconds(item[1], steps))
     # The winner's own program, whole: the same numbers, told of the program that will run.
     prediction = with_budget(predict(plan, graph, machine), budget_bytes)
     return PlanningResult(
@@ -78,16 +78,16 @@ def _fastest(
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
-        infeasible=tuple(_infeasible_with_fixes(found, request, graph, machine, budget_bytes)),
-        evaluated=found.evaluated,
+        infeasible=tuple(_infeasible_with_fixes(result, request, graph, machine, budget_bytes)),
+        evaluated=result.evaluated,
     )
 
 
 def _infeasible_with_fixes(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Iterator[InfeasiblePlan]:
     """The infeasible plans, the nearest of them with the change that would make them fit."""
-    for index, (plan, memory) in enumerate(found.infeasible):
+    for index, (plan, memory) in enumerate(result.infeasible):
         item = infeasible_plan(plan, memory, budget_bytes)
         if index < _MAX_FIXES:
             item = replace(
@@ -98,18 +98,18 @@ def _infeasible_with_fixes(
 
 
 def _nothing_fits(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> PlanningResult:
     """The result without a plan: the nearest plans, and advice."""
     in_phases = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
-    refused = (*found.infeasible, *((in_phases,) if in_phases else ()))
+    refused = (*result.infeasible, *((in_phases,) if in_phases else ()))
     nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
     return PlanningResult(
         plan=None,
         prediction=None,
         infeasible=tuple(infeasible_plan(plan, memory, budget_bytes) for plan, memory in nearest),
         advice=advise(request, graph, machine, nearest),
-        evaluated=found.evaluated,
+        evaluated=result.evaluated,
     )
 
 

@@ -83,12 +83,15 @@ def downscale_plan(
         }
     )  # fmt: skip
     changes = (
-        *_plan_changes(plan, small), stage_note, _model_changes(shape, model), _tier_changes(plan.offload, offload),
-    )  # fmt: skip
+        *_plan_changes(plan, small),
+        stage_note,
+        _model_changes(shape, model),
+        _tier_changes(plan.offload, offload),
+    )
     return DownscaledPlan(model=model, plan=small, notes=tuple(note for note in changes if note))
 
 
-def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
+def divided_parallelism(parallel: Parallelism, devices: int) -> Parallelism:
     """Parallel degrees on at most this many devices: the largest one is divided repeatedly.
 
     Of equal degrees the data-parallel one is divided first, then the tensor-parallel one (a grid's
@@ -96,9 +99,11 @@ def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
     few devices otherwise.
     """
     degrees = {
-        "data": cut.data, "rows": grid_rows(cut.tensor), "columns": grid_columns(cut.tensor),
-        "pipeline": cut.pipeline,
-    }  # fmt: skip
+        "data": parallel.data,
+        "rows": grid_rows(parallel.tensor),
+        "columns": grid_columns(parallel.tensor),
+        "pipeline": parallel.pipeline,
+    }
     while prod(degrees.values()) > devices:
         name = max(degrees, key=lambda degree: degrees[degree])
         degrees[name] = _next_divisor(degrees[name])
@@ -160,13 +165,13 @@ def _phase_layers(layers: list[int]) -> list[int]:
     return [max(1, count * STAGE_LAYERS // total) for count in layers]
 
 
-def _batch(plan: Plan, cut: Parallelism) -> Batch:
-    accumulation = min(plan.batch.accumulation, _MICROBATCHES_PER_STAGE * cut.pipeline)
+def _batch(plan: Plan, parallel: Parallelism) -> Batch:
+    accumulation = min(plan.batch.accumulation, _MICROBATCHES_PER_STAGE * parallel.pipeline)
     if plan.parallel.schedule == "interleaved":
-        accumulation = max(1, accumulation // cut.pipeline) * cut.pipeline
-    sequence = max(_TOKENS, 2 * cut.tensor)
+        accumulation = max(1, accumulation // parallel.pipeline) * parallel.pipeline
+    sequence = max(_TOKENS, 2 * parallel.tensor)
     return Batch(
-        sequence=sequence // cut.tensor * cut.tensor,
+        sequence=sequence // parallel.tensor * parallel.tensor,
         micro=min(plan.batch.micro, _MAX_MICROBATCH),
         accumulation=accumulation,
     )
@@ -178,28 +183,28 @@ def _sharding_degree(degree: int, replicas: int) -> int:
     return common if common > 1 or degree == 1 else replicas
 
 
-def _offload(home: Offload, tiers: tuple[str, ...]) -> Offload:
+def _offload(offload: Offload, tiers: tuple[str, ...]) -> Offload:
     """The same offload with every unknown tier replaced by one of this machine."""
-    missing = [name for name, tier in home if tier != DEVICE_TIER and tier not in tiers]
-    return home.model_copy(update=dict.fromkeys(missing, tiers[-1]) if tiers else {})
+    missing = [name for name, tier in offload if tier != DEVICE_TIER and tier not in tiers]
+    return offload.model_copy(update=dict.fromkeys(missing, tiers[-1]) if tiers else {})
 
 
-def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> ModelRequest:
+def _model(shape: TransformerConfig, degree_before: int, tensor: int, blocks: int) -> ModelRequest:
     """A small model that can be sharded over this many tensor-parallel ranks.
 
     Args:
         shape: configuration of the large model.
-        had: its tensor-parallel degree. If its heads are divisible only by the grid's rows, so are
+        degree_before: its tensor-parallel degree. If only the grid's rows divide its heads, so do
             the small model's.
-        slices: tensor-parallel degree of the small plan.
+        tensor: tensor-parallel degree of the small plan.
         blocks: transformer blocks of the small model.
     """
-    heads, key_heads, columns = max(_HEADS, 2 * slices), max(2, slices), grid_columns(slices)
-    if columns > 1 and shape.heads % had:
-        heads, key_heads = grid_rows(slices) * (columns + 1), grid_rows(slices)
+    heads, key_heads, columns = max(_HEADS, 2 * tensor), max(2, tensor), grid_columns(tensor)
+    if columns > 1 and shape.heads % degree_before:
+        heads, key_heads = grid_rows(tensor) * (columns + 1), grid_rows(tensor)
     width = heads * lcm(_HEAD_WIDTH, columns)
     grouped_query = shape.kv_heads < shape.heads
-    ffn = slices * max(1, round(shape.ffn * width / shape.width / slices))
+    ffn = tensor * max(1, round(shape.ffn * width / shape.width / tensor))
     return ModelRequest(
         name=shape.name,
         layers=max(1, blocks),
@@ -208,7 +213,7 @@ def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> Mode
         kv_heads=key_heads if grouped_query else None,
         ffn=ffn,
         vocabulary=_VOCABULARY,
-        sequence=max(3 * _TOKENS, _POSITIONS * slices),
+        sequence=max(3 * _TOKENS, _POSITIONS * tensor),
         dropout=_DROPOUT,
     )
 
@@ -239,8 +244,8 @@ def _model_changes(shape: TransformerConfig, model: ModelRequest) -> str:
     )
 
 
-def _tier_changes(home: Offload, here: Offload) -> str:
-    pairs = zip(home, here, strict=True)
+def _tier_changes(offload: Offload, downscaled: Offload) -> str:
+    pairs = zip(offload, downscaled, strict=True)
     moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
     return f"offload tiers {', '.join(sorted(moved))}" if moved else ""
 

@@ -35,17 +35,17 @@ class Explanation:
     """What better constants of the machine would save, most first."""
 
 
-def explain(choice: PlanningResult) -> Explanation:
+def explain(result: PlanningResult) -> Explanation:
     """Why this plan, why not another, and what would help if none fits."""
     return Explanation(
-        verdict=_verdict(choice),
-        runners_up=tuple(explain_runner_up(runner) for runner in choice.runners_up),
-        infeasible=tuple(explain_infeasible(refusal) for refusal in choice.infeasible),
-        help=tuple(explain_advice(choice.advice)) if choice.advice else (),
-        pinned_rank=None if choice.pinned_rank is None else explain_pinned_rank(choice.pinned_rank),
+        verdict=_verdict(result),
+        runners_up=tuple(explain_runner_up(runner) for runner in result.runners_up),
+        infeasible=tuple(explain_infeasible(infeasible) for infeasible in result.infeasible),
+        help=tuple(explain_advice(result.advice)) if result.advice else (),
+        pinned_rank=None if result.pinned_rank is None else explain_pinned_rank(result.pinned_rank),
         sensitivity=tuple(
             f"{name} 10 % better: {100 * share:.1f} % faster"
-            for name, share in choice.sensitivity.items()
+            for name, share in result.sensitivity.items()
             if share >= _MIN_SENSITIVITY
         ),
     )
@@ -61,29 +61,29 @@ def explain_runner_up(runner: RunnerUp) -> str:
     return f"{loss}, of which {runner.term} {format_seconds(runner.term_seconds)}"
 
 
-def explain_infeasible(refusal: InfeasiblePlan) -> str:
+def explain_infeasible(infeasible: InfeasiblePlan) -> str:
     """By how much a plan does not fit, when, and what takes most memory then."""
-    largest, fix = refusal.largest_class, ""
-    if refusal.minimal_fix is not None:
-        direction = "slower" if refusal.minimal_fix.cost > 0 else "faster"
-        cost = f"{100 * abs(refusal.minimal_fix.cost):.1f} % {direction}"
-        fix = f"; `{' '.join(refusal.minimal_fix.overrides)}` makes it fit, {cost}"
+    largest, fix = infeasible.largest_class, ""
+    if infeasible.minimal_fix is not None:
+        direction = "slower" if infeasible.minimal_fix.cost > 0 else "faster"
+        cost = f"{100 * abs(infeasible.minimal_fix.cost):.1f} % {direction}"
+        fix = f"; `{' '.join(infeasible.minimal_fix.overrides)}` makes it fit, {cost}"
     return (
-        f"{show_plan(refusal.plan)}: {format_bytes(refusal.over_bytes)} too much at "
-        f"{refusal.instruction}; the largest class is {largest} with "
-        f"{format_bytes(refusal.by_class[largest])}{fix}"
+        f"{show_plan(infeasible.plan)}: {format_bytes(infeasible.over_bytes)} too much at "
+        f"{infeasible.instruction}; the largest class is {largest} with "
+        f"{format_bytes(infeasible.by_class[largest])}{fix}"
     )
 
 
-def explain_pinned_rank(standing: PinnedRank) -> str:
+def explain_pinned_rank(rank: PinnedRank) -> str:
     """How many plans are faster than the pinned one, and what it loses against the fastest."""
-    if standing.best is None or standing.plan is None:
-        return f"none of the {standing.compared:,} plans without these pins is faster"
-    runner_up = standing.best
+    if rank.best is None or rank.plan is None:
+        return f"none of the {rank.compared:,} plans without these pins is faster"
+    runner_up = rank.best
     share = runner_up.slower_seconds / (runner_up.run_seconds - runner_up.slower_seconds)
     return (
-        f"{standing.faster:,} of {standing.compared:,} plans without these pins are "
-        f"faster; against the fastest, {show_plan(standing.plan)}, this one is predicted "
+        f"{rank.faster:,} of {rank.compared:,} plans without these pins are "
+        f"faster; against the fastest, {show_plan(rank.plan)}, this one is predicted "
         f"{100 * share:.1f} % slower, most of it in {runner_up.term}"
     )
 
@@ -146,16 +146,16 @@ def show_parallelism(plan: Plan) -> str:
     return f"p{parallel.pipeline} t{parallel.tensor} r{parallel.data}{degrees}{schedule}{chunks}"
 
 
-def _verdict(choice: PlanningResult) -> str:
-    if choice.advice is not None:
-        return _infeasible_verdict(choice.advice)
-    if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
+def _verdict(result: PlanningResult) -> str:
+    if result.advice is not None:
+        return _infeasible_verdict(result.advice)
+    if result.plan is None or result.prediction is None or result.run_seconds is None:
         return "nothing was chosen"
-    device = choice.prediction.peaks[0]
+    device = result.prediction.peaks[0]
     return (
-        f"fits: {show_plan(choice.plan)}; predicted "
-        f"{format_seconds(choice.prediction.step_seconds)} a step, "
-        f"{format_seconds(choice.run_seconds)} in all, {format_bytes(device.peak_bytes)} of "
+        f"fits: {show_plan(result.plan)}; predicted "
+        f"{format_seconds(result.prediction.step_seconds)} a step, "
+        f"{format_seconds(result.run_seconds)} in all, {format_bytes(device.peak_bytes)} of "
         f"{format_bytes(device.capacity_bytes)}"
     )
 

@@ -12,7 +12,7 @@ from math import ceil
 from windlass.cost.peak_memory import tier_peaks
 from windlass.errors import InputErrors, PlanError
 from windlass.planner.advice.minimal_change import minimal_fix
-from windlass.planner.advice.rank_of_pinned import rank_of_pinned_plan, without_pins
+from windlass.planner.advice.rank_of_pinned import rank_in_phases, rank_of_pinned_plan, without_pins
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import shortfall
 from windlass.planner.result import (
@@ -71,92 +71,90 @@ def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> Pla
         PlanError: there is no plan at all.
     """
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    field = PlanSpace(request, graph, machine)
+    space = PlanSpace(request, graph, machine)
     if request.phases is not None and request.phases > 1:
-        return _best_in_phases(field, budget_bytes, ())
-    sweep = BranchAndBound(field, budget_bytes)
-    result = sweep.fastest(_MAX_SIMULATED, within=_CANDIDATE_GAP, families=_FAMILIES)
+        return _best_in_phases(space, budget_bytes, ())
+    search = BranchAndBound(space, budget_bytes)
+    result = search.fastest(_MAX_SIMULATED, within=_CANDIDATE_GAP, families=_FAMILIES)
     if not result.evaluated and not result.pruned:
-        pinned_plans(request, graph, machine)  # tells what is wrong with what is pinned
+        pinned_plans(request, graph, machine)  # raises what is wrong with the pins
         raise InputErrors(("no plan is legal with what is pinned; leave something open",))
-    simulated = _simulated(field, result.best, budget_bytes)
+    simulated = _simulated(space, result.best, budget_bytes)
     if not simulated:
-        return _best_in_phases(field, budget_bytes, sweep.smallest().infeasible)
+        return _best_in_phases(space, budget_bytes, search.smallest().infeasible)
     ranked = [item for item, _ in simulated]
     plan, extrapolated = ranked[0]
-    runners_up = _distinct_runners_up(field, ranked, result.by_family, budget_bytes)
-    refused = tuple(
+    runners_up = _distinct_runners_up(space, ranked, result.by_family, budget_bytes)
+    infeasible = tuple(
         replace(
-            _infeasible(field, candidate, budget_bytes),
-            minimal_fix=minimal_fix(field, sweep.chain, candidate, budget_bytes),
+            _infeasible(space, candidate, budget_bytes),
+            minimal_fix=minimal_fix(space, search.chain, candidate, budget_bytes),
         )
         for candidate in result.infeasible[:_MAX_INFEASIBLE]
     )
     best = (plan, _with_full_peak(plan, extrapolated, graph, machine, budget_bytes))
-    choice = _result(field, best, runners_up, refused, weighed=result.evaluated + result.pruned)
+    planning_result = _result(
+        space, best, runners_up, infeasible, evaluated=result.evaluated + result.pruned
+    )
     return replace(
-        choice,
-        pinned_rank=rank_of_pinned_plan(field, best, budget_bytes),
-        sensitivity=sensitivities(field, simulated[0][1]),
+        planning_result,
+        pinned_rank=rank_of_pinned_plan(space, best, budget_bytes),
+        sensitivity=sensitivities(space, simulated[0][1]),
     )
 
 
 def _best_in_phases(
-    field: PlanSpace, budget_bytes: int, misses: Sequence[Candidate]
+    space: PlanSpace, budget_bytes: int, smallest: Sequence[Candidate]
 ) -> PlanningResult:
     """The result for the fastest plan in phases, where they are needed or asked for."""
     result = (
         PhaseSearchResult((), 0)
-        if excludes_phases(field.request)
-        else search_phases(field, budget_bytes)
+        if excludes_phases(space.request)
+        else search_phases(space, budget_bytes)
     )
-    refused = tuple(_infeasible(field, found, budget_bytes) for found in misses[:_MAX_INFEASIBLE])
+    infeasible = tuple(
+        _infeasible(space, candidate, budget_bytes) for candidate in smallest[:_MAX_INFEASIBLE]
+    )
     if not result.best:
-        return _nothing_fits(field, refused, budget_bytes)
+        return _nothing_fits(space, infeasible, budget_bytes)
     best, others = result.best[0], result.best[1 : 1 + _MAX_RUNNERS_UP]
-    planning_result = _result(field, best, others, refused, weighed=result.evaluated + len(misses))
-    return replace(planning_result, pinned_rank=_among_turns(field, best))
+    planning_result = _result(
+        space, best, others, infeasible, evaluated=result.evaluated + len(smallest)
+    )
+    return replace(planning_result, pinned_rank=_rank_in_phases(space, best))
 
 
-def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
-    """Where a plan in phases stands among those that are found with nothing of it named."""
-    request = without_pins(field.request)
-    if request == field.request:
+def _rank_in_phases(space: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
+    """Rank of the chosen plan in phases without the request's pins; None if nothing is pinned."""
+    request = without_pins(space.request)
+    if request == space.request:
         return None
-    other = choose_multi_device(request, field.graph, field.machine)
-    if other.plan is None or other.prediction is None or other.plan == chosen[0]:
-        return PinnedRank(faster=0, compared=other.evaluated, plan=None, best=None)
-    steps = request.train.steps
-    seconds = [other.prediction, *(runner.prediction for runner in other.runners_up)]
-    faster = sum(each.step_seconds < chosen[1].step_seconds for each in seconds)
-    if not faster:
-        return PinnedRank(faster=0, compared=other.evaluated, plan=None, best=None)
-    best = runner_up((other.plan, other.prediction), chosen, steps)
-    return PinnedRank(faster=faster, compared=other.evaluated, plan=other.plan, best=best)
+    unpinned = choose_multi_device(request, space.graph, space.machine)
+    return rank_in_phases(chosen, unpinned, request.train.steps)
 
 
 def _result(
-    field: PlanSpace,
+    space: PlanSpace,
     best: EvaluatedPlan,
     others: Sequence[EvaluatedPlan],
-    refused: tuple[InfeasiblePlan, ...],
+    infeasible: tuple[InfeasiblePlan, ...],
     *,
-    weighed: int,
+    evaluated: int,
 ) -> PlanningResult:
     plan, prediction = best
-    steps = field.request.train.steps
+    steps = space.request.train.steps
     return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=_run_seconds(best, steps),
         runners_up=tuple(runner_up(best, other, steps) for other in others),
-        infeasible=refused,
-        evaluated=weighed,
+        infeasible=infeasible,
+        evaluated=evaluated,
     )
 
 
 def _simulated(
-    field: PlanSpace, found: Sequence[Candidate], budget_bytes: int
+    space: PlanSpace, candidates: Sequence[Candidate], budget_bytes: int
 ) -> list[tuple[EvaluatedPlan, Candidate]]:
     """Candidates that fit, simulated, with their predictions, fastest first.
 
@@ -164,37 +162,37 @@ def _simulated(
     so it is not simulated.
     """
     simulated: list[tuple[EvaluatedPlan, Candidate]] = []
-    steps = field.request.train.steps
+    steps = space.request.train.steps
     fastest = float("inf")
-    for candidate in found:
+    for candidate in candidates:
         if candidate.step_seconds * (1 - _ESTIMATE_ERROR) > fastest:
             continue
-        item = _simulate(field, candidate, budget_bytes)
+        item = _simulate(space, candidate, budget_bytes)
         if item[1].fits:
             simulated.append((item, candidate))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
-    return sorted(simulated, key=lambda both: _rank(both[0], steps))
+    return sorted(simulated, key=lambda pair: _rank(pair[0], steps))
 
 
-def _simulate(field: PlanSpace, found: Candidate, budget_bytes: int) -> EvaluatedPlan:
-    plan = field.plan(found.batch, found.row)
-    return plan, with_budget(extrapolate(plan, field.graph, field.machine), budget_bytes)
+def _simulate(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> EvaluatedPlan:
+    plan = space.plan(candidate.batch, candidate.row)
+    return plan, with_budget(extrapolate(plan, space.graph, space.machine), budget_bytes)
 
 
 def _distinct_runners_up(
-    field: PlanSpace,
+    space: PlanSpace,
     ranked: Sequence[EvaluatedPlan],
-    traits: Iterable[Candidate],
+    families: Iterable[Candidate],
     budget_bytes: int,
 ) -> list[EvaluatedPlan]:
     """Runners-up that differ in something that matters, the fastest of each kind."""
     best, runners_up = ranked[0], list[EvaluatedPlan]()
     seen = {_distinguishing_traits(best[0])}
-    for candidate in traits:
-        plan = field.plan(candidate.batch, candidate.row)
+    for candidate in families:
+        plan = space.plan(candidate.batch, candidate.row)
         if _distinguishing_traits(plan) in seen:
             continue
-        item = _simulate(field, candidate, budget_bytes)
+        item = _simulate(space, candidate, budget_bytes)
         if item[1].fits:
             seen.add(_distinguishing_traits(plan))
             runners_up.append(item)
@@ -211,40 +209,38 @@ def _distinguishing_traits(plan: Plan) -> tuple[object, ...]:
 
 
 def _with_full_peak(
-    plan: Plan, short: Prediction, graph: Graph, machine: Machine, budget_bytes: int
+    plan: Plan, extrapolated: Prediction, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Prediction:
     """The prediction with the peak memory of the full program, with all its micro-batches."""
     full = tier_peaks(plan, graph, machine, lower(plan, graph))
-    return with_budget(short.model_copy(update={"peaks": full}), budget_bytes)
+    return with_budget(extrapolated.model_copy(update={"peaks": full}), budget_bytes)
 
 
-def _infeasible(field: PlanSpace, found: Candidate, budget_bytes: int) -> InfeasiblePlan:
+def _infeasible(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> InfeasiblePlan:
     """The smallest plan of a family in which none fits, by its program."""
-    plan = field.plan(found.batch, found.row)
+    plan = space.plan(candidate.batch, candidate.row)
     return infeasible_plan(
-        plan, fullest_stage_memory(plan, field.graph, field.machine), budget_bytes
+        plan, fullest_stage_memory(plan, space.graph, space.machine), budget_bytes
     )
 
 
 def _nothing_fits(
-    field: PlanSpace, refused: Sequence[InfeasiblePlan], budget_bytes: int
+    space: PlanSpace, infeasible: Sequence[InfeasiblePlan], budget_bytes: int
 ) -> PlanningResult:
     """The result without a plan: what comes nearest, in phases or not, and what it would take.
 
     Raises:
         PlanError: no plan is legal at all.
     """
-    lacking = None if excludes_phases(field.request) else shortfall(field, budget_bytes)
-    in_phases = (
-        [] if lacking is None else [_infeasible_in_phases(lacking.plan, field, budget_bytes)]
-    )
-    nearest = sorted((*refused, *in_phases), key=lambda each: each.peak_bytes)
+    lack = None if excludes_phases(space.request) else shortfall(space, budget_bytes)
+    in_phases = [] if lack is None else [_infeasible_in_phases(lack.plan, space, budget_bytes)]
+    nearest = sorted((*infeasible, *in_phases), key=lambda plan: plan.peak_bytes)
     if not nearest:
-        raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
+        raise PlanError(f"no plan for {space.machine.devices} devices of `{space.machine.name}`")
     first = nearest[0]
-    process_bytes = field.machine.device.process_bytes(compiled=first.plan.compile)
+    process_bytes = space.machine.device.process_bytes(compiled=first.plan.compile)
     unsharded = first.plan.model_copy(update={"sharding": ShardingDegrees()})
-    state = training_state_bytes(unsharded, field.graph) * first.plan.parallel.tensor
+    state_bytes = training_state_bytes(unsharded, space.graph) * first.plan.parallel.tensor
     free_bytes = budget_bytes - process_bytes
     return PlanningResult(
         plan=None,
@@ -256,17 +252,17 @@ def _nothing_fits(
             over_bytes=first.over_bytes,
             by_class=first.by_class,
             changes=(),
-            state_bytes=state,
+            state_bytes=state_bytes,
             tier_shortages=(),
-            devices=ceil(state / free_bytes) if free_bytes > 0 else None,
-            in_phases=() if lacking is None else lacking.sentences,
+            devices=ceil(state_bytes / free_bytes) if free_bytes > 0 else None,
+            in_phases=() if lack is None else lack.sentences,
         ),
         evaluated=len(nearest),
     )
 
 
-def _infeasible_in_phases(plan: Plan, field: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
-    memory = fullest_stage_memory(plan, field.graph, field.machine)
+def _infeasible_in_phases(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
+    memory = fullest_stage_memory(plan, space.graph, space.machine)
     return infeasible_plan(plan, memory, budget_bytes)
 
 

@@ -184,7 +184,7 @@ def _shorter(
 
 def _change(
     request: Request,
-    freed: Sequence[str],
+    dropped: Sequence[str],
     weighed: EvaluatedPlan,
     base: float,
     *,
@@ -193,15 +193,15 @@ def _change(
     """The change that replaces dropped pins by the plan's values; what was open stays open."""
     plan, prediction = weighed
     overrides: list[str] = []
-    if "batch" in freed and request.batch.micro is not None:
+    if "batch" in dropped and request.batch.micro is not None:
         overrides.append(f"batch.micro={plan.batch.micro}")
-    if "batch" in freed and request.batch.accumulation is not None:
+    if "batch" in dropped and request.batch.accumulation is not None:
         overrides.append(f"batch.accumulation={plan.batch.accumulation}")
-    if "recompute" in freed:
+    if "recompute" in dropped:
         overrides += recompute_overrides(plan, request)
-    if "precision" in freed:
+    if "precision" in dropped:
         overrides.append(f"precision={plan.precision}")
-    if "compile" in freed:
+    if "compile" in dropped:
         overrides.append(f"compile={str(plan.compile).lower()}")
     if sequence:
         overrides.append(f"train.sequence={plan.batch.sequence}")

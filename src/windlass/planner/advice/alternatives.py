@@ -109,30 +109,30 @@ class _Search:
     def whole(self) -> Iterator[list[_Alternative]]:
         """Plans with everything on the device, for each recompute mode."""
         near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE_TIER)})
-        found: dict[int, list[_Alternative]] = {}
+        fitting: dict[int, list[_Alternative]] = {}
         for how in _RECOMPUTE_MODES:
-            for at, freed in enumerate(_DROPPED_PINS):
-                if at not in found:
-                    found[at] = self._fitting(near, freed)
-                if kind := [way for way in found[at] if way.plan.recompute == how]:
+            for at, dropped in enumerate(_DROPPED_PINS):
+                if at not in fitting:
+                    fitting[at] = self._fitting(near, dropped)
+                if kind := [way for way in fitting[at] if way.plan.recompute == how]:
                     yield kind
                     break
 
     def away(self) -> list[_Alternative]:
         """Plans with offloaded optimizer state."""
-        found: list[_Alternative] = []
+        fitting: list[_Alternative] = []
         for tier in offload_tiers(self._machine):
             away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
-            found += next(self._fewest_dropped(away), [])
-        return sorted(found, key=_token_seconds)
+            fitting += next(self._fewest_dropped(away), [])
+        return sorted(fitting, key=_token_seconds)
 
     def in_turns(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
         if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
             return
-        found = next(self._fewest_dropped(self._request, turned=True), [])
-        yield from found[:1]
-        count = max((len(way.plan.stages[0].phases) for way in found), default=self._graph.layers)
+        fitting = next(self._fewest_dropped(self._request, turned=True), [])
+        yield from fitting[:1]
+        count = max((len(way.plan.stages[0].phases) for way in fitting), default=self._graph.layers)
         while count < self._graph.layers:
             count = min(2 * count, self._graph.layers)
             more = self._request.model_copy(update={"phases": count})
@@ -142,17 +142,17 @@ class _Search:
         self, request: Request, *, turned: bool = False
     ) -> Iterator[list[_Alternative]]:
         """Plans that fit with the fewest pins dropped, then with more."""
-        found = (self._fitting(request, freed, turned=turned) for freed in _DROPPED_PINS)
-        return filter(None, found)
+        fitting = (self._fitting(request, dropped, turned=turned) for dropped in _DROPPED_PINS)
+        return filter(None, fitting)
 
     def _fitting(
-        self, request: Request, freed: dict[str, object], *, turned: bool = False
+        self, request: Request, dropped: dict[str, object], *, turned: bool = False
     ) -> list[_Alternative]:
         """Plans that fit with these pins dropped, as far as a request can name them.
 
         Of plans that differ only in what the planner will choose again, the fastest.
         """
-        open_request = request.model_copy(update=freed)
+        open_request = request.model_copy(update=dropped)
         fitting = (
             search_phases(
                 PlanSpace(open_request, self._graph, self._machine), self._budget_bytes
@@ -164,34 +164,34 @@ class _Search:
         )
         best: dict[tuple[str, ...], _Alternative] = {}
         for plan, prediction in fitting:
-            way = _Alternative(plan, prediction, tuple(freed))
+            way = _Alternative(plan, prediction, tuple(dropped))
             if is_requestable(plan):
                 best.setdefault(tuple(_overrides(open_request, way)), way)
         return sorted(best.values(), key=_token_seconds)
 
 
-def _is_named(way: _Alternative, known: Sequence[Plan]) -> bool:
+def _is_named(way: _Alternative, named_plans: Sequence[Plan]) -> bool:
     """Whether a plan of this kind is named already."""
-    return any(_Alternative(plan, way.prediction, ()).kind == way.kind for plan in known)
+    return any(_Alternative(plan, way.prediction, ()).kind == way.kind for plan in named_plans)
 
 
 def _overrides(request: Request, way: _Alternative) -> Iterator[str]:
     """The plan's values for what defines its kind, and for the pins that were dropped."""
-    plan, freed, turned = way.plan, way.freed, way.plan.is_offloaded("parameters")
-    if turned:
+    plan, dropped, in_phases = way.plan, way.freed, way.plan.is_offloaded("parameters")
+    if in_phases:
         yield f"phases={len(plan.stages[0].phases)}"
     elif request.phases not in (None, 1):
         yield "phases=1"
-    if not turned and plan.offload.optimizer != (request.offload.optimizer or DEVICE_TIER):
+    if not in_phases and plan.offload.optimizer != (request.offload.optimizer or DEVICE_TIER):
         yield f"offload.optimizer={plan.offload.optimizer}"
     yield f"batch.micro={plan.batch.micro}"
-    if "batch" in freed and request.batch.accumulation is not None:
+    if "batch" in dropped and request.batch.accumulation is not None:
         yield f"batch.accumulation={plan.batch.accumulation}"
-    if not turned:
+    if not in_phases:
         yield from recompute_overrides(plan, request)
-    if "precision" in freed and request.precision is not None:
+    if "precision" in dropped and request.precision is not None:
         yield f"precision={plan.precision}"
-    if "compile" in freed and request.compile is not None:
+    if "compile" in dropped and request.compile is not None:
         yield f"compile={str(plan.compile).lower()}"
 
 

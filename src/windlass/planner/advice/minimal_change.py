@@ -63,20 +63,20 @@ _Search = Callable[[Request], _FittingPlan | None]
 
 
 def minimal_fix(
-    field: PlanSpace, chain: LayerCosts, found: Candidate, budget_bytes: float
+    space: PlanSpace, costs: LayerCosts, found: Candidate, budget_bytes: float
 ) -> Change | None:
     """The cheapest change of one kind; None if no single change is enough.
 
     Args:
-        field: space that the plan belongs to.
-        chain: costs of its layers.
+        space: space that the plan belongs to.
+        costs: costs of its layers.
         found: a plan that does not fit.
         budget_bytes: device memory budget.
     """
 
     def search(request: Request) -> _FittingPlan | None:
-        open_ = PlanSpace(request, field.graph, field.machine)
-        for candidate in BranchAndBound(open_, budget_bytes, chain=chain).fastest(1).best:
+        open_ = PlanSpace(request, space.graph, space.machine)
+        for candidate in BranchAndBound(open_, budget_bytes, chain=costs).fastest(1).best:
             plan = open_.plan(candidate.batch, candidate.row)
             if (
                 open_.minimizes_recompute and plan.recompute != "none"
@@ -85,8 +85,8 @@ def minimal_fix(
             return _FittingPlan(plan, candidate.step_seconds, int(candidate.peak_bytes))
         return None
 
-    plan = field.plan(found.batch, found.row)
-    changes = _changes(plan, found.step_seconds, field.request, _OPENED, search)
+    plan = space.plan(found.batch, found.row)
+    changes = _changes(plan, found.step_seconds, space.request, _OPENED, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
@@ -118,12 +118,12 @@ def _changes(
     plan: Plan,
     step_seconds: float,
     request: Request,
-    freed: Mapping[str, tuple[str, ...]],
+    opened: Mapping[str, tuple[str, ...]],
     search: _Search,
 ) -> Iterator[Change]:
     """The cheapest change of each kind, if one is enough."""
     before = _override_values(plan)
-    for name, keys in freed.items():
+    for name, keys in opened.items():
         mended = search(_pin_except(request, plan, name))
         if mended is not None:
             said = _override_values(mended.plan)

@@ -13,27 +13,27 @@ BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""
 
 
-def sensitivities(field: PlanSpace, candidate: Candidate) -> Mapping[str, float]:
+def sensitivities(space: PlanSpace, candidate: Candidate) -> Mapping[str, float]:
     """Share of a step that 10 % better constants would save, by group of constants, most first.
 
     The plan stays as it is and is evaluated again by the batched cost model.
 
     Args:
-        field: space that the plan belongs to.
+        space: space that the plan belongs to.
         candidate: the plan.
     """
-    base = _seconds(field, candidate, field.machine)
+    base = _seconds(space, candidate, space.machine)
     saved = {
-        name: 1 - _seconds(field, candidate, better) / base
-        for name, better in _improved_machines(field.machine)
+        name: 1 - _seconds(space, candidate, better) / base
+        for name, better in _improved_machines(space.machine)
     }
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
-def _seconds(field: PlanSpace, found: Candidate, machine: Machine) -> float:
-    cell = found.batch
-    chain = LayerCosts(field.base, field.graph, machine)
-    rows = cell.table.one(found.row)
+def _seconds(space: PlanSpace, candidate: Candidate, machine: Machine) -> float:
+    cell = candidate.batch
+    chain = LayerCosts(space.base, space.graph, machine)
+    rows = cell.table.one(candidate.row)
     return float(evaluate_batch(chain, cell.shape, cell.chunk_bounds, rows).step_seconds[0])
 
 

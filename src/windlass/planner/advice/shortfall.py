@@ -54,118 +54,124 @@ class Shortfall:
     sentences: tuple[str, ...]
 
 
-def shortfall(field: PlanSpace, budget_bytes: int) -> Shortfall | None:
+def shortfall(space: PlanSpace, budget_bytes: int) -> Shortfall | None:
     """What the nearest plan in phases lacks, on which tier; None if there is no plan in phases.
 
     Args:
-        field: a plan space in which no plan fits.
+        space: a plan space in which no plan fits.
         budget_bytes: device memory budget.
     """
-    miss = closest_in_phases(field, budget_bytes)
-    if miss is None:
+    closest = closest_in_phases(space, budget_bytes)
+    if closest is None:
         return None
-    parallel = miss.plan.parallel
+    parallel = closest.plan.parallel
     lacks = (
-        f"in {miss.phases} phases a stage, p{parallel.pipeline} t{parallel.tensor} r{parallel.data}, rts "
-        f"{miss.plan.sharding.parameters}, micro-batch {miss.plan.batch.micro}: "
-        f"{' and '.join(_missing_bytes(miss, budget_bytes))}"
+        f"in {closest.phases} phases a stage, p{parallel.pipeline} t{parallel.tensor} "
+        f"r{parallel.data}, rts {closest.plan.sharding.parameters}, micro-batch "
+        f"{closest.plan.batch.micro}: "
+        f"{' and '.join(_missing_bytes(closest, budget_bytes))}"
     )
-    return Shortfall(plan=miss.plan, sentences=(lacks, *_suggestions(miss, field, budget_bytes)))
+    return Shortfall(
+        plan=closest.plan, sentences=(lacks, *_suggestions(closest, space, budget_bytes))
+    )
 
 
-def closest_in_phases(field: PlanSpace, budget_bytes: int) -> ClosestPlan | None:
+def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None:
     """The plan with most phases whose fullest tier is the least overfull; None if there is none."""
-    tiers = offload_tiers(field.machine)
+    tiers = offload_tiers(space.machine)
     if not tiers:
         return None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
     estimates: list[tuple[float, int, Plan]] = []
-    for base in base_plans(field):
-        finest = next(phase_partitions(base, field), None)
+    for base in base_plans(space):
+        finest = next(phase_partitions(base, space), None)
         if finest is not None:
             plan = with_state_on(finest, largest.name, activations=True)
-            needed_bytes = min_stage_bytes(plan, plan_layer_sizes(plan, field.graph))
+            needed_bytes = min_stage_bytes(plan, plan_layer_sizes(plan, space.graph))
             fullest = max(
                 needed_bytes / budget_bytes,
-                fullest_offloaded_bytes(plan, field) / largest.capacity_bytes,
+                fullest_offloaded_bytes(plan, space) / largest.capacity_bytes,
             )
             estimates.append((fullest, len(estimates), plan))
     misses = [
         ClosestPlan(
             plan=plan,
-            device_bytes=device_bytes(plan, lower(plan, field.graph), field.graph, field.machine),
-            offloaded_bytes=fullest_offloaded_bytes(plan, field),
+            device_bytes=device_bytes(plan, lower(plan, space.graph), space.graph, space.machine),
+            offloaded_bytes=fullest_offloaded_bytes(plan, space),
             tier=largest,
         )
         for _, _, plan in sorted(estimates)[:_MAX_LOWERED]
-        if not plan_errors(plan, field.graph, field.machine)
+        if not plan_errors(plan, space.graph, space.machine)
     ]
     return min(
         misses,
-        key=lambda miss: max(
-            miss.device_bytes / budget_bytes, miss.offloaded_bytes / largest.capacity_bytes
+        key=lambda closest: max(
+            closest.device_bytes / budget_bytes, closest.offloaded_bytes / largest.capacity_bytes
         ),
         default=None,
     )
 
 
 def closest_single_device_in_phases(
-    field: PlanSpace, budget_bytes: int
+    space: PlanSpace, budget_bytes: int
 ) -> tuple[Plan, PeakMemory] | None:
     """The nearest plan of one device in phases, if an offload tier holds the rest."""
-    miss = None if excludes_phases(field.request) else closest_in_phases(field, budget_bytes)
-    if miss is None or miss.offloaded_bytes > miss.tier.capacity_bytes:
+    closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
+    if closest is None or closest.offloaded_bytes > closest.tier.capacity_bytes:
         return None
-    return miss.plan, peak_memory(miss.plan, field.graph, field.machine)
+    return closest.plan, peak_memory(closest.plan, space.graph, space.machine)
 
 
-def _missing_bytes(miss: ClosestPlan, budget_bytes: int) -> Iterator[str]:
+def _missing_bytes(closest: ClosestPlan, budget_bytes: int) -> Iterator[str]:
     """By how many bytes each tier is too small."""
     needs = (
-        (DEVICE_TIER, miss.device_bytes, budget_bytes),
-        (miss.tier.name, miss.offloaded_bytes, miss.tier.capacity_bytes),
+        (DEVICE_TIER, closest.device_bytes, budget_bytes),
+        (closest.tier.name, closest.offloaded_bytes, closest.tier.capacity_bytes),
     )
     for tier, needed, capacity in needs:
         if needed > capacity:
             yield f"{format_bytes(needed)} in `{tier}`, {format_bytes(needed - capacity)} too much"
 
 
-def _suggestions(miss: ClosestPlan, field: PlanSpace, budget_bytes: int) -> Iterator[str]:
+def _suggestions(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> Iterator[str]:
     """Single changes that make it fit at the same parallelism and micro-batch; then machines."""
-    cut, batch = miss.plan.parallel, miss.plan.batch
+    cut, batch = closest.plan.parallel, closest.plan.batch
     pins: dict[str, object] = {
-        "parallel": field.request.parallel.model_copy(
+        "parallel": space.request.parallel.model_copy(
             update={"pipeline": cut.pipeline, "tensor": cut.tensor, "data": cut.data}
         ),
         "batch": BatchRequest(micro=batch.micro),
     }
-    for words, update in _changes(miss, field):
-        request = field.request.model_copy(update=pins | update)
-        if may_fit_in_phases(PlanSpace(request, field.graph, field.machine), budget_bytes):
+    for words, update in _changes(closest, space):
+        request = space.request.model_copy(update=pins | update)
+        if may_fit_in_phases(PlanSpace(request, space.graph, space.machine), budget_bytes):
             yield words
-    if miss.device_bytes > budget_bytes:
-        degree = int(miss.plan.parallel.tensor)
-        times = 2 ** (ceil(miss.device_bytes / budget_bytes) - 1).bit_length()
+    if closest.device_bytes > budget_bytes:
+        degree = int(closest.plan.parallel.tensor)
+        times = 2 ** (ceil(closest.device_bytes / budget_bytes) - 1).bit_length()
         yield (
             f"{times} times the tensor-parallel degree (`parallel.tensor={degree * times}`, not "
-            f"tried), or {format_bytes(miss.device_bytes)} of memory on each device"
+            f"tried), or {format_bytes(closest.device_bytes)} of memory on each device"
         )
-    if miss.offloaded_bytes > miss.tier.capacity_bytes:
-        devices = ceil(miss.offloaded_bytes / miss.tier.capacity_bytes) * miss.plan.parallel.devices
+    if closest.offloaded_bytes > closest.tier.capacity_bytes:
+        devices = (
+            ceil(closest.offloaded_bytes / closest.tier.capacity_bytes)
+            * closest.plan.parallel.devices
+        )
         yield (
             f"at least {devices} such devices with `sharding.parameters` over their replicas, or "
-            f"{format_bytes(miss.offloaded_bytes)} of `{miss.tier.name}` on each"
+            f"{format_bytes(closest.offloaded_bytes)} of `{closest.tier.name}` on each"
         )
 
 
-def _changes(miss: ClosestPlan, field: PlanSpace) -> Iterator[tuple[str, dict[str, object]]]:
+def _changes(closest: ClosestPlan, space: PlanSpace) -> Iterator[tuple[str, dict[str, object]]]:
     """Changes to try, as written on the command line and as an update of the request."""
-    request, batch = field.request, field.request.batch
+    request, batch = space.request, space.request.batch
     if request.phases is not None:
         yield f"leaving `phases` = {request.phases} open", {"phases": None}
     if batch.micro not in (None, 1):
         yield "`batch.micro=1`", {"batch": BatchRequest(micro=1)}
-    replicas, pins = miss.plan.parallel.data, request.sharding
+    replicas, pins = closest.plan.parallel.data, request.sharding
     if {pins.parameters, pins.optimizer} - {None, replicas}:
         shared = pins.model_copy(update={"parameters": replicas, "optimizer": replicas})
         words = f"`sharding.parameters={replicas} sharding.optimizer={replicas}`"

@@ -101,13 +101,13 @@ class LowerBounds:
     """Lower bounds on the step time of the plans of a space.
 
     Args:
-        field: the plan space.
-        chain: costs of layers.
+        space: the plan space.
+        costs: costs of layers.
         budget_bytes: device memory budget.
     """
 
-    def __init__(self, field: PlanSpace, chain: LayerCosts, budget_bytes: float) -> None:
-        self._field, self._chain, self._budget_bytes = field, chain, budget_bytes
+    def __init__(self, space: PlanSpace, costs: LayerCosts, budget_bytes: float) -> None:
+        self._field, self._chain, self._budget_bytes = space, costs, budget_bytes
         self._products = cache(self._product_seconds)
         self._selective_cache: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
 

@@ -62,35 +62,35 @@ class PhaseSearchResult(NamedTuple):
 
 
 def search_phases(
-    field: PlanSpace, budget_bytes: int, *, below_seconds: float = inf
+    space: PlanSpace, budget_bytes: int, *, below_seconds: float = inf
 ) -> PhaseSearchResult:
     """The fastest plan in phases that fits, of all of `phase_space`.
 
     Args:
-        field: what is open; `request.phases` pins the phases of a stage.
+        space: what is open; `request.phases` pins the phases of a stage.
         budget_bytes: device memory budget.
         below_seconds: seconds of a step of the fastest known plan, with its share of the
             compilation;
             plans that cannot be faster are not examined.
     """
-    search = _Search(field, budget_bytes, below_seconds)
-    small = list(_fitting_by_size(field, budget_bytes))
+    search = _Search(space, budget_bytes, below_seconds)
+    small = list(_fitting_by_size(space, budget_bytes))
     for seconds, plan in small:
         search.add(seconds, plan)
     return PhaseSearchResult(search.found(), len(small))
 
 
-def may_fit_in_phases(field: PlanSpace, budget_bytes: int) -> bool:
+def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
-    small = (plan for _, plan in _fitting_by_size(field, budget_bytes))
-    return any(next(with_offload_tiers(plan, field, budget_bytes), None) for plan in small)
+    small = (plan for _, plan in _fitting_by_size(space, budget_bytes))
+    return any(next(with_offload_tiers(plan, space, budget_bytes), None) for plan in small)
 
 
 class _Search:
     """Evaluates plans ever more precisely, always the one that may still be the fastest."""
 
-    def __init__(self, field: PlanSpace, budget_bytes: int, below: float) -> None:
-        self._field, self._budget_bytes, self._below = field, budget_bytes, below
+    def __init__(self, space: PlanSpace, budget_bytes: int, below: float) -> None:
+        self._field, self._budget_bytes, self._below = space, budget_bytes, below
         self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
         """Plans with a lower bound on their step time; those examined already are a
         `TruncatedPlan`."""
@@ -126,14 +126,14 @@ class _Search:
             self.add(short.step_seconds, short)
 
 
-def _fitting_by_size(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
+def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
-    graph, machine = field.graph, field.machine
+    graph, machine = space.graph, space.machine
     tiers = offload_tiers(machine)
-    for base in _with_fitting_layers(field, budget_bytes) if tiers else ():
+    for base in _with_fitting_layers(space, budget_bytes) if tiers else ():
         several = [
             with_state_on(plan, tiers[0].name, activations=False)
-            for plan in phase_partitions(base, field)
+            for plan in phase_partitions(base, space)
         ]
         if not several or plan_errors(several[0], graph, machine):
             continue
@@ -145,10 +145,10 @@ def _fitting_by_size(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
             yield from ((min_step_seconds(plan, times), plan) for plan in small)
 
 
-def _with_fitting_layers(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
+def _with_fitting_layers(space: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
     """Every open plan whose single layers each fit on the device."""
     known: dict[tuple[object, ...], int] = {}
-    for base in base_plans(field):
+    for base in base_plans(space):
         batch = base.batch
         key = (
             base.parallel.tensor,
@@ -159,37 +159,37 @@ def _with_fitting_layers(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
         )
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})
-            known[key] = max_layer_bytes(whole, plan_layer_sizes(whole, field.graph))
-        if known[key] <= budget_bytes - field.machine.device.process_bytes(compiled=base.compile):
+            known[key] = max_layer_bytes(whole, plan_layer_sizes(whole, space.graph))
+        if known[key] <= budget_bytes - space.machine.device.process_bytes(compiled=base.compile):
             yield base
 
 
 def with_offload_tiers(
-    plan: Plan, field: PlanSpace, budget_bytes: int, outputs: tuple[bool, ...] = (False, True)
+    plan: Plan, space: PlanSpace, budget_bytes: int, outputs: tuple[bool, ...] = (False, True)
 ) -> Iterator["TruncatedPlan"]:
     """The plan offloaded to the nearest tier that holds it, if short programs fit.
 
     Args:
         plan: a plan in phases.
-        field: the plan space.
+        space: the plan space.
         budget_bytes: device memory budget.
         outputs: whether activations are offloaded too, in the order in which this is tried. They
             stay on
             the device if there is room: a transfer that is not needed delays nothing.
     """
-    sizes, nearest = plan_layer_sizes(plan, field.graph), offload_tiers(field.machine)[0].name
+    sizes, nearest = plan_layer_sizes(plan, space.graph), offload_tiers(space.machine)[0].name
     for there in outputs:
         if (
             waiting_activation_bytes(with_state_on(plan, nearest, activations=there), sizes)
             > budget_bytes
         ):
             continue
-        for tier in offload_tiers(field.machine):
+        for tier in offload_tiers(space.machine):
             home = with_state_on(plan, tier.name, activations=there)
-            if fullest_offloaded_bytes(home, field) <= tier.capacity_bytes:
-                short = TruncatedPlan(home, field.graph, field.machine)
+            if fullest_offloaded_bytes(home, space) <= tier.capacity_bytes:
+                short = TruncatedPlan(home, space.graph, space.machine)
                 if (
-                    not plan_errors(home, field.graph, field.machine)
+                    not plan_errors(home, space.graph, space.machine)
                     and short.peak_bytes <= budget_bytes
                 ):
                     yield short

@@ -52,7 +52,7 @@ class ConfigTable:
     def of(
         cls,
         families: Sequence[ConfigFamily],
-        blocks: ShardingTable,
+        sharding_table: ShardingTable,
         *,
         batch: int,
         micro: int | None,
@@ -63,7 +63,7 @@ class ConfigTable:
 
         Args:
             families: families of the plan space.
-            blocks: sharding options, one entry for each family.
+            sharding_table: sharding options, one entry for each family.
             batch: sequences of a step.
             micro: sequences of a micro-batch; None leaves it open.
             sums: whether a step has several micro-batches.
@@ -84,7 +84,7 @@ class ConfigTable:
         ]  # fmt: skip
         return cls(
             families,
-            blocks,
+            sharding_table,
             LayerConfigTable(tuple(setting for _, setting in configs)),
             np.array([index for index, _ in configs], dtype=np.int64),
             batch,

@@ -152,7 +152,7 @@ def vary(
 
 
 def open_tensor_degrees(
-    request: Request, machine: Machine, uncut: Collection[int] = ()
+    request: Request, machine: Machine, unshardable: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Tensor-parallel degrees above 1 that a request asks for or leaves open on a machine.
 
@@ -164,7 +164,8 @@ def open_tensor_degrees(
     Args:
         request: leaves the degree open, or names it.
         machine: the machine whose links join the ranks.
-        uncut: degrees that the model cannot be sharded by; the next quick grid is tried instead.
+        unshardable: degrees that the model cannot be sharded by; for such a grid the next quickest
+            is tried.
     """
     pin = request.parallel.tensor
     if pin is not None:
@@ -173,8 +174,8 @@ def open_tensor_degrees(
     most = min(MAX_TENSOR_DEGREE, machine.devices // other_degrees) if machine.links else 1
     powers = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
     grids = (
-        (each for each in tensor_grids(slices, machine.links) if each not in uncut)
-        for slices in powers
+        (each for each in tensor_grids(degree, machine.links) if each not in unshardable)
+        for degree in powers
     )
     quickest = (next(each, None) for each in grids)
     return (*powers, *(each for each in quickest if each is not None))
@@ -210,8 +211,8 @@ def divisors(count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*small, *(count // size for size in reversed(small))]))
 
 
-def _pinned_or(pin: _Value | None, choices: tuple[_Value, ...]) -> tuple[_Value, ...]:
-    return choices if pin is None else (pin,)
+def _pinned_or(pinned: _Value | None, choices: tuple[_Value, ...]) -> tuple[_Value, ...]:
+    return choices if pinned is None else (pinned,)
 
 
 def _tensor_degrees(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
@@ -330,14 +331,14 @@ def _optimizer_tier_faults(request: Request, machine: Machine) -> Iterator[str]:
 
 
 def _all_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
-    slices = request.parallel.tensor or 1
-    if slices > machine.devices:
+    degree = request.parallel.tensor or 1
+    if degree > machine.devices:
         yield (
-            f"`parallel.tensor` = {slices}, but `{machine.name}` has {machine.devices} device"
+            f"`parallel.tensor` = {degree}, but `{machine.name}` has {machine.devices} device"
             f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
         )
     else:
-        yield from tensor_parallel_errors(slices, sequence_of(request, graph), graph)
+        yield from tensor_parallel_errors(degree, sequence_of(request, graph), graph)
     if not _microbatch_sizes(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)
@@ -349,36 +350,36 @@ def _all_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[st
     yield from request_faults(request, graph, machine)
 
 
-def tensor_grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
+def tensor_grids(degree: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
     """Grids of several rows and columns, those with the quickest collectives of a block first.
 
     Args:
-        slices: tensor-parallel degree, a power of two.
+        degree: tensor-parallel degree, a power of two.
         links: the machine's links, innermost first, at least one.
     """
     candidates = (
         2**power
-        for power in range(1, slices.bit_length() - 1)
-        if slices <= 2**power * _MAX_GRID_ROWS
+        for power in range(1, degree.bit_length() - 1)
+        if degree <= 2**power * _MAX_GRID_ROWS
     )
     quickest = sorted(
-        candidates, key=lambda columns: _communication_seconds(slices, columns, links)
+        candidates, key=lambda columns: _communication_seconds(degree, columns, links)
     )
-    return tuple(TensorGrid(slices // columns, columns) for columns in quickest)
+    return tuple(TensorGrid(degree // columns, columns) for columns in quickest)
 
 
-def _communication_seconds(slices: int, columns: int, links: Sequence[Link]) -> float:
+def _communication_seconds(degree: int, columns: int, links: Sequence[Link]) -> float:
     """Seconds of communication in a block's forward pass for each byte of its whole input.
 
     On r x c ranks, a block whose feed-forward is four times as wide sends `4/c (r-1)/r` over its
     column, whose ranks lie c devices apart, and `12/r (c-1)/c` over its row of neighbours. Latency
     is left out.
     """
-    rows, seconds = slices // columns, 0.0
+    rows, seconds = degree // columns, 0.0
     if rows > 1:
-        cost = ring_cost(links, rows, stride=columns, active_devices=slices)
+        cost = ring_cost(links, rows, stride=columns, active_devices=degree)
         seconds += 4 / columns * (rows - 1) / rows * cost.byte_seconds
     if columns > 1:
-        cost = ring_cost(links, columns, stride=1, active_devices=slices)
+        cost = ring_cost(links, columns, stride=1, active_devices=degree)
         seconds += 12 / rows * (columns - 1) / columns * cost.byte_seconds
     return seconds

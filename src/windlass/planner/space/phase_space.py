@@ -27,69 +27,69 @@ _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Phases of a stage that are tried if the request leaves them open, besides one for each layer."""
 
 
-def full_parallelisms(field: PlanSpace) -> tuple[Parallelism, ...]:
+def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
     """Parallel degrees that are open; only those that use the most devices.
 
     Args:
-        field: what is open.
+        space: what is open.
     """
     candidates = [
         Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
         for pipeline, tensor, replicas in product(
-            field.pipeline_degrees, field.tensor_degrees, field.data_degrees
+            space.pipeline_degrees, space.tensor_degrees, space.data_degrees
         )
-        if pipeline * tensor * replicas <= field.machine.devices and pipeline <= field.graph.layers
+        if pipeline * tensor * replicas <= space.machine.devices and pipeline <= space.graph.layers
     ]
     most = max((cut.devices for cut in candidates), default=0)
     return tuple(cut for cut in candidates if cut.devices == most)
 
 
-def base_plans(field: PlanSpace) -> Iterator[Plan]:
+def base_plans(space: PlanSpace) -> Iterator[Plan]:
     """Every plan that is open, each stage in one phase.
 
     Recompute modes do not distinguish plans of a single stage: in phases all layers are recomputed
     except those of the last phase, whose backward passes follow at once.
     """
-    if field.request.parallel.virtual_stages not in (None, 1):
+    if space.request.parallel.virtual_stages not in (None, 1):
         return
     for parallel, precision, micros in product(
-        full_parallelisms(field), field.precisions, field.accumulations
+        full_parallelisms(space), space.precisions, space.accumulations
     ):
-        micro = field.microbatch_size(micros, parallel.data)
+        micro = space.microbatch_size(micros, parallel.data)
         if micro is None:
             continue
         modes = [
             (compiled, mode)
-            for compiled, mode in field.modes("1f1b", precision, parallel.tensor)
-            if mode != "selective" or field.request.recompute == mode
+            for compiled, mode in space.modes("1f1b", precision, parallel.tensor)
+            if mode != "selective" or space.request.recompute == mode
         ]
         if parallel.pipeline == 1:
             modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
-        for (compiled, mode), degrees in product(modes, field.sharding_degrees(parallel.data)):
+        for (compiled, mode), degrees in product(modes, space.sharding_degrees(parallel.data)):
             stages = tuple(
                 Stage(phases=(bounds,), recompute=mode)
-                for bounds in pairwise(field.chunk_bounds(parallel.pipeline))
+                for bounds in pairwise(space.chunk_bounds(parallel.pipeline))
             )
-            yield field.base.model_copy(
+            yield space.base.model_copy(
                 update={
                     "parallel": parallel.model_copy(
-                        update={"schedule": field.request.parallel.schedule or "1f1b"}
+                        update={"schedule": space.request.parallel.schedule or "1f1b"}
                     ),
                     "precision": precision,
                     "compile": compiled,
                     "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
-                    "batch": Batch(sequence=field.sequence, micro=micro, accumulation=micros),
+                    "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
                     "stages": stages,
                 }
             )
 
 
-def phase_partitions(base: Plan, field: PlanSpace) -> Iterator[Plan]:
+def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
     """The plan in every number of phases that is open, most phases first; not offloaded yet."""
     longest = max(stage.end_layer - stage.first_layer for stage in base.stages)
     counts = (longest, *(count for count in reversed(_PHASES) if count < longest))
-    parameters = tuple(kind.parameter_count for kind in field.graph.layer_kinds())
-    for count in counts if field.request.phases is None else (field.request.phases,):
+    parameters = tuple(kind.parameter_count for kind in space.graph.layer_kinds())
+    for count in counts if space.request.phases is None else (space.request.phases,):
         if 1 < count <= longest:
             stages = tuple(
                 Stage.model_construct(
@@ -126,12 +126,12 @@ def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
     return plan.model_copy(update={"offload": offload})
 
 
-def fullest_offloaded_bytes(plan: Plan, field: PlanSpace) -> int:
+def fullest_offloaded_bytes(plan: Plan, space: PlanSpace) -> int:
     """Offloaded bytes on the device that offloads most."""
     return max(
         sum(
             sum(classes.values())
-            for classes in offloaded_bytes_by_tier(plan, field.graph, stage).values()
+            for classes in offloaded_bytes_by_tier(plan, space.graph, stage).values()
         )
         for stage in range(plan.parallel.pipeline)
     )

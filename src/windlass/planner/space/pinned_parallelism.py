@@ -39,18 +39,18 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
     Raises:
         InputErrors: everything that is wrong with the parallelism for this graph and machine.
     """
-    parallel, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
-    faults = tuple(_parallelism_faults(request, parallel, chunks, graph))
+    parallel, virtual_stages = pinned_parallelism(request), request.parallel.virtual_stages or 1
+    faults = tuple(_parallelism_faults(request, parallel, virtual_stages, graph))
     if faults:
         raise InputErrors(faults)
-    stages = stage_partition(graph, parallel.pipeline * chunks, sequence_of(request, graph))
+    stages = stage_partition(graph, parallel.pipeline * virtual_stages, sequence_of(request, graph))
     first = base_plan(_replica_request(request, parallel.data), graph, machine).model_copy(
         update={
             "parallel": parallel.model_copy(
                 update={
-                    "virtual_stages": chunks,
+                    "virtual_stages": virtual_stages,
                     "schedule": request.parallel.schedule
-                    or ("interleaved" if chunks > 1 else "1f1b"),
+                    or ("interleaved" if virtual_stages > 1 else "1f1b"),
                 }
             ),
             "sharding": ShardingDegrees(
@@ -90,18 +90,18 @@ def _even_ranges(first: int, last: int, count: int) -> Iterator[tuple[int, int]]
 
 
 def _parallelism_faults(
-    request: Request, cut: Parallelism, chunks: int, graph: Graph
+    request: Request, parallel: Parallelism, virtual_stages: int, graph: Graph
 ) -> Iterator[str]:
     """What of the parallelism fits neither the layers nor the batch."""
-    if cut.pipeline * chunks > graph.layers:
+    if parallel.pipeline * virtual_stages > graph.layers:
         yield (
-            f"`parallel.pipeline` x `parallel.virtual_stages` = {cut.pipeline} x {chunks}, but "
-            f"`{graph.name}` has {graph.layers} layers, and every model chunk needs one; lower a "
-            "degree"
+            f"`parallel.pipeline` x `parallel.virtual_stages` = {parallel.pipeline} x "
+            f"{virtual_stages}, but `{graph.name}` has {graph.layers} layers, and every model chunk needs one; lower "
+            "a degree"
         )
-    if request.train.batch % cut.data:
+    if request.train.batch % parallel.data:
         yield (
-            f"`parallel.data` = {cut.data} does not divide `train.batch` = "
+            f"`parallel.data` = {parallel.data} does not divide `train.batch` = "
             f"{request.train.batch}; make one a multiple of the other"
         )
 

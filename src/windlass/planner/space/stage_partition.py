@@ -31,15 +31,15 @@ def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
     layers = len(works)
     sums = np.concatenate([[0.0], np.cumsum(works)])
     within = np.where(np.tri(layers + 1, k=-1, dtype=bool), sums[:, None] - sums[None, :], np.inf)
-    best, cuts = sums.copy(), np.zeros((count, layers + 1), dtype=np.intp)
+    best, split_points = sums.copy(), np.zeros((count, layers + 1), dtype=np.intp)
     best[0] = np.inf
     for stage in range(1, count):
         slowest = np.maximum(best[None, :], within)  # rows end, columns begin
-        cuts[stage] = slowest.argmin(axis=1)
+        split_points[stage] = slowest.argmin(axis=1)
         best = slowest.min(axis=1)
     ends = [layers]
     for stage in reversed(range(1, count)):
-        ends.append(int(cuts[stage][ends[-1]]))
+        ends.append(int(split_points[stage][ends[-1]]))
     return tuple(pairwise([0, *reversed(ends)]))
 
 
