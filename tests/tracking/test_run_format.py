@@ -69,7 +69,7 @@ def test_the_list_leaves_older_runs_out_and_one_sentence_names_them(tmp_path: Pa
     assert [run.model for run in list_runs(tmp_path)] == ["gpt-tiny"]
     sentence = describe_other_formats(tmp_path)
     assert sentence is not None
-    assert sentence.startswith("2 runs in ")
+    assert sentence.startswith("another version of Windlass wrote 2 runs in ")
     assert all(f"`{folder.name}`" in sentence for folder in folders)
     assert "\n" not in sentence
 

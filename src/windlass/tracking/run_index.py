@@ -23,7 +23,7 @@ from windlass.tracking.run_folder import (
 
 LAST = "last"
 """Names the newest run."""
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,12 @@ def describe_other_formats(root: Path) -> str | None:
     others = sorted(folder.name for folder, number in formats.items() if number != RUN_FORMAT)
     if not others:
         return None
-    names = ", ".join(f"`{name}`" for name in others[:_MOST_NAMES])
-    names += f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
-    runs, them = ("1 run", "it") if len(others) == 1 else (f"{len(others)} runs", "them")
+    names = ", ".join(f"`{name}`" for name in others[:_MAX_NAMES])
+    names += f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
+    count = "1 run" if len(others) == 1 else f"{len(others)} runs"
     return (
-        f"{runs} in `{root}` not listed, for another version of Windlass wrote {them} (this one "
-        f"reads format {RUN_FORMAT}): {names}; read {them} with that version"
+        f"another version of Windlass wrote {count} in `{root}` (this one reads format "
+        f"{RUN_FORMAT}): {names}; read them with that version"
     )
 
 
@@ -103,7 +103,7 @@ def find_run(root: Path, query: str) -> Path:
         return Path(query)
     if not matches:
         raise _no_match(root, query, folders, ids)
-    names = ", ".join(f"`{folder.name}`" for folder in sorted(matches)[-_MOST_NAMES:])
+    names = ", ".join(f"`{folder.name}`" for folder in sorted(matches)[-_MAX_NAMES:])
     raise RecordError(f"`{query}` means {len(matches)} runs: {names}; write more of the name")
 
 
