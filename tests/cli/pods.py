@@ -32,8 +32,8 @@ def device_processes(parent: int) -> dict[int, int]:
         with contextlib.suppress(OSError, ValueError):
             ours = _parent(int(entry.name)) == parent
             words = (entry / "cmdline").read_bytes().decode().split("\0") if ours else []
-            if "--device" in words:
-                found[int(words[words.index("--device") + 1])] = int(entry.name)
+            if "--rank" in words:
+                found[int(words[words.index("--rank") + 1])] = int(entry.name)
     return found
 
 

@@ -17,7 +17,7 @@ def test_a_number_of_hosts_is_written_behind_a_colon(windlass: Windlass) -> None
     done = windlass("machines", "show", "dgx-a100-80gb:8", "--json")
     told = json.loads(done.stdout)
     assert told["machine"]["hosts"] * told["machine"]["devices_per_host"] == 64
-    assert {number["place"] for number in told["numbers"]} >= {"hosts", "links.infiniband.rate"}
+    assert {number["path"] for number in told["numbers"]} >= {"hosts", "links.infiniband.rate"}
     assert all(number["source"]["source"] for number in told["numbers"])
 
 

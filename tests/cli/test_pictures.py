@@ -1,5 +1,6 @@
-"""`windlass plan --picture`: a page or pictures of a plan before it runs."""
+"""`windlass plan --picture` and `--trace`: a page, pictures or a trace of a plan."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -31,8 +32,10 @@ def test_one_picture_may_be_drawn_alone(windlass: Windlass, tmp_path: Path):
     assert "Device mesh" not in drawn
 
 
-def test_of_what_does_not_fit_the_nearest_plan_is_drawn(windlass: Windlass, tmp_path: Path):
-    done = windlass("fit", *PLAN[1:], "--near", "400KiB", "--picture", "no.svg", "--only", "memory")
+def test_if_nothing_fits_the_nearest_plan_is_drawn(windlass: Windlass, tmp_path: Path):
+    done = windlass(
+        "fit", *PLAN[1:], "--memory", "400KiB", "--picture", "no.svg", "--only", "memory"
+    )
     assert done.returncode == 1, done.stderr
     drawn = (tmp_path / "no.svg").read_text()
     assert ": does not fit" in drawn
@@ -46,9 +49,18 @@ def test_a_png_is_drawn_by_a_browser(windlass: Windlass, tmp_path: Path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_predicted_timeline_is_written_as_a_trace(windlass: Windlass, tmp_path: Path):
+    done = windlass(*PLAN, "--trace", "plan.json")
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "plan.json").read_text())["traceEvents"]
+    assert {"forward", "backward", "update"} <= {event["name"] for event in events}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("--trace", "plan.txt"), "write `plan.json`"),
+        (("--trace", "nowhere/deep/plan.json"), "nowhere"),
         (("--picture", "plan.jpg"), ".html or .svg or .png"),
         (("--picture", "plan.svg", "--only", "waterfal"), "did you mean `waterfall`"),
         (("--picture", "plan.html", "--only", "waterfall"), "a page holds all pictures"),

@@ -45,7 +45,7 @@ def test_memory_that_ends_mid_run_is_told_with_three_plans_that_fit_and_the_run_
     assert "no checkpoint was written yet" in done.stderr
     assert "Traceback" not in done.stderr
     plans = re.findall(
-        r"- `near=(\w+) (.+?)` makes it fit with a predicted peak of (.+?),", done.stderr
+        r"- `memory=(\w+) (.+?)` makes it fit with a predicted peak of (.+?),", done.stderr
     )
     assert len(plans) == 3, done.stderr
     assert any("phases=" in words for _, words, _ in plans)

@@ -1,4 +1,4 @@
-"""What a run goes on with once a device is lost."""
+"""The parallel degrees with which a run continues once a device is lost."""
 
 import pytest
 from hypothesis import given
@@ -9,27 +9,29 @@ from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
 
-def asked(batch: int, micro: int | None = None) -> Request:
-    words = {"train": {"batch": batch}, "batch": {} if micro is None else {"micro": micro}}
-    return Request.model_validate(words)
+def request(batch: int, micro: int | None = None) -> Request:
+    sizes = {"train": {"batch": batch}, "batch": {} if micro is None else {"micro": micro}}
+    return Request.model_validate(sizes)
 
 
 @given(
     st.builds(Parallelism, pipeline=st.integers(1, 4), data=st.integers(1, 8)), st.integers(1, 64)
 )
-def test_as_many_replicas_are_left_as_divide_the_batch(cut: Parallelism, batch: int):
-    found = shrink_parallelism(cut, asked(batch))
-    if cut.data > 1:
-        left = [each for each in range(1, cut.data) if batch % each == 0]
-        assert found == cut.model_copy(update={"data": max(left)})
-    elif cut.pipeline > 1:
-        assert found == cut.model_copy(update={"pipeline": cut.pipeline - 1})
+def test_the_data_parallel_degree_shrinks_to_the_largest_that_divides_the_batch(
+    parallelism: Parallelism, batch: int
+):
+    smaller = shrink_parallelism(parallelism, request(batch))
+    if parallelism.data > 1:
+        degrees = [data for data in range(1, parallelism.data) if batch % data == 0]
+        assert smaller == parallelism.model_copy(update={"data": max(degrees)})
+    elif parallelism.pipeline > 1:
+        assert smaller == parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
     else:
-        assert found is None
+        assert smaller is None
 
 
 @pytest.mark.parametrize(("micro", "left"), [(None, 3), (2, 3), (6, 2), (12, 1)])
-def test_micro_batches_that_are_asked_for_stay_whole(micro: int | None, left: int):
-    found = shrink_parallelism(Parallelism(data=4), asked(12, micro))
-    assert found is not None
-    assert found.data == left
+def test_requested_micro_batches_stay_whole(micro: int | None, left: int):
+    smaller = shrink_parallelism(Parallelism(data=4), request(12, micro))
+    assert smaller is not None
+    assert smaller.data == left

@@ -1,4 +1,4 @@
-"""The Python verbs that run: what they yield, how a run ends, and what they refuse."""
+"""The Python functions that run training: what they yield, how runs end, what they refuse."""
 
 import os
 from pathlib import Path
@@ -23,12 +23,12 @@ from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
 
-MODEL, *DIALS = TINY
+MODEL, *OVERRIDES = TINY
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that knows a machine named `here`, and keeps what the tests of this file capture."""
+    """A cache with a machine named `here`; it keeps what the tests of this file capture."""
     folder = tmp_path_factory.mktemp("cache")
     machine = tiny_machine(memory="8 GiB").model_copy(
         update={"name": "here", "system": system_fingerprint()}
@@ -39,7 +39,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a small text, for a user with that cache."""
+    """A folder with a small text; the environment points to that cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     text = "\n".join(f"{number} times {number} is {number * number}" for number in range(400))
     for part in ("one", "two", "three"):
@@ -48,9 +48,9 @@ def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begun(home: Path, *overrides: str) -> windlass.Run:
+def started(home: Path, *overrides: str) -> windlass.Run:
     """A tiny run that is ready to go."""
-    words = (*DIALS, f"data.source={home / 'text'}", "train.steps=6", *overrides)
+    words = (*OVERRIDES, f"data.source={home / 'text'}", "train.steps=6", *overrides)
     return windlass.train(MODEL, *words, root=home / "runs")
 
 
@@ -59,7 +59,7 @@ def numbers(run: windlass.Run) -> list[tuple[int, float, float]]:
 
 
 def test_a_run_yields_the_steps_that_its_record_holds(home: Path) -> None:
-    run = begun(home)
+    run = started(home)
 
     steps = list(run)
 
@@ -72,8 +72,8 @@ def test_a_run_yields_the_steps_that_its_record_holds(home: Path) -> None:
     assert "".join(windlass.sample(run.folder, "3 times ", tokens=5))
 
 
-def test_a_run_left_midway_is_interrupted_and_goes_on_to_the_same_numbers(home: Path) -> None:
-    whole, left = begun(home, "train.save_every=2"), begun(home, "train.save_every=2")
+def test_a_run_abandoned_midway_is_interrupted_and_resumes_to_the_same_numbers(home: Path) -> None:
+    whole, left = started(home, "train.save_every=2"), started(home, "train.save_every=2")
     list(whole)
     steps = iter(left)
     for step in steps:
@@ -90,8 +90,8 @@ def test_a_run_left_midway_is_interrupted_and_goes_on_to_the_same_numbers(home: 
     assert numbers(left) == numbers(whole)
 
 
-def test_a_wish_to_stop_is_told_and_leaves_a_run_that_can_go_on(home: Path) -> None:
-    run = begun(home)
+def test_a_requested_stop_is_reported_and_the_run_can_be_resumed(home: Path) -> None:
+    run = started(home)
     planned = run.planned
     list(run)
     stopped = windlass.train(planned, root=home / "runs", stop=lambda: True)
@@ -104,14 +104,14 @@ def test_a_wish_to_stop_is_told_and_leaves_a_run_that_can_go_on(home: Path) -> N
 
 
 def test_a_run_is_iterated_over_once(home: Path) -> None:
-    run = begun(home)
+    run = started(home)
     list(run)
     with pytest.raises(RecordError, match="iterated over before"):
         list(run)
 
 
-def test_a_finished_run_cannot_go_on(home: Path) -> None:
-    run = begun(home)
+def test_a_finished_run_cannot_be_resumed(home: Path) -> None:
+    run = started(home)
     list(run)
     with pytest.raises(RecordError, match="has finished all its 6 steps"):
         windlass.resume(run.folder)
@@ -119,56 +119,58 @@ def test_a_finished_run_cannot_go_on(home: Path) -> None:
 
 def test_another_machine_can_be_planned_for_and_not_trained_on(home: Path) -> None:
     with pytest.raises(MachineError, match="not this one"):
-        begun(home, "machine=a100-80gb")
+        started(home, "machine=a100-80gb")
     assert not (home / "runs").exists()
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(home: Path) -> None:
     with pytest.raises(PlanError, match=r"257 entries .* only 200; raise `model.vocabulary`"):
-        begun(home, "model.vocabulary=200")
+        started(home, "model.vocabulary=200")
     assert not (home / "runs").exists()
 
 
-def test_a_run_that_its_disk_has_no_room_for_is_refused_before_anything_is_written(
+def test_a_run_that_would_fill_the_disk_is_refused_before_anything_is_written(
     home: Path,
 ) -> None:
     often = ("train.steps=1000000000", "train.save_every=1", "train.keep=1000000000")
     with pytest.raises(StorageError, match="are free: 1000000000 checkpoints of") as refused:
-        windlass.train(MODEL, *DIALS, *often, root=home / "runs")
+        windlass.train(MODEL, *OVERRIDES, *often, root=home / "runs")
     for way in ("`train.keep=1` takes", "`train.save_every=1000000000` takes", "`--folder`"):
         assert way in str(refused.value)
     assert not (home / "runs").exists()
 
 
-def test_going_on_is_refused_where_the_disk_lacks_room_for_the_rest(home: Path) -> None:
-    run = begun(home, "train.save_every=2")
+def test_resuming_is_refused_if_the_disk_lacks_space_for_the_rest(home: Path) -> None:
+    run = started(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.REQUEST_FILE
     request = Request.load(path)
     many = {"steps": 10**9, "save_every": 1, "keep": 10**9}
     request.model_copy(update={"train": request.train.model_copy(update=many)}).save(path)
 
-    with pytest.raises(StorageError, match=r"going on takes .* more, or move the folder"):
+    with pytest.raises(StorageError, match=r"resuming takes .* more, or move the folder"):
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1
 
 
-def test_going_on_counts_what_the_checkpoints_hold_already(home: Path) -> None:
-    run = begun(home, "train.save_every=2", "train.keep=1")
+def test_resuming_counts_the_space_of_existing_checkpoints(home: Path) -> None:
+    run = started(home, "train.save_every=2", "train.keep=1")
     for step in run:
         if step.step == 4:
             break
     planned, folder = run.planned, run.folder
-    held = disk_usage_bytes(folder / names.CHECKPOINT_FOLDER)
+    present = disk_usage_bytes(folder / names.CHECKPOINT_FOLDER)
     whole = disk_usage(planned.plan, planned.graph, planned.request.train)
-    rest = disk_usage(planned.plan, planned.graph, planned.request.train, steps_done=4, checkpoints_present=1)
-    # One of 3 saves is left, beside the one that is there: as many as `keep` lets stand together.
+    rest = disk_usage(
+        planned.plan, planned.graph, planned.request.train, steps_done=4, checkpoints_present=1
+    )
+    # One of 3 saves remains, beside the existing one: as many as exist at once with `keep` = 1.
     assert rest.needed_bytes == whole.needed_bytes == 2 * whole.checkpoint_bytes
-    assert whole.checkpoint_bytes <= held <= 1.2 * whole.checkpoint_bytes
+    assert whole.checkpoint_bytes <= present <= 1.2 * whole.checkpoint_bytes
 
 
-def test_a_file_with_two_names_takes_its_room_once(tmp_path: Path) -> None:
+def test_a_file_with_two_hard_links_counts_once(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "one").write_bytes(bytes(8192))
     os.link(tmp_path / "one", tmp_path / "deep" / "two")
@@ -177,24 +179,24 @@ def test_a_file_with_two_names_takes_its_room_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_overrides_beside_a_whole_request_are_refused_and_not_ignored() -> None:
-    request = windlass.make_request(MODEL, *DIALS)
+def test_overrides_beside_a_complete_request_are_refused_and_not_ignored() -> None:
+    request = windlass.make_request(MODEL, *OVERRIDES)
     with pytest.raises(RequestError, match="takes no overrides"):
         windlass.plan(request, "train.batch=8")
     with pytest.raises(RequestError, match="takes no overrides"):
         windlass.train(windlass.plan(request), "train.batch=8")
 
 
-def test_a_changed_text_is_not_gone_on_with(home: Path) -> None:
-    run = begun(home, "train.save_every=2")
+def test_a_run_whose_text_has_changed_cannot_be_resumed(home: Path) -> None:
+    run = started(home, "train.save_every=2")
     next(iter(run))
     (home / "text" / "four.txt").write_text("more " * 200)
     with pytest.raises(RecordError, match="has changed"):
         windlass.resume(run.folder)
 
 
-def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home: Path) -> None:
-    run = begun(home, "train.save_every=2")
+def test_a_plan_file_edited_into_an_invalid_plan_is_refused_before_a_step(home: Path) -> None:
+    run = started(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.PLAN_FILE
     plan = Plan.load(path)
@@ -207,8 +209,8 @@ def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home:
     assert windlass.load(run.folder).attempts == 1
 
 
-def test_a_parted_backward_of_compiled_layers_is_refused_before_a_step(home: Path) -> None:
-    run = begun(home, "train.save_every=2")
+def test_a_split_backward_of_compiled_layers_is_refused_before_a_step(home: Path) -> None:
+    run = started(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.PLAN_FILE
     plan = Plan.load(path)

@@ -15,23 +15,27 @@ TINY = (
 )  # fmt: skip
 
 
-def test_check_proves_a_plan_of_two_processes(windlass: Windlass) -> None:
+def test_check_verifies_a_plan_for_two_processes(windlass: Windlass) -> None:
     done = windlass("check", *TINY, "parallel.pipeline=2", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["equal"]
-    assert told["proof"]["first"] is None
-    assert {each["what"] for each in told["proof"]["compared"]} >= {"loss", "weight", "output"}
-    assert all(each["error"] <= 1e-9 for each in told["proof"]["compared"])
+    assert told["verification"]["first_mismatch"] is None
+    assert {each["quantity"] for each in told["verification"]["comparisons"]} >= {
+        "loss",
+        "weight",
+        "output",
+    }
+    assert all(each["error"] <= 1e-9 for each in told["verification"]["comparisons"])
 
 
 @pytest.mark.slow
-def test_check_makes_mistakes_on_purpose_and_finds_them_all(windlass: Windlass) -> None:
+def test_check_injects_faults_and_detects_them_all(windlass: Windlass) -> None:
     words = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2")
     done = windlass("check", *TINY, *words, "--faults")
     assert done.returncode == 0, done.stderr
-    assert "7 of 7 mistakes found" in done.stdout
-    assert "a sum over slices left out, which needs `parallel.tensor` above 1" in done.stdout
+    assert "7 of 7 injected faults detected" in done.stdout
+    assert "a tensor-parallel sum left out, which needs `parallel.tensor` above 1" in done.stdout
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def large_plan(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_large_plan_is_rehearsed_in_small_and_what_changed_is_told(
+def test_a_large_plan_is_rehearsed_downscaled_and_the_changes_are_listed(
     windlass: Windlass, large_plan: Path
 ) -> None:
     done = windlass("rehearse", "--plan", str(large_plan))
@@ -58,7 +62,7 @@ def test_a_large_plan_is_rehearsed_in_small_and_what_changed_is_told(
     assert "width 12288 -> 32" in done.stdout
 
 
-def test_a_model_of_ones_own_has_no_small_form(windlass: Windlass, large_plan: Path) -> None:
+def test_a_users_own_model_cannot_be_downscaled(windlass: Windlass, large_plan: Path) -> None:
     text = large_plan.read_text().replace("gpt3-175b@", "mine.py:model@")
     large_plan.write_text(text)
     done = windlass("rehearse", "--plan", str(large_plan))

@@ -1,4 +1,4 @@
-"""`windlass record`, as a user runs it."""
+"""`windlass largest-model`, as a user runs it."""
 
 import json
 from pathlib import Path
@@ -14,16 +14,16 @@ PADDING = 0.03
 """Share by which pages that are not full lift the bytes of layers this small."""
 
 
-def test_a_record_is_one_step_in_phases_proved_equal_and_its_run_is_kept_without_its_checkpoint(
+def test_one_step_in_phases_is_verified_and_its_run_is_kept_without_its_checkpoint(
     windlass: Windlass, tmp_path: Path
 ) -> None:
-    done = windlass("record", "gpt-tiny", *SMALL, "phases=3", "--folder", "run", "--json")
+    done = windlass("largest-model", "gpt-tiny", *SMALL, "phases=3", "--folder", "run", "--json")
 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["holds"]
+    assert told["equal"]
     recorded = LargestModelRun.load(tmp_path / "run" / "largest_model.json")
-    assert told["recorded"] == recorded.model_dump(mode="json")
+    assert told["measured"] == recorded.model_dump(mode="json")
     assert recorded.phases == 3
     assert recorded.tokens == 2048
     for size in (recorded.offloaded_bytes, recorded.read_bytes, recorded.written_bytes):
@@ -35,10 +35,10 @@ def test_a_record_is_one_step_in_phases_proved_equal_and_its_run_is_kept_without
     assert "read a step" in shown.stdout
 
 
-def test_a_record_is_one_table_with_the_law_and_the_verdict(
+def test_the_result_is_one_table_with_the_transfers_and_the_verdict(
     windlass: Windlass, tmp_path: Path
 ) -> None:
-    done = windlass("record", "gpt-tiny", *SMALL, "phases=2", "--folder", "run",
+    done = windlass("largest-model", "gpt-tiny", *SMALL, "phases=2", "--folder", "run",
                     "--keep-checkpoint")  # fmt: skip
 
     assert done.returncode == 0, done.stderr
@@ -50,9 +50,11 @@ def test_a_record_is_one_table_with_the_law_and_the_verdict(
 
 
 def test_too_few_tokens_and_another_machine_are_refused(windlass: Windlass) -> None:
-    few = windlass("record", "gpt-tiny", *SMALL, "train.batch=4")
-    other = windlass("record", "gpt-tiny", "--on", "a100-80gb")
+    few = windlass("largest-model", "gpt-tiny", *SMALL, "train.batch=4")
+    other = windlass("largest-model", "gpt-tiny", "--on", "a100-80gb")
 
     assert few.returncode == other.returncode == 2
-    assert "4 of 256 tokens are 1024 a step; a record takes 2048 at least" in few.stderr
+    assert (
+        "makes 1024 tokens a step; the largest model is measured with at least 2048" in few.stderr
+    )
     assert "measured on `here`" in other.stderr

@@ -1,11 +1,11 @@
-"""Runs prepared for a cluster, started by torch's launcher: hosts are agents on the loopback."""
+"""Runs prepared for a cluster and started by torchrun; the hosts are processes on the loopback."""
 
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,13 @@ class Link:
     def inside(self, host: int) -> list[str]:
         """What stands before a command that runs on a host."""
         return ["ip", "netns", "exec", self.ends[host]]
+
+    def environment(self, host: int) -> dict[str, str]:
+        """The variables that make a host meet the other one over this cable."""
+        return {
+            "HEAD": self.addresses[0], "ADDR": self.addresses[host],
+            "GLOO_SOCKET_IFNAME": self.ends[host],
+        }  # fmt: skip
 
     def lay(self) -> None:
         """Makes both hosts and the cable, or skips the test where that is not allowed."""
@@ -75,36 +82,49 @@ class Link:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
-def agents(
-    surroundings: dict[str, str], folder: Path, count: int, **more: str
-) -> list[subprocess.Popen[str]]:
-    """A prepared run's script, started once for each host."""
-    meeting = {"HEAD": "127.0.0.1", "PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            ["sh", str(folder / "launch.sh")], env=surroundings | meeting | more,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(count)
-    ]  # fmt: skip
+Hosts = Callable[..., list[subprocess.Popen[str]]]
+"""Starts a prepared run's script once for each host."""
 
 
-def outcome(running: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Code and words of each."""
-    found = [process.communicate(timeout=120) for process in running]
-    return [(p.returncode, out + err) for p, (out, err) in zip(running, found, strict=True)]
+@pytest.fixture
+def start_hosts(surroundings: dict[str, str]) -> Iterator[Hosts]:
+    """Starts hosts; kills those that a test leaves running, for example because it failed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        folder: Path, count: int, link: Link | None = None, **more: str
+    ) -> list[subprocess.Popen[str]]:
+        rendezvous = {"HEAD": "127.0.0.1", "PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        for host in range(count):
+            process = subprocess.Popen(
+                [*(link.inside(host) if link else ()), "sh", str(folder / "launch.sh")],
+                env=surroundings | rendezvous | more | (link.environment(host) if link else {}),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            started.append(process)
+        return started[-count:]
+
+    yield start
+    for process in started:
+        process.kill()  # does nothing to a process that was waited for
+        process.communicate(timeout=60)
 
 
-def rank_process(folder: Path, rank: int, *, guard: bool = False) -> int:
-    """The process of one rank of a run, or the one that guards it."""
-    every = (each for each in Path("/proc").iterdir() if each.name.isdigit())
-    mark = "--board" if guard else "--guarded"
-    return next(int(each.name) for each in every if _is_rank(each, folder, rank, mark))
+def outcome(hosts: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and output of each host."""
+    outputs = [process.communicate(timeout=120) for process in hosts]
+    return [(p.returncode, out + err) for p, (out, err) in zip(hosts, outputs, strict=True)]
+
+
+def rank_process(folder: Path, rank: int) -> int:
+    """The process that runs one rank of a run."""
+    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return next(int(each.name) for each in processes if _is_rank(each, folder, rank))
 
 
 def prepare(windlass: Windlass, *words: str) -> None:
@@ -112,13 +132,13 @@ def prepare(windlass: Windlass, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_hosts_train_what_two_devices_of_one_host_train(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, whole: Path
+def test_two_hosts_train_the_same_as_two_devices_of_one_host(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path, whole: Path
 ) -> None:
     prepare(windlass, *STAGES, "--nodes", "2")
     assert load_run(tmp_path / "run").state == "prepared"
 
-    for code, told in outcome(agents(surroundings, tmp_path / "run", 2)):
+    for code, told in outcome(start_hosts(tmp_path / "run", 2)):
         assert code == 0, told
 
     run = load_run(tmp_path / "run")
@@ -133,18 +153,18 @@ def test_a_plan_of_another_number_of_devices_than_the_cluster_has_is_refused(
 ) -> None:
     done = windlass("launch", *STAGES, "--nodes", "2", "--per-node", "4", "--folder", "run")
     assert done.returncode == 2
-    assert "the plan is of 2 devices, and 2 hosts with 4 each have 8" in done.stderr
+    assert "the plan is for 2 devices, but 2 hosts with 4 each have 8" in done.stderr
 
 
-def test_a_device_that_nobody_launched_says_what_is_missing(windlass: Windlass) -> None:
-    done = windlass("device", "run")
+def test_a_rank_that_torchrun_did_not_start_says_what_is_missing(windlass: Windlass) -> None:
+    done = windlass("rank", "run")
     assert done.returncode == 2
     assert "`RANK`" in done.stderr
     assert "launch.sh" in done.stderr
 
 
 WITHIN = 10
-"""Seconds after the time of the watchdog, in which all is over on all hosts."""
+"""Seconds after the hang timeout within which all hosts must have ended."""
 
 
 @pytest.mark.parametrize("host", [0, 1])
@@ -152,20 +172,20 @@ WITHIN = 10
     ("number", "told"),
     [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (by a signal")],
 )
-def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path,
+def test_a_rank_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path,
     number: signal.Signals, told: str, host: int,
 ) -> None:  # fmt: skip
     prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
-    running = agents(surroundings, folder, 2, RESTARTS="0")
+    hosts = start_hosts(folder, 2, RESTARTS="0")
     wait_for_step(folder, 5, seconds=120)
-    processes = {at: rank_process(folder, at) for at in range(2)}
+    processes = {rank: rank_process(folder, rank) for rank in range(2)}
     os.kill(processes[host], number)
     wait_until_gone(processes, SILENCE + WITHIN)
     where = f"pipeline stage {host}, tensor-parallel rank 0, data-parallel rank 0"
     named = f"rank {host} ({where}) in step"
-    for code, words in outcome(running):
+    for code, words in outcome(hosts):
         assert code != 0
         assert named in words
         assert told in words
@@ -184,28 +204,18 @@ def link() -> Iterator[Link]:
 
 
 @pytest.mark.slow
-def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_device(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, link: Link
+def test_a_link_that_drops_all_packets_ends_both_hosts_with_an_error_that_names_a_rank(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path, link: Link
 ) -> None:
     prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
-    port = str(free_port())
-    running = [
-        subprocess.Popen(
-            [*link.inside(host), "sh", str(folder / "launch.sh")],
-            env=surroundings
-            | {"HEAD": link.addresses[0], "ADDR": link.addresses[host], "PORT": port,
-               "RESTARTS": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": link.ends[host]},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for host in range(2)
-    ]  # fmt: skip
+    hosts = start_hosts(folder, 2, link, RESTARTS="0")
     wait_for_step(folder, 100, seconds=120)
-    processes = {at: rank_process(folder, at) for at in range(2)}
+    processes = {rank: rank_process(folder, rank) for rank in range(2)}
     link.swallow()
     wait_until_gone(processes, SILENCE + WITHIN)
-    link.take_up()  # only then torch's launchers part
-    for code, words in outcome(running):
+    link.take_up()  # torchrun ends only then
+    for code, words in outcome(hosts):
         assert code != 0
         where = "pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0"
         assert f"rank 1 ({where}) in step" in words, words
@@ -213,42 +223,42 @@ def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_dev
 
 
 @pytest.mark.slow
-def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_is_killed(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+def test_four_ranks_on_two_hosts_restart_from_the_last_checkpoint_when_one_is_killed(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:
     words = (*POD, "batch.micro=1", "parallel.pipeline=2", "parallel.data=2", "train.steps=200")
     prepare(windlass, *words, "--nodes", "2", "--per-node", "2")
     folder = tmp_path / "run"
-    running = agents(surroundings, folder, 2)
+    hosts = start_hosts(folder, 2)
     wait_for_step(folder, 20, seconds=120)
     os.kill(rank_process(folder, 3), signal.SIGKILL)
-    for code, told in outcome(running):
+    for code, told in outcome(hosts):
         assert code == 0, told
     done = windlass("train", *words, "--folder", "here")
     assert done.returncode == 0, done.stderr
     run = load_run(folder)
-    assert run.attempts >= 3  # prepared, killed, begun anew
+    assert run.attempts >= 3  # prepared, killed, restarted
     assert numbers(run) == numbers(load_run(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_again(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+def test_a_cluster_that_is_asked_to_stop_saves_and_resumes_when_it_is_started_again(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:
     words = (*STAGES, "train.steps=400", "train.save_every=1000")
     prepare(windlass, *words, "--nodes", "1", "--per-node", "2")
     folder = tmp_path / "run"
-    running = agents(surroundings, folder, 1)
+    hosts = start_hosts(folder, 1)
     wait_for_step(folder, 20, seconds=120)
-    running[0].send_signal(signal.SIGTERM)
-    outcome(running)
+    hosts[0].send_signal(signal.SIGTERM)
+    outcome(hosts)
     record = load_run(folder)
     assert record.state == "interrupted"
     newest = max((folder / "checkpoints").glob("step-*"))
     assert newest.name == f"step-{record.steps[-1].step:08d}"
 
-    for code, told in outcome(agents(surroundings, folder, 1)):
+    for code, told in outcome(start_hosts(folder, 1)):
         assert code == 0, told
     done = windlass("train", *words, "--folder", "here")
     assert done.returncode == 0, done.stderr
@@ -257,25 +267,25 @@ def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_agai
 
 
 @pytest.mark.slow
-def test_a_device_that_fails_under_torchs_launcher_leaves_a_report_and_all_end(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+def test_a_rank_that_fails_under_torchrun_leaves_a_report_and_all_end(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:
     prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "1", "--per-node", "2")
     folder = tmp_path / "run"
-    running = agents(surroundings, folder, 1, RESTARTS="0")
+    hosts = start_hosts(folder, 1, RESTARTS="0")
     wait_for_step(folder, 20, seconds=120)
     leave_no_room(rank_process(folder, 1))
-    ((code, told),) = outcome(running)
+    ((code, told),) = outcome(hosts)
     assert code != 0
     assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0) in step" in told
     assert "no space left to write" in told
     assert "StorageError" in (folder / "ranks" / "1.json").read_text()
 
 
-def _is_rank(process: Path, folder: Path, rank: int, mark: str) -> bool:
+def _is_rank(process: Path, folder: Path, rank: int) -> bool:
     try:
         words = (process / "cmdline").read_bytes().decode().split("\0")
-        told = (process / "environ").read_bytes().decode().split("\0")
+        variables = (process / "environ").read_bytes().decode().split("\0")
     except OSError:
         return False
-    return mark in words and "device" in words and str(folder) in words and f"RANK={rank}" in told
+    return {"rank", "--supervised", str(folder)} <= {*words} and f"RANK={rank}" in variables

@@ -1,4 +1,4 @@
-"""`windlass needed`: the smallest machine of each family that fits, by planning on each."""
+"""`windlass smallest-machine`: the smallest machine of each family on which a model fits."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ WIDE = ("gpt-tiny", "model.layers=2", "model.width=1536", "model.heads=8", "trai
 
 
 def test_the_smallest_machine_is_one_that_fits_and_below_which_none_does(windlass: Windlass):
-    done = windlass("needed", *WIDE, "--on", "ipu-m2000", "dgx-a100-80gb", "--json")
+    done = windlass("smallest-machine", *WIDE, "--on", "ipu-m2000", "dgx-a100-80gb", "--json")
     assert done.returncode == 0, done.stderr
     pod, gpu = json.loads(done.stdout)
     assert (pod["machine"], gpu["machine"], gpu["devices"]) == ("ipu-pod4", "a100-80gb", 1)
@@ -22,28 +22,28 @@ def test_the_smallest_machine_is_one_that_fits_and_below_which_none_does(windlas
         for need in (pod, gpu)
         for peak in need["prediction"]["peaks"]
     )
-    below = windlass("fit", *WIDE, "--on", "gc200", "offload.optimizer=near")
+    below = windlass("fit", *WIDE, "--on", "gc200", "offload.optimizer=device")
     assert below.returncode == 1
 
 
-def test_layers_that_take_turns_need_less(windlass: Windlass):
-    done = windlass("needed", *WIDE, "--on", "ipu-m2000", "--in-phases", "--json")
+def test_layers_in_phases_need_a_smaller_machine(windlass: Windlass):
+    done = windlass("smallest-machine", *WIDE, "--on", "ipu-m2000", "--in-phases", "--json")
     assert json.loads(done.stdout)[0]["machine"] == "gc200"
 
 
-def test_a_model_that_no_machine_is_enough_for_has_none(windlass: Windlass):
-    done = windlass("needed", *WIDE, "--on", "gc200", "--json")
+def test_a_model_that_fits_no_machine_has_none(windlass: Windlass):
+    done = windlass("smallest-machine", *WIDE, "--on", "gc200", "--json")
     (need,) = json.loads(done.stdout)
     assert need["machine"] is None
-    assert need["tried"] == []
+    assert need["machines_tried"] == []
 
 
-def test_the_answer_is_a_table_and_a_picture(windlass: Windlass, tmp_path: Path):
-    done = windlass("needed", *WIDE, "--on", "dgx-a100-80gb", "--picture", "needed.svg")
+def test_the_result_is_a_table_and_a_picture(windlass: Windlass, tmp_path: Path):
+    done = windlass("smallest-machine", *WIDE, "--on", "dgx-a100-80gb", "--picture", "machines.svg")
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout
     assert "a100-80gb" in done.stdout
-    drawn = (tmp_path / "needed.svg").read_text()
+    drawn = (tmp_path / "machines.svg").read_text()
     assert "How many devices" in drawn
     assert "Predicted" in drawn
 
@@ -61,7 +61,7 @@ def test_the_answer_is_a_table_and_a_picture(windlass: Windlass, tmp_path: Path)
 def test_what_cannot_be_asked_is_one_clear_message(
     windlass: Windlass, words: tuple[str, ...], told: str
 ):
-    done = windlass("needed", *words)
+    done = windlass("smallest-machine", *words)
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr

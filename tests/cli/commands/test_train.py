@@ -28,9 +28,20 @@ def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
     assert record.state == "finished"
     assert [step.step for step in record.steps] == [1, 2, 3, 4, 5, 6]
     assert record.faults == ()
-    parts = (record.request, record.plan, record.prediction, record.environment, record.measured_timeline)
+    parts = (
+        record.request,
+        record.plan,
+        record.prediction,
+        record.environment,
+        record.measured_timeline,
+    )
     assert all(parts)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    traced = windlass("report", "run", "--trace", "trace.json")
+    assert traced.returncode == 0, traced.stderr
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {"predicted", "measured"}
     again = windlass("sample", "run", "--prompt", "def ", "--tokens", "8")
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("def ")
@@ -53,7 +64,10 @@ def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stoppe
     assert "windlass resume stopped" in news
     record = load_run(tmp_path / "stopped")
     assert record.state == "interrupted"
-    assert latest_checkpoint(tmp_path / "stopped" / "checkpoints").manifest.step == record.steps[-1].step
+    assert (
+        latest_checkpoint(tmp_path / "stopped" / "checkpoints").manifest.step
+        == record.steps[-1].step
+    )
     resumed = windlass("resume", "stopped", "--runs", ".")
     assert resumed.returncode == 0, resumed.stderr
     whole, stopped = load_run(tmp_path / "whole"), load_run(tmp_path / "stopped")

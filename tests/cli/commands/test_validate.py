@@ -9,7 +9,7 @@ from command_line import Windlass
 from validation.made_tables import GPT, write_table
 
 
-def test_a_table_is_judged_beside_the_constant_and_reasons_are_listed(
+def test_a_table_is_evaluated_beside_the_baseline_and_skip_reasons_are_listed(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     rows = [{**GPT, "microbatch": str(b)} for b in (1, 2, 4)]
@@ -19,7 +19,7 @@ def test_a_table_is_judged_beside_the_constant_and_reasons_are_listed(
 
     assert done.returncode == 0, done.stderr
     for words in (
-        "4 rows, 3 predicted", "constant", "in 80 %", "rank correlation", "furthest off",
+        "4 rows, 3 predicted", "constant", "in 80 %", "rank correlation", "worst predictions",
         "'abacus' is not known: 1 (line 5)",
     ):  # fmt: skip
         assert words in done.stdout
@@ -35,7 +35,7 @@ def test_json_has_every_row_with_its_interval_and_terms(windlass: Windlass, tmp_
     low, high = row["interval_80"]
     assert low < row["predicted_step_s"] < high
     assert sum(row["by_term"].values()) == pytest.approx(row["predicted_step_s"])
-    assert table["refused"][0]["reason"] == "`hidden` not published"
+    assert table["skipped"][0]["reason"] == "`hidden` not published"
 
 
 def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
@@ -55,7 +55,7 @@ def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
     [
         (("nowhere.csv",), "no file `nowhere.csv`"),
         (("her",), "did you mean `here`?"),
-        (("here", "nowhere.csv"), "`here` stands alone"),
+        (("here", "nowhere.csv"), "`here` cannot be combined"),
         (("other.csv",), "`measured_step_s` are missing"),
         (("abacus.csv",), "no run can be predicted from its 2 rows"),
         (("abacus.csv",), "'abacus' is not known: 1 (line 2)"),
