@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.op_time import HELD
@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 close = partial(pytest.approx, rel=ROUNDING, abs=1e-30)
 
 GRAPHS = tuple(
-    cut_graph(tiny_graph(layers=4, width=width, vocabulary=90, tied=tied))
+    sharded_graph(tiny_graph(layers=4, width=width, vocabulary=90, tied=tied))
     for width, tied in ((64, True), (256, False))
 )
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")

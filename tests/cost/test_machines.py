@@ -4,13 +4,13 @@ from math import isfinite
 
 import pytest
 
-from factories import cut_graph, tiny_graph, tiny_plan
+from factories import sharded_graph, tiny_graph, tiny_plan
 from windlass.cost.predict import predict
 from windlass.hardware import catalog
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload
 
-GRAPH = cut_graph(tiny_graph(layers=6, tied=False))
+GRAPH = sharded_graph(tiny_graph(layers=6, tied=False))
 WITH_HOSTS = [*catalog.machine_names(), *(f"{family.name}:2" for family in catalog.host_families())]
 
 

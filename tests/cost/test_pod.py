@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.equal_blocks import equal_blocks
-from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from program.pod_plans import MACHINE, pod_plans
+from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
+from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict
@@ -19,7 +19,7 @@ from windlass.schema.plan import PipelineSchedule, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
-CUT = cut_graph(tiny_graph(layers=2, tied=False))
+CUT = sharded_graph(tiny_graph(layers=2, tied=False))
 TOKENS_BYTES = 2 * 16 * 32 * 4
 """Of all vectors of one micro-batch of `tiny_plan`."""
 
@@ -60,7 +60,7 @@ def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
     assert predict(plan, graph, machine).step_seconds == pytest.approx(turns * part, rel=1e-9)
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 def test_every_plan_of_a_pod_is_timed_and_its_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
@@ -73,7 +73,7 @@ def test_every_plan_of_a_pod_is_timed_and_its_kinds_sum_to_the_step(drawn: tuple
         assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
 
 
-@given(drawn=pod_plans(), rate=st.floats(1e6, 1e12), times=st.floats(1, 100))
+@given(drawn=distributed_plans(), rate=st.floats(1e6, 1e12), times=st.floats(1, 100))
 def test_a_slower_link_never_makes_a_step_shorter(
     drawn: tuple[Graph, Plan], rate: float, times: float
 ):
@@ -205,7 +205,7 @@ def test_cut_layers_take_less_time_to_compute_and_less_memory():
     assert len({one.model_flop for one in told}) == 1
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from program.pod_plans import MACHINE, pod_plans
+from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.predict import predict
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -23,7 +23,7 @@ def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
     return machine.model_copy(update={"execution_model": "bulk-synchronous", "device": device})
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))

@@ -4,7 +4,7 @@ from math import e
 
 import pytest
 
-from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.lower_bound import min_batch_seconds
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
@@ -15,7 +15,7 @@ from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
 
-GRAPH = cut_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
+GRAPH = sharded_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
 EVEN = tiny_machine(devices=8).model_copy(update={"hosts": 4, "devices_per_host": 2})
 """Four hosts of two devices, all equally fast."""
 UNEVEN = EVEN.model_copy(update={"stragglers": 0.05})

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import cut_graph, tiny_graph, tiny_machine
+from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose, run_seconds
@@ -41,7 +41,7 @@ graphs = st.builds(
     tied=st.booleans(),
 )
 cases = st.tuples(
-    graphs | graphs.map(cut_graph),
+    graphs | graphs.map(sharded_graph),
     st.sampled_from([1, 6, 8, 12]),
     st.lists(
         st.sampled_from(["recompute=full", "precision=float32", "compile=false"]), unique=True

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from factories import cut_graph, tiny_graph, tiny_machine
+from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose
@@ -22,11 +22,11 @@ from windlass.schema.plan import Plan, Stage
 from windlass.schema.request import Request
 
 GRAPHS = tuple(
-    cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
+    sharded_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
     for layers, width, tied in ((2, 64, True), (3, 256, False), (4, 32, True))
 )
 WIDE = tuple(
-    cut_graph(tiny_graph(layers=layers, width=2048, vocabulary=4000, tied=tied), (2,))
+    sharded_graph(tiny_graph(layers=layers, width=2048, vocabulary=4000, tied=tied), (2,))
     for layers, tied in ((2, True), (4, False))
 )
 """With more optimizer state than the memory that it passes through where it lives away."""

@@ -116,8 +116,8 @@ class CommunicationCosts:
         over the groups.
         """
         replicated = sum(
-            self._slices(sent, among, passes=2)
-            for among, sent in replicated_gradient_sums(sizes, self._plan)
+            self._slices(sent, axis, passes=2)
+            for axis, sent in replicated_gradient_sums(sizes, self._plan)
         )
         return replicated + self._scattered(sizes.gradients) + self._summed(sizes)
 
@@ -143,11 +143,11 @@ class CommunicationCosts:
             all_reduce_bytes(sizes.gradient_shard, others), others, apart=degree, passes=2
         )
 
-    def _slices(self, sent: int, among: TensorAxis, *, passes: int) -> float:
+    def _slices(self, sent: int, axis: TensorAxis, *, passes: int) -> float:
         """Seconds of one ring of tensor-parallel ranks."""
         if not sent:
             return 0.0
-        ranks, apart = tensor_parallel_ring(self._plan.parallel.tensor, among)
+        ranks, apart = tensor_parallel_ring(self._plan.parallel.tensor, axis)
         return self._rounds(sent, ranks, apart, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
@@ -183,10 +183,10 @@ class CommunicationCosts:
         )
 
 
-def tensor_parallel_ring(slices: int, among: TensorAxis) -> tuple[int, int]:
+def tensor_parallel_ring(slices: int, axis: TensorAxis) -> tuple[int, int]:
     """Ranks in one ring of a layer's tensor-parallel group, and devices from one to the next.
 
     The ranks of a row are neighbours; a column's ring reaches over all rows.
     """
-    ranks = grid.group_size(slices, among)
-    return ranks, grid.group_span(slices, among) // ranks
+    ranks = grid.group_size(slices, axis)
+    return ranks, grid.group_span(slices, axis) // ranks

@@ -48,10 +48,10 @@ def stage_tier_peaks(
 
 
 def _stage(
-    program: Program, plan: Plan, graph: Graph, machine: Machine, held: int, stage: int
+    program: Program, plan: Plan, graph: Graph, machine: Machine, process_bytes: int, stage: int
 ) -> Iterator[TierPeak]:
     device_memory, *others = machine.device.tiers
-    full = memory_profile(program, plan, graph, runtime_bytes=held)
+    full = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
     yield TierPeak(
         tier=device_memory.name,
         capacity_bytes=device_memory.capacity_bytes,

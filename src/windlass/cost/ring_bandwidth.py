@@ -36,17 +36,17 @@ class RingCosts:
         self.links = links
         self._known: dict[tuple[int, int, int], LinkCost] = {}
 
-    def cost(self, ranks: int, apart: int, exchanging: int) -> LinkCost:
+    def cost(self, ranks: int, stride: int, active_devices: int) -> LinkCost:
         """The cost of a ring; arguments as in `ring_cost`."""
-        cached = self._known.get((ranks, apart, exchanging))
+        cached = self._known.get((ranks, stride, active_devices))
         if cached is None:
-            cached = ring_cost(self.links, ranks, stride=apart, active_devices=exchanging)
-            self._known[ranks, apart, exchanging] = cached
+            cached = ring_cost(self.links, ranks, stride=stride, active_devices=active_devices)
+            self._known[ranks, stride, active_devices] = cached
         return cached
 
-    def costs(self, ranks: Ints, apart: Ints, exchanging: Ints) -> tuple[Floats, Floats]:
+    def costs(self, ranks: Ints, stride: Ints, active_devices: Ints) -> tuple[Floats, Floats]:
         """Seconds of a byte and of a hop for many rings; a ring of one device costs nothing."""
-        columns = np.broadcast_arrays(ranks, apart, exchanging)
+        columns = np.broadcast_arrays(ranks, stride, active_devices)
         base = 1 + max(int(distinct.max(initial=0)) for distinct in columns)
         keys = (columns[0] * base + columns[1]) * base + columns[2]
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -104,15 +104,15 @@ def message_cost(links: Sequence[Link], devices: int, *, active_devices: int) ->
     return LinkCost((sharers if sharers <= unit else 1) / link.rate, link.latency)
 
 
-def _crossed(links: Sequence[Link], ranks: int, apart: int) -> Sequence[Link]:
+def _crossed(links: Sequence[Link], ranks: int, stride: int) -> Sequence[Link]:
     """The links from the innermost to the one that joins all members, else to the outermost."""
     if not links:
         raise KeyError("the machine states no link between devices")
-    ends = (index for index, link in enumerate(links, 1) if link.joins >= ranks * apart)
+    ends = (index for index, link in enumerate(links, 1) if link.joins >= ranks * stride)
     return links[: next(ends, len(links))]
 
 
-def _share(link: Link, unit: int, members: int, within: int, exchanging: int) -> float:
+def _share(link: Link, unit: int, members: int, within: int, active_devices: int) -> float:
     """Number of rings that a port of a link carries at once.
 
     Args:
@@ -120,12 +120,12 @@ def _share(link: Link, unit: int, members: int, within: int, exchanging: int) ->
         unit: devices that the next inner link joins; 1 for the innermost.
         members: members of a ring within a unit.
         within: members of a ring among all devices that the link joins.
-        exchanging: devices that exchange at once.
+        active_devices: devices that exchange at once.
     """
-    sharers = _sharers(link, exchanging)
+    sharers = _sharers(link, active_devices)
     return sharers / members if sharers <= unit else max(1, sharers // within)
 
 
-def _sharers(link: Link, exchanging: int) -> int:
+def _sharers(link: Link, active_devices: int) -> int:
     """Devices that use one port of a link at once."""
-    return min(link.shared_by or link.joins, exchanging)
+    return min(link.shared_by or link.joins, active_devices)

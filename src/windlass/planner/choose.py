@@ -68,16 +68,18 @@ def _fastest(
 ) -> PlanningResult:
     """The result for the fastest plan that fits, with runners-up and infeasible plans."""
     steps = request.train.steps
-    (plan, short), *_ = result.fitting
-    again = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
-    weighed = sorted((*result.fitting, *again), key=lambda item: run_seconds(item[1], steps))
-    # The winner's own program, whole: the same numbers, told of the program that will run.
+    (plan, extrapolated), *_ = result.fitting
+    twins = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
+    ranked = sorted((*result.fitting, *twins), key=lambda item: run_seconds(item[1], steps))
+    # The winner is predicted again from the full program that will run.
     prediction = with_budget(predict(plan, graph, machine), budget_bytes)
     return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
-        runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
+        runners_up=tuple(
+            runner_up((plan, extrapolated), item, steps) for item in _runners_up(ranked)
+        ),
         infeasible=tuple(_infeasible_with_fixes(result, request, graph, machine, budget_bytes)),
         evaluated=result.evaluated,
     )
@@ -102,8 +104,8 @@ def _nothing_fits(
 ) -> PlanningResult:
     """The result without a plan: the nearest plans, and advice."""
     in_phases = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
-    refused = (*result.infeasible, *((in_phases,) if in_phases else ()))
-    nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
+    infeasible = (*result.infeasible, *((in_phases,) if in_phases else ()))
+    nearest = sorted(infeasible, key=lambda item: item[1].peak_bytes)
     return PlanningResult(
         plan=None,
         prediction=None,
@@ -113,15 +115,15 @@ def _nothing_fits(
     )
 
 
-def _runners_up(weighed: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
+def _runners_up(ranked: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
     """The next best plans, and the best with another precision, mode or recompute."""
-    shown = list(weighed[1 : _RUNNERS_UP + 1])
-    best = weighed[0][0]
+    runners_up = list(ranked[1 : _RUNNERS_UP + 1])
+    best = ranked[0][0]
     for trait in (_precision, _compile, _recompute, _phases):
-        rival = next((item for item in weighed if trait(item[0]) != trait(best)), None)
-        if rival is not None and rival not in shown:
-            shown.append(rival)
-    return shown
+        rival = next((item for item in ranked if trait(item[0]) != trait(best)), None)
+        if rival is not None and rival not in runners_up:
+            runners_up.append(rival)
+    return runners_up
 
 
 def _precision(plan: Plan) -> str:

@@ -152,7 +152,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
 
 def _recompute_layers(stage: Stage, phase: tuple[int, int]) -> int | None:
     """Recomputed layers of a small stage; at least one that could be recomputed is not."""
-    some = phase[1] - phase[0] - 2  # embedding and head, if they are there, never do
+    some = phase[1] - phase[0] - 2  # embedding and head, if there, are never recomputed
     return None if stage.recompute_layers is None or some < 1 else min(stage.recompute_layers, some)
 
 
@@ -224,7 +224,7 @@ def _plan_changes(plan: Plan, small: Plan) -> Iterable[str]:
         "parallel.pipeline": lambda p: p.parallel.pipeline,
         "parallel.tensor": lambda p: p.parallel.tensor,
         "parallel.data": lambda p: p.parallel.data,
-        "virtual_stages": lambda p: p.parallel.virtual_stages,
+        "parallel.virtual_stages": lambda p: p.parallel.virtual_stages,
         "sharding.parameters": lambda p: p.sharding.parameters,
         "sharding.optimizer": lambda p: p.sharding.optimizer,
         "batch.micro": lambda p: p.batch.micro,
@@ -232,9 +232,9 @@ def _plan_changes(plan: Plan, small: Plan) -> Iterable[str]:
         "batch.sequence": lambda p: p.batch.sequence,
         "layers": lambda p: p.stages[-1].end_layer,
     }
-    for name, of in numbers.items():
-        if of(plan) != of(small):
-            yield f"`{name}` {of(plan)} -> {of(small)}"
+    for name, number in numbers.items():
+        if number(plan) != number(small):
+            yield f"`{name}` {number(plan)} -> {number(small)}"
 
 
 def _model_changes(shape: TransformerConfig, model: ModelRequest) -> str:

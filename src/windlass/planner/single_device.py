@@ -64,7 +64,7 @@ def search_single_device(
     Raises:
         InputErrors: the request asks for something impossible.
     """
-    return _SingleDeviceSearch(request, graph, machine, budget_bytes).found()
+    return _SingleDeviceSearch(request, graph, machine, budget_bytes).result()
 
 
 class _SingleDeviceSearch:
@@ -75,47 +75,50 @@ class _SingleDeviceSearch:
         """Seconds of the fastest run found so far."""
         self._evaluated: list[EvaluatedPlan] = []
 
-    def found(self) -> SingleDeviceResult:
+    def result(self) -> SingleDeviceResult:
         """Evaluates all three kinds of plans, each bounded by the fastest plan so far."""
         request = self._request
-        near, away, turned = (
+        on_device, offloaded, in_phases = (
             FilteredPlans(fitting=(), infeasible=()),
             FilteredPlans(fitting=(), infeasible=()),
             0,
         )
         count = 0
         if request.phases is None or request.phases == 1:
-            every = open_single_stage_plans(request, self._graph, self._machine)
-            kept = () if request.offload.optimizer not in (None, DEVICE_TIER) else every
-            beyond = self._with_offloaded_optimizer(every)
-            near, away = (
+            plans = open_single_stage_plans(request, self._graph, self._machine)
+            unoffloaded = () if request.offload.optimizer not in (None, DEVICE_TIER) else plans
+            with_offload = self._with_offloaded_optimizer(plans)
+            on_device, offloaded = (
                 filter_by_memory(each, self._graph, self._machine, self._budget_bytes)
-                for each in (kept, beyond)
+                for each in (unoffloaded, with_offload)
             )
-            count = len(kept) + len(beyond)
-            for plan in self._with_min_recompute(near):
+            count = len(unoffloaded) + len(with_offload)
+            for plan in self._with_min_recompute(on_device):
                 self._evaluate(plan)
-            self._evaluate_offloaded(away)
+            self._evaluate_offloaded(offloaded)
         if self._tries_phases():
-            turned = self._evaluate_phases()
+            in_phases = self._evaluate_phases()
         self._evaluated.sort(key=self._rank)
         return SingleDeviceResult(
             fitting=tuple(self._evaluated),
-            in_memory=(*near.fitting, *away.fitting),
+            in_memory=(*on_device.fitting, *offloaded.fitting),
             infeasible=tuple(
-                sorted((*near.infeasible, *away.infeasible), key=lambda item: item[1].peak_bytes)
+                sorted(
+                    (*on_device.infeasible, *offloaded.infeasible),
+                    key=lambda item: item[1].peak_bytes,
+                )
             ),
-            evaluated=count + turned,
+            evaluated=count + in_phases,
         )
 
-    def _with_offloaded_optimizer(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
+    def _with_offloaded_optimizer(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
         """The plans with optimizer state in each offload tier that has room for it."""
         pin = self._request.offload.optimizer
         tiers = [tier for tier in offload_tiers(self._machine) if pin in (None, tier.name)]
         offloaded = (
             (plan.model_copy(update={"offload": Offload(optimizer=tier.name)}), tier.capacity_bytes)
             for tier in tiers
-            for plan in every
+            for plan in plans
             if plan.precision != "float64"
         )
         return tuple(
@@ -134,10 +137,10 @@ class _SingleDeviceSearch:
         pinned = request.recompute is not None or request.recompute_layers is not None
         return request.phases is not None or not (pinned and self._evaluated)
 
-    def _with_min_recompute(self, sieved: FilteredPlans) -> Iterator[Plan]:
+    def _with_min_recompute(self, filtered: FilteredPlans) -> Iterator[Plan]:
         """Plans that fit, each with the least recompute with which it still fits, in each mode."""
         is_open = self._request.recompute is None and self._request.recompute_layers is None
-        for plan in without_needless_recompute(sieved.fitting):
+        for plan in without_needless_recompute(filtered.fitting):
             if is_open and plan.recompute != "none":
                 yield from min_recompute_plans(plan, self._graph, self._machine, self._budget_bytes)
             else:
@@ -148,16 +151,16 @@ class _SingleDeviceSearch:
         self._evaluated.append((plan, prediction))
         self._best = min(self._best, self._run_seconds(prediction))
 
-    def _evaluate_offloaded(self, sieved: FilteredPlans) -> None:
+    def _evaluate_offloaded(self, filtered: FilteredPlans) -> None:
         """Evaluates plans with offloaded optimizer state until no other can be the fastest."""
-        least: dict[Plan, float] = {}
-        bounded: list[tuple[float, int, Plan]] = []
-        for plan in without_needless_recompute(sieved.fitting):
+        bounds: dict[Plan, float] = {}
+        ordered: list[tuple[float, int, Plan]] = []
+        for plan in without_needless_recompute(filtered.fitting):
             twin = vary(plan, recompute="none").model_copy(update={"offload": Offload()})
-            if twin not in least:
-                least[twin] = self._run_seconds(self._without_updates(twin))
-            bounded.append((least[twin], len(bounded), plan))
-        for seconds, _, plan in sorted(bounded):
+            if twin not in bounds:
+                bounds[twin] = self._run_seconds(self._without_updates(twin))
+            ordered.append((bounds[twin], len(ordered), plan))
+        for seconds, _, plan in sorted(ordered):
             if seconds >= self._best:
                 break
             for each in self._with_min_recompute(FilteredPlans(fitting=(plan,), infeasible=())):

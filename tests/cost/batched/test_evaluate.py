@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import sharded_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.config_keys import (
     ComputeConfig,
     LayerConfig,
@@ -26,7 +26,7 @@ from windlass.schema.machine import Machine, Tier
 from windlass.schema.plan import Offload, Plan
 
 GRAPHS = tuple(
-    cut_graph(graph)
+    sharded_graph(graph)
     for graph in (
         tiny_graph(layers=10, width=256, vocabulary=500, tied=False),
         tiny_graph(layers=10, width=256, vocabulary=500, tied=True),

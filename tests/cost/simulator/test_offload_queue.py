@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import AWAY, cut_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict
 from windlass.cost.simulator.event_simulator import simulate_programs
@@ -24,7 +24,7 @@ def machine(rate: float) -> Machine:
 
 def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> Prediction:
     graph, on = tiny_graph(layers=4), machine(rate)
-    away = {"offload": AWAY, "phases": PHASES} if streamed else {}
+    away = {"offload": HOST_OFFLOAD, "phases": PHASES} if streamed else {}
     plan = tiny_plan(graph, on, accumulation=accumulation, **away)
     return predict(plan, graph, on)
 
@@ -40,9 +40,9 @@ def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
     on = machine(1e18)
     link = tiny_machine(devices=4).links[0].model_copy(update={"rate": 1e6})
     on = on.model_copy(update={"devices_per_host": 4, "links": (link,)})
-    graph = cut_graph(tiny_graph(layers=4), (2,))
+    graph = sharded_graph(tiny_graph(layers=4), (2,))
     plan = tiny_plan(
-        graph, on, tensor=2, data=2, sharding=(2, 2), accumulation=2, offload=AWAY, phases=PHASES
+        graph, on, tensor=2, data=2, sharding=(2, 2), accumulation=2, offload=HOST_OFFLOAD, phases=PHASES
     )
     told = predict(plan, graph, on)
     assert told.by_term["communication and waiting"] > told.step_seconds / 2
@@ -87,7 +87,7 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
 @given(st.floats(1e5, 1e12))
 def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
-    plan = tiny_plan(graph, on, accumulation=2, offload=AWAY, phases=PHASES)
+    plan = tiny_plan(graph, on, accumulation=2, offload=HOST_OFFLOAD, phases=PHASES)
     alone, repeats = first_step_cost(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
     assert repeats.offload is not None
     assert alone.written_bytes == repeats.offload.written_bytes
@@ -105,7 +105,7 @@ def test_a_step_alone_in_memory_is_like_any_other():
 
 def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
     graph, on = tiny_graph(layers=4), machine(1e6)
-    home = AWAY.model_copy(update={"activations": "host"})
+    home = HOST_OFFLOAD.model_copy(update={"activations": "host"})
     plan = tiny_plan(graph, on, accumulation=2, offload=home, phases=PHASES)
     (program,) = lower(plan, graph)
     spans = simulate_programs(plan, graph, on, InstructionCosts(plan, graph, on), (program,))[0]

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from factories import cut_graph, tiny_graph, tiny_machine
+from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.planner.choose import choose
 from windlass.planner.explain import explain
@@ -37,10 +37,10 @@ from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
 GRAPHS = tuple(
-    cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
+    sharded_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
     for layers, width, tied in ((3, 64, True), (4, 256, False), (6, 128, True))
 )
-WIDE = cut_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
+WIDE = sharded_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
 """Whose state is larger than what moves are staged in."""
 STEPS = 10
 REPLICAS = (

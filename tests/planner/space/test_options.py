@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import cut_graph, tiny_graph, tiny_machine
+from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.errors import InputErrors
 from windlass.planner.space.options import (
     divisors,
@@ -114,7 +114,7 @@ def test_varying_the_micro_batch_keeps_the_global_batch():
     assert vary(plan, micro=3).global_batch == plan.global_batch
 
 
-SLICED = cut_graph(tiny_graph(layers=2, tied=False), degrees=(2, 4, 8))
+SLICED = sharded_graph(tiny_graph(layers=2, tied=False), degrees=(2, 4, 8))
 EIGHT = tiny_machine(devices=8)
 
 

@@ -43,12 +43,12 @@ def advise(
     """
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
-    state = min(training_state_bytes(plan, graph) for plan, _ in refused)
+    state_bytes = min(training_state_bytes(plan, graph) for plan, _ in refused)
     free_bytes = budget_bytes - machine.device.process_bytes(compiled=False)
     prediction = evaluate(nearest, graph, machine, budget_bytes=budget_bytes)
     base = prediction.step_seconds / prediction.tokens_per_step
     changes = list(_budget(memory, nearest, machine))
-    if state <= free_bytes or offload_tiers(machine):
+    if state_bytes <= free_bytes or offload_tiers(machine):
         changes += _changes(request, graph, machine, base, budget_bytes)
     changes += _alternatives(request, graph, machine, base, budget_bytes, changes)
     changes += _with_smaller_moments(request, graph, machine, base, budget_bytes)
@@ -58,9 +58,9 @@ def advise(
         over_bytes=memory.peak_bytes - budget_bytes,
         by_class=memory.by_class,
         changes=tuple(sorted(changes, key=lambda change: (change.cost, len(change.overrides)))),
-        state_bytes=state,
+        state_bytes=state_bytes,
         tier_shortages=_shortages(graph, nearest, machine),
-        devices=ceil(state / free_bytes) if free_bytes > 0 else None,
+        devices=ceil(state_bytes / free_bytes) if free_bytes > 0 else None,
     )
 
 

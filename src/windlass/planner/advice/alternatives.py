@@ -31,7 +31,7 @@ class _Alternative(NamedTuple):
 
     plan: Plan
     prediction: Prediction
-    freed: tuple[str, ...]
+    dropped: tuple[str, ...]
 
     @property
     def token_seconds(self) -> float:
@@ -75,18 +75,18 @@ def alternatives(
     """
     named_plans = [change.plan for change in already_named]
     search = _Search(request, graph, machine, budget_bytes)
-    kinds = [*search.whole(), search.away()]
-    in_phases = search.in_turns()
+    kinds = [*search.on_device(), search.optimizer_offloaded()]
+    in_phases = search.in_phases()
     first = [kind[0] for kind in kinds if kind and not _is_named(kind[0], named_plans)]
     chosen = sorted(first, key=_token_seconds)[: max(0, count - len(named_plans))]
     first_in_phases = next(in_phases, None)
     if first_in_phases is not None and not _is_named(first_in_phases, named_plans):
         chosen.append(first_in_phases)
-    for each in chain(in_phases, *reversed(kinds)):
+    for other in chain(in_phases, *reversed(kinds)):
         if len(named_plans) + len(chosen) >= count:
             break
-        if each.plan not in (*named_plans, *(way.plan for way in chosen)):
-            chosen.append(each)
+        if other.plan not in (*named_plans, *(way.plan for way in chosen)):
+            chosen.append(other)
     return tuple(
         Change(
             overrides=tuple(_overrides(request, way)),
@@ -102,51 +102,56 @@ class _Search:
     """Finds plans that fit with as few pins dropped as possible, fastest first."""
 
     def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
-        open_ = {"recompute": None, "recompute_layers": None, "phases": None}
-        self._request = request.model_copy(update=open_)
+        unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
+        self._request = request.model_copy(update=unpinned)
         self._graph, self._machine, self._budget_bytes = graph, machine, budget_bytes
 
-    def whole(self) -> Iterator[list[_Alternative]]:
+    def on_device(self) -> Iterator[list[_Alternative]]:
         """Plans with everything on the device, for each recompute mode."""
-        near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE_TIER)})
+        request = self._request.model_copy(
+            update={"offload": OffloadRequest(optimizer=DEVICE_TIER)}
+        )
         fitting: dict[int, list[_Alternative]] = {}
-        for how in _RECOMPUTE_MODES:
-            for at, dropped in enumerate(_DROPPED_PINS):
-                if at not in fitting:
-                    fitting[at] = self._fitting(near, dropped)
-                if kind := [way for way in fitting[at] if way.plan.recompute == how]:
+        for mode in _RECOMPUTE_MODES:
+            for index, dropped in enumerate(_DROPPED_PINS):
+                if index not in fitting:
+                    fitting[index] = self._fitting(request, dropped)
+                if kind := [way for way in fitting[index] if way.plan.recompute == mode]:
                     yield kind
                     break
 
-    def away(self) -> list[_Alternative]:
+    def optimizer_offloaded(self) -> list[_Alternative]:
         """Plans with offloaded optimizer state."""
         fitting: list[_Alternative] = []
         for tier in offload_tiers(self._machine):
-            away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
-            fitting += next(self._fewest_dropped(away), [])
+            offload = OffloadRequest(optimizer=tier.name)
+            request = self._request.model_copy(update={"offload": offload})
+            fitting += next(self._fewest_dropped(request), [])
         return sorted(fitting, key=_token_seconds)
 
-    def in_turns(self) -> Iterator[_Alternative]:
+    def in_phases(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
         if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
             return
-        fitting = next(self._fewest_dropped(self._request, turned=True), [])
+        fitting = next(self._fewest_dropped(self._request, in_phases=True), [])
         yield from fitting[:1]
         count = max((len(way.plan.stages[0].phases) for way in fitting), default=self._graph.layers)
         while count < self._graph.layers:
             count = min(2 * count, self._graph.layers)
             more = self._request.model_copy(update={"phases": count})
-            yield from next(self._fewest_dropped(more, turned=True), [])[:1]
+            yield from next(self._fewest_dropped(more, in_phases=True), [])[:1]
 
     def _fewest_dropped(
-        self, request: Request, *, turned: bool = False
+        self, request: Request, *, in_phases: bool = False
     ) -> Iterator[list[_Alternative]]:
         """Plans that fit with the fewest pins dropped, then with more."""
-        fitting = (self._fitting(request, dropped, turned=turned) for dropped in _DROPPED_PINS)
+        fitting = (
+            self._fitting(request, dropped, in_phases=in_phases) for dropped in _DROPPED_PINS
+        )
         return filter(None, fitting)
 
     def _fitting(
-        self, request: Request, dropped: dict[str, object], *, turned: bool = False
+        self, request: Request, dropped: dict[str, object], *, in_phases: bool = False
     ) -> list[_Alternative]:
         """Plans that fit with these pins dropped, as far as a request can name them.
 
@@ -157,7 +162,7 @@ class _Search:
             search_phases(
                 PlanSpace(open_request, self._graph, self._machine), self._budget_bytes
             ).best
-            if turned
+            if in_phases
             else search_single_device(
                 open_request, self._graph, self._machine, self._budget_bytes
             ).fitting
@@ -177,7 +182,7 @@ def _is_named(way: _Alternative, named_plans: Sequence[Plan]) -> bool:
 
 def _overrides(request: Request, way: _Alternative) -> Iterator[str]:
     """The plan's values for what defines its kind, and for the pins that were dropped."""
-    plan, dropped, in_phases = way.plan, way.freed, way.plan.is_offloaded("parameters")
+    plan, dropped, in_phases = way.plan, way.dropped, way.plan.is_offloaded("parameters")
     if in_phases:
         yield f"phases={len(plan.stages[0].phases)}"
     elif request.phases not in (None, 1):
@@ -208,11 +213,11 @@ def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
         request: the request to which the overrides are added.
     """
     yield f"recompute={plan.recompute}"
-    counted = plan.stages[0].recompute_layers
-    if counted is None and request.recompute_layers is not None:
-        counted = len(recomputable_layers(plan, plan.stages[0]))
-    if counted is not None:
-        yield f"recompute_layers={counted}"
+    layers = plan.stages[0].recompute_layers
+    if layers is None and request.recompute_layers is not None:
+        layers = len(recomputable_layers(plan, plan.stages[0]))
+    if layers is not None:
+        yield f"recompute_layers={layers}"
 
 
 def _token_seconds(way: _Alternative) -> float:

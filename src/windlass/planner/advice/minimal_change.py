@@ -47,7 +47,7 @@ _PARALLEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "parallel": ("pipeline", "tensor", "data"),
     "schedule": ("schedule", "virtual_stages"),
 }
-"""Fields of `Request.parallel` that are freed together."""
+"""Fields of `Request.parallel` that are opened together."""
 
 
 class _FittingPlan(NamedTuple):
@@ -63,30 +63,29 @@ _Search = Callable[[Request], _FittingPlan | None]
 
 
 def minimal_fix(
-    space: PlanSpace, costs: LayerCosts, found: Candidate, budget_bytes: float
+    space: PlanSpace, costs: LayerCosts, infeasible: Candidate, budget_bytes: float
 ) -> Change | None:
     """The cheapest change of one kind; None if no single change is enough.
 
     Args:
         space: space that the plan belongs to.
         costs: costs of its layers.
-        found: a plan that does not fit.
+        infeasible: a plan that does not fit.
         budget_bytes: device memory budget.
     """
 
     def search(request: Request) -> _FittingPlan | None:
-        open_ = PlanSpace(request, space.graph, space.machine)
-        for candidate in BranchAndBound(open_, budget_bytes, chain=costs).fastest(1).best:
-            plan = open_.plan(candidate.batch, candidate.row)
-            if (
-                open_.minimizes_recompute and plan.recompute != "none"
-            ):  # stages have ways of their own
+        open_space = PlanSpace(request, space.graph, space.machine)
+        for candidate in BranchAndBound(open_space, budget_bytes, chain=costs).fastest(1).best:
+            plan = open_space.plan(candidate.batch, candidate.row)
+            # A request names one mode for all stages; the search may have mixed several.
+            if open_space.minimizes_recompute and plan.recompute != "none":
                 return search(request.model_copy(update=_requestable_recompute(plan)))
             return _FittingPlan(plan, candidate.step_seconds, int(candidate.peak_bytes))
         return None
 
-    plan = space.plan(found.batch, found.row)
-    changes = _changes(plan, found.step_seconds, space.request, _OPENED, search)
+    plan = space.plan(infeasible.batch, infeasible.row)
+    changes = _changes(plan, infeasible.step_seconds, space.request, _OPENED, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
@@ -104,9 +103,11 @@ def minimal_fix_single_device(
     """
 
     def search(request: Request) -> _FittingPlan | None:
-        for mended, told in search_single_device(request, graph, machine, budget_bytes).fitting:
-            if is_requestable(mended):
-                return _FittingPlan(mended, told.step_seconds, told.peaks[0].peak_bytes)
+        fitting = search_single_device(request, graph, machine, budget_bytes).fitting
+        for plan, prediction in fitting:
+            if is_requestable(plan):
+                peak_bytes = prediction.peaks[0].peak_bytes
+                return _FittingPlan(plan, prediction.step_seconds, peak_bytes)
         return None
 
     seconds = evaluate(plan, graph, machine, budget_bytes=budget_bytes).step_seconds
@@ -124,19 +125,19 @@ def _changes(
     """The cheapest change of each kind, if one is enough."""
     before = _override_values(plan)
     for name, keys in opened.items():
-        mended = search(_pin_except(request, plan, name))
-        if mended is not None:
-            said = _override_values(mended.plan)
-            told = (key for key in keys if said[key] not in (None, before[key]))
+        fitting = search(_pin_except(request, plan, name))
+        if fitting is not None:
+            after = _override_values(fitting.plan)
+            changed = (key for key in keys if after[key] not in (None, before[key]))
             yield Change(
-                overrides=tuple(f"{key}={_shown(said[key])}" for key in told),
-                plan=mended.plan,
-                peak_bytes=mended.peak_bytes,
-                cost=mended.step_seconds / step_seconds - 1,
+                overrides=tuple(f"{key}={_shown(after[key])}" for key in changed),
+                plan=fitting.plan,
+                peak_bytes=fitting.peak_bytes,
+                cost=fitting.step_seconds / step_seconds - 1,
             )
 
 
-def _pin_except(request: Request, plan: Plan, freed: str) -> Request:
+def _pin_except(request: Request, plan: Plan, opened: str) -> Request:
     """The request with all of a plan pinned except what is opened."""
     pins: dict[str, object] = {
         "parallel": ParallelRequest(**dict(plan.parallel)),
@@ -151,18 +152,16 @@ def _pin_except(request: Request, plan: Plan, freed: str) -> Request:
         "compile": plan.compile,
         "phases": 1,
     }
-    if freed in _PARALLEL_FIELDS:
-        opened = {name: getattr(request.parallel, name) for name in _PARALLEL_FIELDS[freed]}
-        pins["parallel"] = ParallelRequest(**dict(plan.parallel) | opened)
+    if opened in _PARALLEL_FIELDS:
+        fields = {name: getattr(request.parallel, name) for name in _PARALLEL_FIELDS[opened]}
+        pins["parallel"] = ParallelRequest(**dict(plan.parallel) | fields)
     else:
-        pins[freed] = getattr(request, freed)
-    if freed == "recompute":
+        pins[opened] = getattr(request, opened)
+    if opened == "recompute":
         pins["recompute_layers"] = request.recompute_layers
-    if freed == "phases":  # all state goes with the weights
+    if opened == "phases":  # all state is offloaded with the weights
         pins["offload"] = request.offload
-    if (
-        freed == "parallel"
-    ):  # the micro-batch stays, and with other replicas comes another accumulation
+    if opened == "parallel":  # the micro-batch stays; other replicas need another accumulation
         pins["batch"] = BatchRequest(micro=plan.batch.micro)
         pins["sharding"] = request.sharding
     return request.model_copy(update=pins)
@@ -190,8 +189,8 @@ def _override_values(plan: Plan) -> dict[str, object]:
 
 def _requestable_recompute(plan: Plan) -> dict[str, object]:
     """Recompute as a request can name it, with no fewer layers recomputed than the plan has."""
-    hows = {stage.recompute for stage in plan.stages} - {"none"}
-    if len(hows) > 1 or any(stage.recompute_rest for stage in plan.stages):
+    modes = {stage.recompute for stage in plan.stages} - {"none"}
+    if len(modes) > 1 or any(stage.recompute_rest for stage in plan.stages):
         return {"recompute": "full", "recompute_layers": None}
     return {"recompute": plan.recompute, "recompute_layers": recompute_layers(plan)}
 

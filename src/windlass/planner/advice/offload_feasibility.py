@@ -28,7 +28,7 @@ def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
     faults = tuple(_phase_faults(request.phases or 1, graph, machine))
     if faults:
         raise InputErrors(faults)
-    unpinned = {"recompute": None, "recompute_layers": None}  # in phases these have no say
+    unpinned = {"recompute": None, "recompute_layers": None}  # phases do not use these
     bases = open_single_stage_plans(request.model_copy(update=unpinned), graph, machine)
     shortages = tier_shortages(bases, graph, machine)
     if len(shortages) == len(offload_tiers(machine)):
@@ -58,9 +58,9 @@ def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> 
         if tier.name == request.offload.optimizer:
             needed = min(offloaded_bytes(plan, graph) for plan in bases)
             if needed > tier.capacity_bytes:
-                lacks = f"{format_bytes(needed)}, but it has {format_bytes(tier.capacity_bytes)}"
-                way_out = "leave it open, or set `moments` to fewer bits"
-                raise InputErrors((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
+                sizes = f"{format_bytes(needed)}, but it has {format_bytes(tier.capacity_bytes)}"
+                fix = "leave it open, or set `moments` to fewer bits"
+                raise InputErrors((f"`offload.optimizer` = {tier.name} needs {sizes}; {fix}",))
 
 
 def tier_shortages(
@@ -73,9 +73,9 @@ def tier_shortages(
         graph: a graph of at least 2 layers.
         machine: the machine of the plans.
     """
-    halves = _two_phases(graph)
+    stages = _two_phases(graph)
     needed = {
-        tier: min(_offloaded_in_phases(plan, halves, tier.name, graph) for plan in bases)
+        tier: min(_offloaded_in_phases(plan, stages, tier.name, graph) for plan in bases)
         for tier in offload_tiers(machine)
     }
     return tuple(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import get_args
 
 import numpy as np
 
@@ -17,13 +16,12 @@ from windlass.planner.gc_paused import gc_paused
 from windlass.planner.search.bound_queue import BoundQueue, LowerBounds
 from windlass.planner.search.min_recompute import minimize_recompute, recompute_twins
 from windlass.planner.search.top_k import SearchResult, TopK
+from windlass.planner.space.open_choices import RECOMPUTE_MODES
 from windlass.planner.space.plan_space import PlanBatch, PlanSpace
-from windlass.schema.plan import Recompute
 
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
-_RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 _BATCH = 256
 """Plans whose least recompute is searched at a time."""
 
@@ -132,7 +130,7 @@ class BranchAndBound:
                 continue
             cell = self.space.batch_of(shape, self._smallest_microbatches(shape, able))
             rows = cell.table
-            modes = np.array([_RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])[
+            modes = np.array([RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])[
                 rows.recompute
             ]
             kept = _shards_most(rows)[rows.sharding] & (modes == modes.max())[rows.config]
@@ -155,7 +153,7 @@ class BranchAndBound:
             found.add(cell, scores, totals, self._budget)
             return None
         fits = (totals.peak_bytes <= self._budget) & (totals.offload_fill <= 1)
-        twin, some, whole = (recompute_twins(cell.table, mode) for mode in _RECOMPUTE_MODES)
+        twin, some, whole = (recompute_twins(cell.table, mode) for mode in RECOMPUTE_MODES)
         spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._budget)
         found.add(cell, np.where(spares, inf, scores), totals, self._budget)
         own = np.arange(cell.table.count)  # of twins that fit one is enough

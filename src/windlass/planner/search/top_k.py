@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from itertools import product
 from math import inf
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.evaluate import PlanTotals
+from windlass.planner.space.open_choices import RECOMPUTE_MODES
 from windlass.planner.space.plan_space import PlanBatch
 from windlass.schema.plan import PipelineSchedule, Recompute
 
@@ -41,7 +42,6 @@ class PlanFamily(NamedTuple):
 _FAMILY_GAP = 0.25
 """Relative gap to the fastest plan up to which a family's fastest plan is reported."""
 
-_RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 _SHARDING = ("none", "state", "weights")
 
 
@@ -183,16 +183,16 @@ def _bytes(found: Candidate | None) -> float:
 def _families_of(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
     """The families of a batch's plans, and the index of each plan's family, `[plan]`."""
     rows, shape = cell.table, cell.shape
-    modes = np.array([_RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])
+    modes = np.array([RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])
     of_run = (
-        rows.layer_configs.tensor[rows.layer_config] * len(_RECOMPUTE_MODES) + modes[rows.recompute]
+        rows.layer_configs.tensor[rows.layer_config] * len(RECOMPUTE_MODES) + modes[rows.recompute]
     )
     of_pair = rows.optimizer_tier * len(_SHARDING) + (rows.pairs > 1).sum(axis=1)
     homes = rows.sharding_table.optimizer_tiers
     traits = [
         PlanFamily(shape.pipeline, tensor, shape.schedule, mode, shares, home)
         for tensor, mode, home, shares in product(
-            rows.layer_configs.tensors, _RECOMPUTE_MODES, homes, _SHARDING
+            rows.layer_configs.tensors, RECOMPUTE_MODES, homes, _SHARDING
         )
     ]
     pairs = len(homes) * len(_SHARDING)

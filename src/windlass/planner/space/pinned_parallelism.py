@@ -96,8 +96,8 @@ def _parallelism_faults(
     if parallel.pipeline * virtual_stages > graph.layers:
         yield (
             f"`parallel.pipeline` x `parallel.virtual_stages` = {parallel.pipeline} x "
-            f"{virtual_stages}, but `{graph.name}` has {graph.layers} layers, and every model chunk needs one; lower "
-            "a degree"
+            f"{virtual_stages}, but `{graph.name}` has {graph.layers} layers, and every model "
+            "chunk needs one; lower a degree"
         )
     if request.train.batch % parallel.data:
         yield (
