@@ -9,7 +9,7 @@ from windlass import api
 from windlass.cli.console import console, print_bullets, print_json
 from windlass.report.formatting import describe_plan
 from windlass.report.terminal.verification_table import (
-    InjectedFault,
+    InjectedFaultRow,
     describe_verdict,
     injected_faults_table,
     verification_table,
@@ -72,9 +72,9 @@ def verify_and_print(
         sys.exit(1)
 
 
-def _table_rows(faults: Sequence[api.FaultResult]) -> tuple[InjectedFault, ...]:
+def _table_rows(faults: Sequence[api.FaultResult]) -> tuple[InjectedFaultRow, ...]:
     return tuple(
-        InjectedFault(fault.description, fault.layer, fault.result, fault.detected)
+        InjectedFaultRow(fault.description, fault.layer, fault.result, fault.detected)
         for fault in faults
     )
 

@@ -110,6 +110,39 @@ def launch_script(
         device_kind: torch's name for the type of device.
     """
     notes = "\n".join(f"# {line}".rstrip() for line in _notes(parallelism, nodes, per_node))
+    setup, start = _rank_commands(
+        folder, run_id, nodes=nodes, per_node=per_node, device_kind=device_kind
+    )
+    if launcher == "torchrun":
+        return f"""#!/bin/sh
+# Run this on each of {_count(nodes, "host")}, all at about the same time:
+#     HEAD=name-of-any-one-of-them sh {folder / names.LAUNCH_FILE}
+{notes}
+HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
+: "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
+{setup}exec {start}
+"""
+    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
+    return f"""#!/bin/bash
+#SBATCH --job-name=windlass-{run_id[-6:]}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+{gpus}#SBATCH --exclusive
+#SBATCH --signal=TERM@{_NOTICE_SECONDS}
+#SBATCH --output={folder}/slurm-%j.out
+# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to resume. Slurm sends SIGTERM
+# before the job's time ends: the current step is completed and saved.
+{notes}
+HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export HEAD
+{setup}srun {start}
+"""
+
+
+def _rank_commands(
+    folder: Path, run_id: str, *, nodes: int, per_node: int, device_kind: str
+) -> tuple[str, str]:
+    """Lines that set variables, and the command that starts the ranks of one host."""
     store = f'"$HEAD:${{PORT:-{_PORT}}}"'
     command = f"-m windlass rank {shlex.quote(str(folder))} --status-store {store}"
     python = shlex.quote(sys.executable)
@@ -126,30 +159,7 @@ def launch_script(
     # that count (torch 2.13), and would then find addresses of processes that are gone.
     unshared = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
     first = 'FIRST=0; [ "${ADDR:-}" = "$HEAD" ] && FIRST=1\n'
-    if launcher == "torchrun":
-        return f"""#!/bin/sh
-# Run this on each of {_count(nodes, "host")}, all at about the same time:
-#     HEAD=name-of-any-one-of-them sh {folder / names.LAUNCH_FILE}
-{notes}
-HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
-: "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
-{threads}{unshared}{first}exec {start}
-"""
-    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
-    return f"""#!/bin/bash
-#SBATCH --job-name=windlass-{run_id[-6:]}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --exclusive
-#SBATCH --signal=TERM@{_NOTICE_SECONDS}
-#SBATCH --output={folder}/slurm-%j.out
-# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to resume. Slurm sends SIGTERM
-# before the job's time ends: the current step is completed and saved.
-{notes}
-HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-export HEAD
-{threads}{unshared}{first}srun {start}
-"""
+    return threads + unshared + first, start
 
 
 def ranks_by_host(nodes: int, per_node: int) -> tuple[range, ...]:

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
-from windlass.cli.options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 from windlass.errors import RunBroken
 from windlass.report.formatting import describe_phases

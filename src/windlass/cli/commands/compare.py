@@ -9,8 +9,7 @@ from cyclopts import Parameter
 from rich.console import RenderableType
 
 from windlass import api
-from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
-from windlass.cli.options import (
+from windlass.cli.command_options import (
     NO_OPTIONS,
     AsJson,
     RequestOptions,
@@ -18,6 +17,7 @@ from windlass.cli.options import (
     require_machine_names,
     split_overrides,
 )
+from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
 from windlass.errors import RequestError
 from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
 from windlass.report.terminal.comparison_tables import (

@@ -6,8 +6,8 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console
-from windlass.cli.options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.errors import RequestError
 from windlass.report.terminal.plan_tables import plan_table
 from windlass.units import format_bytes, format_seconds

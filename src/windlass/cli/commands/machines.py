@@ -3,9 +3,9 @@
 from cyclopts import App
 
 from windlass import api
+from windlass.cli.command_options import AsJson
 from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
-from windlass.cli.options import AsJson
 from windlass.hardware.number_sources import StatedNumber, stated_numbers
 from windlass.models import catalog as model_catalogue
 from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table

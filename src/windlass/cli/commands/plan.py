@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.atomic_files import require_writable
+from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
-from windlass.cli.options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.errors import RequestError
 from windlass.planner.explain import Explanation, explain
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table

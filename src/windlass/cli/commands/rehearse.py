@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from windlass import api
+from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.console import ProgressBars
-from windlass.cli.options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 
 

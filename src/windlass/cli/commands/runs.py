@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.markup import escape
 
 from windlass import api
+from windlass.cli.command_options import AsJson
 from windlass.cli.console import console, print_json, print_line
-from windlass.cli.options import AsJson
 from windlass.report.terminal.run_tables import record_table, runs_table
 from windlass.tracking.run_index import describe_other_formats
 

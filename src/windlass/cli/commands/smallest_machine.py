@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.cli.command_options import AsJson, require_machine_names, split_overrides
 from windlass.cli.console import ProgressBars, console, print_json
-from windlass.cli.options import AsJson, require_machine_names, split_overrides
 from windlass.report.figures.smallest_machine import smallest_machine_figure
 from windlass.report.terminal.comparison_tables import smallest_machine_table
 

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from windlass import api
+from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console, error_console
-from windlass.cli.options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.errors import RankLost, RunInterrupted
 from windlass.models.catalog import is_causal
 from windlass.report.terminal.live_view import TrainingView
@@ -40,7 +40,7 @@ def train(
         model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         on: The machine; `here` if not given.
-        options: Of the request.
+        options: Device memory budget and request file.
         runs: The folder that holds the run folders.
         folder: Train into this folder instead of a new one under `runs`.
         elastic: If a device is lost, continue with the remaining ones.

@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.cli.command_options import AsJson
 from windlass.cli.commands.validate_tables import evaluate_tables, print_evaluations
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
-from windlass.cli.options import AsJson
 from windlass.errors import InputErrors, RequestError, RunBroken, did_you_mean
 from windlass.schema.graph import Precision
 from windlass.schema.plan import Plan, Recompute

@@ -23,7 +23,7 @@ _OVER: dict[ComparedQuantity, str] = {
 """The denominator of an error; errors of single numbers are relative to the number."""
 
 
-class InjectedFault(NamedTuple):
+class InjectedFaultRow(NamedTuple):
     """A fault that was injected to see whether the verification detects it."""
 
     description: str
@@ -71,7 +71,7 @@ def verification_table(result: VerificationResult) -> Table:
     return table
 
 
-def injected_faults_table(faults: Iterable[InjectedFault]) -> Table:
+def injected_faults_table(faults: Iterable[InjectedFaultRow]) -> Table:
     """One row for each injected fault."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("injected fault", "layer", "detected", "where"):
