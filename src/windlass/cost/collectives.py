@@ -39,11 +39,11 @@ class CommunicationCosts:
         self._rings = RingCosts(machine.links)
 
     @cached_property
-    def _sent(self) -> CommunicationVolume:
+    def _volume(self) -> CommunicationVolume:
         return CommunicationVolume(self._plan, self._graph)
 
     @cached_property
-    def _states(self) -> tuple[StateSizes, ...]:
+    def _state_sizes(self) -> tuple[StateSizes, ...]:
         return plan_state_sizes(self._plan, self._graph)
 
     def seconds(self, instruction: Instruction) -> float:
@@ -56,30 +56,32 @@ class CommunicationCosts:
         if layer is None:
             return 0.0
         if kind in MATCHING_RECEIVE:
-            return self.message_seconds(self._sent.sent_bytes(instruction))
+            return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
-            return self.state_seconds(kind, self._states[layer])
-        return self._inside(instruction)
+            return self.state_seconds(kind, self._state_sizes[layer])
+        return self._pass_seconds(instruction)
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""
         degree, shards = self._plan.sharding.parameters, updates_per_shard(self._plan)
         if kind == "unshard_weights":
-            return self._ring(all_gather_bytes(sizes.weights, degree), degree, apart=shards)
+            return self._replica_ring(
+                all_gather_bytes(sizes.weights, degree), degree, stride=shards
+            )
         if kind == "all_gather_params":
-            return self._ring(all_gather_bytes(sizes.weight_shard, shards), shards)
-        return self._reduce(sizes)
+            return self._replica_ring(all_gather_bytes(sizes.weight_shard, shards), shards)
+        return self._reduce_seconds(sizes)
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of an instruction's communication that overlaps with computation."""
         kind, layer, _ = instruction
         if kind != "reduce_grads" or layer is None:
             return 0.0
-        return self.overlapped_reduce_seconds(self._states[layer])
+        return self.overlapped_reduce_seconds(self._state_sizes[layer])
 
     def overlapped_reduce_seconds(self, sizes: StateSizes) -> float:
         """The part of a layer's gradient reduction that overlaps with computation."""
-        return self._summed(sizes) if self.overlaps_reduction else 0.0
+        return self._all_reduce_seconds(sizes) if self.overlaps_reduction else 0.0
 
     @cached_property
     def overlaps_reduction(self) -> bool:
@@ -98,17 +100,19 @@ class CommunicationCosts:
             return False
         return parallel.data > self._plan.sharding.optimizer
 
-    def _inside(self, instruction: Instruction) -> float:
+    def _pass_seconds(self, instruction: Instruction) -> float:
         """Seconds of a pass's tensor-parallel collectives, one after the other."""
-        return sum(map(self.tensor_parallel_seconds, self._sent.pass_collectives(instruction)))
+        return sum(map(self.tensor_parallel_seconds, self._volume.pass_collectives(instruction)))
 
-    def tensor_parallel_seconds(self, each: PassCollective) -> float:
+    def tensor_parallel_seconds(self, collective: PassCollective) -> float:
         """Seconds of one tensor-parallel collective."""
-        return self._slices(
-            each.sent_bytes, each.axis, passes=2 if each.kind == "all_reduce" else 1
+        return self._tensor_parallel_ring(
+            collective.sent_bytes,
+            collective.axis,
+            passes=2 if collective.kind == "all_reduce" else 1,
         )
 
-    def _reduce(self, sizes: StateSizes) -> float:
+    def _reduce_seconds(self, sizes: StateSizes) -> float:
         """Seconds of a layer's gradient reduction.
 
         Gradients of weights that tensor-parallel ranks replicate are summed over these ranks, the
@@ -116,58 +120,64 @@ class CommunicationCosts:
         over the groups.
         """
         replicated = sum(
-            self._slices(sent, axis, passes=2)
+            self._tensor_parallel_ring(sent, axis, passes=2)
             for axis, sent in replicated_gradient_sums(sizes, self._plan)
         )
-        return replicated + self._scattered(sizes.gradients) + self._summed(sizes)
+        return (
+            replicated
+            + self._reduce_scatter_seconds(sizes.gradients)
+            + self._all_reduce_seconds(sizes)
+        )
 
-    def _scattered(self, nbytes: int) -> float:
+    def _reduce_scatter_seconds(self, nbytes: int) -> float:
         """Seconds of a reduce-scatter of a buffer within the optimizer's sharding group.
 
         gloo has no reduce-scatter: each device copies what the others need and sums what arrives,
         `3 B + B / n` bytes read and written by its cores.
         """
         degree = self._plan.sharding.optimizer
-        seconds = self._ring(all_gather_bytes(nbytes, degree), degree)
+        seconds = self._replica_ring(all_gather_bytes(nbytes, degree), degree)
         device = self._machine.device
         if degree > 1 and nbytes and device.kind == "cpu":
             moved = 3 * nbytes + nbytes // degree
             seconds += moved / device.traffic.at(moved)
         return seconds
 
-    def _summed(self, sizes: StateSizes) -> float:
+    def _all_reduce_seconds(self, sizes: StateSizes) -> float:
         """Seconds of the all-reduce of shards over the replicas that update the same one."""
         degree = self._plan.sharding.optimizer
         others = self._plan.parallel.data // degree
-        return self._ring(
-            all_reduce_bytes(sizes.gradient_shard, others), others, apart=degree, passes=2
+        return self._replica_ring(
+            all_reduce_bytes(sizes.gradient_shard, others), others, stride=degree, passes=2
         )
 
-    def _slices(self, sent: int, axis: TensorAxis, *, passes: int) -> float:
+    def _tensor_parallel_ring(self, sent_bytes: int, axis: TensorAxis, *, passes: int) -> float:
         """Seconds of one ring of tensor-parallel ranks."""
-        if not sent:
+        if not sent_bytes:
             return 0.0
-        ranks, apart = tensor_parallel_ring(self._plan.parallel.tensor, axis)
-        return self._rounds(sent, ranks, apart, passes)
+        ranks, stride = tensor_parallel_ring(self._plan.parallel.tensor, axis)
+        return self._ring_seconds(sent_bytes, ranks, stride, passes)
 
-    def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
+    def _replica_ring(
+        self, sent_bytes: int, ranks: int, *, stride: int = 1, passes: int = 1
+    ) -> float:
         """Seconds of one ring of data-parallel replicas.
 
         Args:
-            sent: bytes that each device sends.
+            sent_bytes: bytes that each device sends.
             ranks: devices in the ring.
-            apart: replicas from one of them to the next; this many rings run side by side.
+            stride: replicas from one of them to the next; this many rings run side by side.
             passes: times that the buffer goes around.
         """
         if ranks == 1:
             return 0.0
-        return self._rounds(sent, ranks, apart * self._plan.parallel.tensor, passes)
+        return self._ring_seconds(sent_bytes, ranks, stride * self._plan.parallel.tensor, passes)
 
-    def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
-        """Seconds of one ring whose neighbours are `apart` devices from each other."""
+    def _ring_seconds(self, sent_bytes: int, ranks: int, stride: int, passes: int) -> float:
+        """Seconds of one ring whose neighbours are `stride` devices from each other."""
         parallel = self._plan.parallel
-        cost = self._rings.cost(ranks, apart, parallel.data * int(parallel.tensor))
-        return sent * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
+        cost = self._rings.cost(ranks, stride, parallel.data * int(parallel.tensor))
+        return sent_bytes * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message to another stage."""
@@ -183,10 +193,10 @@ class CommunicationCosts:
         )
 
 
-def tensor_parallel_ring(slices: int, axis: TensorAxis) -> tuple[int, int]:
+def tensor_parallel_ring(degree: int, axis: TensorAxis) -> tuple[int, int]:
     """Ranks in one ring of a layer's tensor-parallel group, and devices from one to the next.
 
     The ranks of a row are neighbours; a column's ring reaches over all rows.
     """
-    ranks = grid.group_size(slices, axis)
-    return ranks, grid.group_span(slices, axis) // ranks
+    ranks = grid.group_size(degree, axis)
+    return ranks, grid.group_span(degree, axis) // ranks

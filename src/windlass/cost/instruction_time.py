@@ -49,19 +49,19 @@ class InstructionCosts:
         self._rates = DeviceRates(self._device, mode)
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selective_layers(plan)
-        self._known: dict[tuple[object, ...], TermSeconds] = {}
-        self._totals: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
-        self._exchanged: dict[tuple[str, int | None], float] = {}
-        self._links = CommunicationCosts(plan, graph, machine)
+        self._cache: dict[tuple[object, ...], TermSeconds] = {}
+        self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
+        self._communication_cache: dict[tuple[str, int | None], float] = {}
+        self._communication = CommunicationCosts(plan, graph, machine)
 
     @cached_property
-    def _shared(self) -> dict[int, int]:
+    def _shared_elements(self) -> dict[int, int]:
         return tied_elements_within_stage(
             stages_by_layer(self._plan), self._graph.shard(self._plan.parallel.tensor)
         )
 
     @cached_property
-    def _lent(self) -> dict[int, int]:
+    def _tied_elements(self) -> dict[int, int]:
         return {
             loan.user_layer: loan.elements for loan in tied_across_stages(self._plan, self._graph)
         }
@@ -72,7 +72,7 @@ class InstructionCosts:
         if layer is None:
             key: tuple[object, ...] = (kind, device)
         else:
-            shared_elements = self._shared.get(layer, 0)
+            shared_elements = self._shared_elements.get(layer, 0)
             tied_layer = layer if kind == "accumulate_tied_grads" else None
             selective = layer in self._selective
             key = (
@@ -83,50 +83,52 @@ class InstructionCosts:
                 tied_layer,
                 selective,
             )
-        cached = self._known.get(key)
+        cached = self._cache.get(key)
         if cached is None:
-            cached = self._found(instruction, device)
-            self._known[key] = cached
+            cached = self._price(instruction, device)
+            self._cache[key] = cached
         return cached
 
     def seconds(self, instruction: Instruction, device: int = 0) -> float:
         """Seconds of one instruction on a device, all terms together; without communication."""
         kind, layer, micro = instruction
         key = kind, layer, micro == 0, None if layer is not None else device
-        cached = self._totals.get(key)
+        cached = self._seconds_cache.get(key)
         if cached is None:
-            cached = self._totals[key] = self.terms(instruction, device).total
+            cached = self._seconds_cache[key] = self.terms(instruction, device).total
         return cached
 
     def communication_seconds(self, instruction: Instruction) -> float:
         """Seconds of an instruction's messages and collectives on their links, else 0."""
         kind, layer, _ = instruction
-        cached = self._exchanged.get((kind, layer))
+        cached = self._communication_cache.get((kind, layer))
         if cached is None:
-            cached = self._exchanged[kind, layer] = self._links.seconds(instruction)
+            cached = self._communication_cache[kind, layer] = self._communication.seconds(
+                instruction
+            )
         return cached
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of `communication_seconds` that overlaps with what the device does next."""
-        return self._links.overlapped_seconds(instruction)
+        return self._communication.overlapped_seconds(instruction)
 
     @property
     def overlaps_reduction(self) -> bool:
         """Whether replicas reduce gradients while they compute."""
-        return self._links.overlaps_reduction
+        return self._communication.overlaps_reduction
 
-    def _found(self, instruction: Instruction, device: int) -> TermSeconds:
+    def _price(self, instruction: Instruction, device: int) -> TermSeconds:
         kind, layer, micro = instruction
         if kind == "load_batch":
-            return self._load()
+            return self._load_batch()
         if kind == "grad_norm":
-            return self._norm(device)
+            return self._grad_norm(device)
         if layer is None:
             return TermSeconds()
         if kind == "update":
             return update_seconds(self._plan, self._kinds[layer], self._device)
         if kind == "accumulate_tied_grads":
-            return self._take_over(layer)
+            return self._accumulate_tied_grads(layer)
         cost = self._kinds[layer].cost(
             self._plan.precision,
             compiled=self._plan.compile,
@@ -138,14 +140,18 @@ class InstructionCosts:
             return TermSeconds()
         run = LayerPass(ops, cost, backward=not forward)
         passed = pass_seconds(run, self._rates, self._plan.batch.micro)
-        summed = self._sum(layer, first=micro == 0) if kind in GRADIENT_PASSES else TermSeconds()
+        summed = (
+            self._accumulate_grads(layer, first=micro == 0)
+            if kind in GRADIENT_PASSES
+            else TermSeconds()
+        )
         return passed.plus(summed)
 
-    def _load(self) -> TermSeconds:
+    def _load_batch(self) -> TermSeconds:
         moved = batch_load_bytes(self._plan.batch.micro * self._plan.batch.sequence)
-        return TermSeconds(load=self._copying(moved) + self._device.pass_seconds)
+        return TermSeconds(load=self._copy_seconds(moved) + self._device.pass_seconds)
 
-    def _norm(self, device: int) -> TermSeconds:
+    def _grad_norm(self, device: int) -> TermSeconds:
         stage = mesh_coord(device, self._plan.parallel).stage
         layers = [self._kinds[index] for index in layers_of_stage(self._plan, stage)]
         elements = sum(updated_elements(self._plan, kind) for kind in layers)
@@ -156,23 +162,23 @@ class InstructionCosts:
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)
         return TermSeconds(norm=nbytes / rate, launch=launches)
 
-    def _take_over(self, layer: int) -> TermSeconds:
-        moved = tied_grad_add_bytes(self._lent[layer], self._plan.gradient_itemsize)
-        return TermSeconds(traffic=self._copying(moved))
+    def _accumulate_tied_grads(self, layer: int) -> TermSeconds:
+        moved = tied_grad_add_bytes(self._tied_elements[layer], self._plan.gradient_itemsize)
+        return TermSeconds(traffic=self._copy_seconds(moved))
 
-    def _sum(self, layer: int, *, first: bool) -> TermSeconds:
+    def _accumulate_grads(self, layer: int, *, first: bool) -> TermSeconds:
         """Seconds to accumulate a layer's new gradients."""
         plan, kind = self._plan, self._kinds[layer]
         moved = grad_accumulation_bytes(
             kind,
             plan.parameter_itemsize,
             plan.gradient_itemsize,
-            shared=self._shared.get(layer, 0),
+            shared=self._shared_elements.get(layer, 0),
             rows=sum(kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)),
             first=first,
         )
-        return TermSeconds(traffic=sum(map(self._copying, moved)))
+        return TermSeconds(traffic=sum(map(self._copy_seconds, moved)))
 
-    def _copying(self, nbytes: float) -> float:
+    def _copy_seconds(self, nbytes: float) -> float:
         """Seconds of one operation that moves this many bytes."""
         return nbytes / self._device.traffic.at(nbytes)

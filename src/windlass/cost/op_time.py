@@ -120,11 +120,11 @@ class DeviceRates:
         measured = self._products.attention_rates
         if not measured:
             return self._products.attention
-        nearest = min(measured, key=lambda rate: _apart(rate, head_width))
-        return self._of_sequence[nearest.head_width][backward]
+        nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
+        return self._attention_curves[nearest.head_width][backward]
 
     @cached_property
-    def _of_sequence(self) -> dict[int, tuple[Curve, Curve]]:
+    def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
         """By width of heads, forward and backward."""
 
         def flat(curve: Curve) -> Curve:
@@ -235,7 +235,7 @@ def _head_width(cost: LayerCost, mode: OpContext) -> float:
     return 64.0
 
 
-def _apart(rate: AttentionRate, head_width: float) -> float:
+def _log_distance(rate: AttentionRate, head_width: float) -> float:
     return abs(log(rate.head_width / head_width))
 
 

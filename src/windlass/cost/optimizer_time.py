@@ -6,13 +6,13 @@ from windlass.schema.graph import LayerKind
 from windlass.schema.machine import Device
 from windlass.schema.plan import MomentFormat, Plan
 
-_SUM_BYTES = 4
+_GRADIENT_SUM_BYTES = 4
 """Bytes of an accumulated gradient: float32."""
 _MOMENT_BYTES = 8
 _MOMENT_OPS: dict[MomentFormat, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
 """Element-wise operations of `torch_ext.quantized_moments` that decode and encode a part, each with
 one float32 read and one written: their cost on a machine where nobody measured it."""
-_PART = 2**17
+_PART_ELEMENTS = 2**17
 """Elements of such a part."""
 _MASTER_BYTES = 4
 _NORM_CALLS = 7
@@ -35,7 +35,7 @@ def norm_launch_seconds(kind: LayerKind, device: Device) -> float:
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
     """Bytes/s of the gradient norm; None means the rate of plain memory traffic."""
-    mixed = device.mixed_norm_rate if plan.gradient_itemsize != _SUM_BYTES else None
+    mixed = device.mixed_norm_rate if plan.gradient_itemsize != _GRADIENT_SUM_BYTES else None
     return mixed or device.norm_rate
 
 
@@ -58,11 +58,13 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
     decodes = plan.moments != "float32"
     state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
     working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
-    divided = _SUM_BYTES if plan.clip and plan.gradient_itemsize == _SUM_BYTES else 0
+    divided = (
+        _GRADIENT_SUM_BYTES if plan.clip and plan.gradient_itemsize == _GRADIENT_SUM_BYTES else 0
+    )
     moved = 2 * state + plan.gradient_itemsize + divided + working
     elements = updated_elements(plan, kind)
     counts = [p.count for p in kind.parameters if p.tied_to is None]
-    calls = sum(-(-count // _PART) if decodes else 1 for count in counts)
+    calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
     launches = calls * (device.update_call_seconds or device.launch_seconds)
     if working:
         launches += _CONVERSIONS * len(counts) * device.launch_seconds
@@ -70,12 +72,12 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
     seconds = elements * moved / rate
     if decodes:
         recoded = counts if plan.sharding.optimizer == 1 else [elements]
-        recoding = _recoding(plan.moments, recoded, device)
+        recoding = _recode_seconds(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
     return TermSeconds(update=seconds, launch=launches)
 
 
-def _recoding(moments: MomentFormat, counts: list[int], device: Device) -> TermSeconds:
+def _recode_seconds(moments: MomentFormat, counts: list[int], device: Device) -> TermSeconds:
     """Seconds to decode and encode moments part by part: `parts x a + elements x e`.
 
     With a measured rate r and cost a of a part, `e = 1/r - a/131072`: the rate is that of whole
@@ -87,12 +89,12 @@ def _recoding(moments: MomentFormat, counts: list[int], device: Device) -> TermS
         device: the device that updates them.
     """
     elements = sum(counts)
-    parts = sum(-(-count // _PART) for count in counts)
+    parts = sum(-(-count // _PART_ELEMENTS) for count in counts)
     for rate in device.moment_rates:
         if rate.moments == moments:
-            element_seconds = max(0.0, 1 / rate.elements - rate.part_seconds / _PART)
+            element_seconds = max(0.0, 1 / rate.elements - rate.part_seconds / _PART_ELEMENTS)
             return TermSeconds(update=elements * element_seconds, launch=parts * rate.part_seconds)
-    ops, moved = _MOMENT_OPS[moments], 2 * 4 * _PART
+    ops, moved = _MOMENT_OPS[moments], 2 * 4 * _PART_ELEMENTS
     element_seconds = 2 * 4 * ops / device.traffic.at(moved)
     return TermSeconds(
         update=elements * element_seconds, launch=parts * ops * device.launch_seconds

@@ -17,7 +17,7 @@ from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import OffloadTraffic, Prediction
 
-_WITHIN_80 = 1.2816
+_DEVIATIONS_OF_80_PERCENT = 1.2816
 """Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
 
 _MODEL_ERROR = 0.10
@@ -62,7 +62,7 @@ def predict_time(
     costs = InstructionCosts(plan, graph, machine)
     offload = None
     if plan.parallel.pipeline == 1 and not plan.offloads and not costs.overlaps_reduction:
-        by_kind, by_term = _alike(costs, programs[0])
+        by_kind, by_term = _totals_of_equal_instructions(costs, programs[0])
     else:
         stage_programs = programs[
             :: plan.parallel.tensor * plan.parallel.data
@@ -75,9 +75,9 @@ def predict_time(
         program, times = programs[last], spans[last]
         overlaps = plan.offloads and machine.device.kind != "cpu"
         if len(programs) > 1 or overlaps:
-            by_kind, by_term = _among_others(costs, program, times, beside=overlaps)
+            by_kind, by_term = _totals_on_last_device(costs, program, times, beside=overlaps)
         else:
-            by_kind, by_term = _alike(costs, program)
+            by_kind, by_term = _totals_of_equal_instructions(costs, program)
             waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
             for totals in (by_kind, by_term):
                 totals[_WAITING] = waiting
@@ -91,7 +91,7 @@ def predict_time(
             )
     by_kind, by_term = _at_pace(machine.straggler_factor(plan.parallel.devices), by_kind, by_term)
     seconds = sum(by_kind.values())
-    spread = exp(_WITHIN_80 * _deviation(machine))
+    spread = exp(_DEVIATIONS_OF_80_PERCENT * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
     used = len({span.kind for span in graph.layer_runs})
@@ -135,7 +135,7 @@ def _at_pace(
     }
 
 
-def _among_others(
+def _totals_on_last_device(
     costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, beside: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and by term on the device that finishes last.
@@ -161,13 +161,15 @@ def _among_others(
         if start > done:
             by_kind[_WAITING] += start - done
         done = max(done, until)
-    by_term = _terms(_added(worked))
+    by_term = _terms(_sum(worked))
     waiting = by_kind.get(_WAITING, 0.0)
     by_term[_EXCHANGE] = max(0.0, done - sum(by_term.values()) - waiting)
     return dict(by_kind), by_term | ({_WAITING: waiting} if waiting else {})
 
 
-def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float], dict[str, float]]:
+def _totals_of_equal_instructions(
+    costs: InstructionCosts, program: Program
+) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and term where no device waits for another.
 
     Instructions follow each other on one device, or on several that all run the same program, so
@@ -184,11 +186,11 @@ def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float],
         by_kind[kind] += times * (seconds.total + exchange)
         exchanging += times * exchange
         worked[seconds] += times
-    by_term = _terms(_added(worked))
+    by_term = _terms(_sum(worked))
     return dict(by_kind), by_term | ({_EXCHANGE: exchanging} if exchanging else {})
 
 
-def _added(worked: Mapping[TermSeconds, float]) -> TermSeconds:
+def _sum(worked: Mapping[TermSeconds, float]) -> TermSeconds:
     """Sum of pieces of work, each the given number of times."""
     pieces = [seconds.times(times) for seconds, times in worked.items()]
     return TermSeconds(*map(sum, zip(*pieces, strict=True)))

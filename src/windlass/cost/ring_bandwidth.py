@@ -34,14 +34,14 @@ class RingCosts:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = links
-        self._known: dict[tuple[int, int, int], LinkCost] = {}
+        self._cache: dict[tuple[int, int, int], LinkCost] = {}
 
     def cost(self, ranks: int, stride: int, active_devices: int) -> LinkCost:
         """The cost of a ring; arguments as in `ring_cost`."""
-        cached = self._known.get((ranks, stride, active_devices))
+        cached = self._cache.get((ranks, stride, active_devices))
         if cached is None:
             cached = ring_cost(self.links, ranks, stride=stride, active_devices=active_devices)
-            self._known[ranks, stride, active_devices] = cached
+            self._cache[ranks, stride, active_devices] = cached
         return cached
 
     def costs(self, ranks: Ints, stride: Ints, active_devices: Ints) -> tuple[Floats, Floats]:
@@ -74,12 +74,14 @@ def ring_cost(links: Sequence[Link], ranks: int, *, stride: int, active_devices:
     Raises:
         KeyError: there is no link.
     """
-    crossed = _crossed(links, ranks, stride)
+    crossed = _crossed_links(links, ranks, stride)
     slowest, unit = 0.0, 1
     for link in crossed:
         within = max(1, min(ranks, link.joins // stride))
         if within > 1 or link is crossed[-1]:
-            share = _share(link, unit, max(1, min(ranks, unit // stride)), within, active_devices)
+            share = _rings_per_port(
+                link, unit, max(1, min(ranks, unit // stride)), within, active_devices
+            )
             slowest = max(slowest, share / link.rate)
         unit = link.joins
     return LinkCost(slowest, crossed[-1].latency)
@@ -98,13 +100,13 @@ def message_cost(links: Sequence[Link], devices: int, *, active_devices: int) ->
     Raises:
         KeyError: there is no link.
     """
-    crossed = _crossed(links, devices, 1)
+    crossed = _crossed_links(links, devices, 1)
     link, unit = crossed[-1], crossed[-2].joins if len(crossed) > 1 else 1
-    sharers = _sharers(link, active_devices)
+    sharers = _port_users(link, active_devices)
     return LinkCost((sharers if sharers <= unit else 1) / link.rate, link.latency)
 
 
-def _crossed(links: Sequence[Link], ranks: int, stride: int) -> Sequence[Link]:
+def _crossed_links(links: Sequence[Link], ranks: int, stride: int) -> Sequence[Link]:
     """The links from the innermost to the one that joins all members, else to the outermost."""
     if not links:
         raise KeyError("the machine states no link between devices")
@@ -112,7 +114,7 @@ def _crossed(links: Sequence[Link], ranks: int, stride: int) -> Sequence[Link]:
     return links[: next(ends, len(links))]
 
 
-def _share(link: Link, unit: int, members: int, within: int, active_devices: int) -> float:
+def _rings_per_port(link: Link, unit: int, members: int, within: int, active_devices: int) -> float:
     """Number of rings that a port of a link carries at once.
 
     Args:
@@ -122,10 +124,10 @@ def _share(link: Link, unit: int, members: int, within: int, active_devices: int
         within: members of a ring among all devices that the link joins.
         active_devices: devices that exchange at once.
     """
-    sharers = _sharers(link, active_devices)
+    sharers = _port_users(link, active_devices)
     return sharers / members if sharers <= unit else max(1, sharers // within)
 
 
-def _sharers(link: Link, active_devices: int) -> int:
+def _port_users(link: Link, active_devices: int) -> int:
     """Devices that use one port of a link at once."""
     return min(link.shared_by or link.joins, active_devices)

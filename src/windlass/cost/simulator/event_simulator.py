@@ -40,62 +40,70 @@ from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
-_ANSWERING = frozenset(MATCHING_RECEIVE.values())
-_TAKING: tuple[InstructionKind, ...] = ("update", "offload_grads")
+_RECEIVES = frozenset(MATCHING_RECEIVE.values())
+_NEED_REDUCED_GRADS: tuple[InstructionKind, ...] = ("update", "offload_grads")
 """Instructions that need a layer's reduced gradient."""
 
 
 @dataclass(slots=True)
-class _Lane:
+class _DeviceProgress:
     """The progress of one device."""
 
     program: Program
     stage: int
-    far: OffloadQueue | None
+    offload_queue: OffloadQueue | None
     """Transfers between tiers; None if the plan offloads nothing."""
-    at: int = 0
-    now: float = 0.0
-    sending: float = 0.0
+    index: int = 0
+    time: float = 0.0
+    sent_at: float = 0.0
     """Time at which its last message has left."""
-    summing: float = 0.0
+    reduced_at: float = 0.0
     """Time at which the last gradient has been reduced over replicas."""
-    summed: dict[int | None, float] = field(default_factory=dict)
+    layer_reduced_at: dict[int | None, float] = field(default_factory=dict)
     """The same time for each layer."""
     spans: list[InstructionSpan] = field(default_factory=list)
 
     @property
     def next(self) -> Instruction | None:
         instructions = self.program.instructions
-        return instructions[self.at] if self.at < len(instructions) else None
+        return instructions[self.index] if self.index < len(instructions) else None
 
-    def starts(self, instruction: Instruction) -> float:
-        return self.now if self.far is None else self.far.ready(instruction, self.now)
+    def start_time(self, instruction: Instruction) -> float:
+        return (
+            self.time
+            if self.offload_queue is None
+            else self.offload_queue.ready(instruction, self.time)
+        )
 
-    def ready(self, instruction: Instruction) -> float:
-        return max(self.starts(instruction), self.due(instruction))
+    def ready_time(self, instruction: Instruction) -> float:
+        return max(self.start_time(instruction), self.reduced_time(instruction))
 
-    def due(self, instruction: Instruction) -> float:
+    def reduced_time(self, instruction: Instruction) -> float:
         """Time at which the reduced gradients that an instruction needs exist."""
         if instruction.kind == "grad_norm":
-            return self.summing
-        return self.summed.get(instruction.layer, 0.0) if instruction.kind in _TAKING else 0.0
+            return self.reduced_at
+        return (
+            self.layer_reduced_at.get(instruction.layer, 0.0)
+            if instruction.kind in _NEED_REDUCED_GRADS
+            else 0.0
+        )
 
-    def sum_up(self, layer: int | None, seconds: float) -> None:
+    def start_reduction(self, layer: int | None, seconds: float) -> None:
         """Starts to reduce a layer's gradient in this many seconds on the links.
 
         The blocking part of a reduction takes turns with the reductions that are still running.
         """
-        self.summing = self.summed[layer] = max(self.now, self.summing) + seconds
+        self.reduced_at = self.layer_reduced_at[layer] = max(self.time, self.reduced_at) + seconds
 
-    def pass_by(self, start: float, end: float, *, then: float) -> None:
+    def record(self, start: float, end: float, *, then: float) -> None:
         self.spans.append(InstructionSpan(start, end))
-        self.now = then
-        self.at += 1
+        self.time = then
+        self.index += 1
 
-    def begin(self) -> float:
+    def start_step(self) -> float:
         """Starts the next step and returns its start time."""
-        self.at, self.spans = 0, []
-        return self.now
+        self.index, self.spans = 0, []
+        return self.time
 
 
 def simulate_programs(
@@ -119,19 +127,20 @@ def simulate_programs(
     """
     stages = [mesh_coord(program.device, plan.parallel).stage for program in programs]
     by_stage = dict(zip(reversed(stages), reversed(programs), strict=True))
-    clock = _Clock(plan, graph, machine, costs, [by_stage[at] for at in sorted(by_stage)])
-    starts = [0.0] * len(clock.lanes)
+    in_order = [by_stage[stage] for stage in sorted(by_stage)]
+    simulator = _Simulator(plan, graph, machine, costs, in_order)
+    starts = [0.0] * len(simulator.devices)
     for _ in range(2 if plan.offloads else 1):
-        starts = [lane.begin() for lane in clock.lanes]
-        clock.step()
+        starts = [device.start_step() for device in simulator.devices]
+        simulator.step()
     spans = [
-        tuple(InstructionSpan(span.start - begin, span.end - begin) for span in lane.spans)
-        for begin, lane in zip(starts, clock.lanes, strict=True)
+        tuple(InstructionSpan(span.start - begin, span.end - begin) for span in device.spans)
+        for begin, device in zip(starts, simulator.devices, strict=True)
     ]
     return tuple(spans[stage] for stage in stages)
 
 
-class _Wire(NamedTuple):
+class _Channel(NamedTuple):
     """The channel that messages of one kind take, one after the other."""
 
     sender: int
@@ -139,10 +148,10 @@ class _Wire(NamedTuple):
     receiver: int
     """Stage that receives."""
     name: str
-    """Name of the channel, as in `Peers.lane`."""
+    """Name of the channel, as in `PeerMap.channel`."""
 
 
-class _Clock:
+class _Simulator:
     def __init__(
         self,
         plan: Plan,
@@ -151,15 +160,15 @@ class _Clock:
         costs: InstructionCosts,
         programs: Sequence[Program],
     ) -> None:
-        self._cut, self._costs = plan.parallel, costs
-        self._in_turn = machine.execution_model == "bulk-synchronous"
+        self._parallel, self._costs = plan.parallel, costs
+        self._bulk_synchronous = machine.execution_model == "bulk-synchronous"
         self._peers = PeerMap(plan, graph)
-        self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
-        """When what went out is there, and how long it was under way."""
-        self._wires: dict[tuple[int, InstructionKind, int | None], _Wire | None] = {}
-        """What messages go over, by stage, instruction and layer."""
-        self.lanes = [
-            _Lane(
+        self._messages: dict[_Channel, deque[tuple[float, float]]] = defaultdict(deque)
+        """Arrival of each sent message, and the seconds it took."""
+        self._channels: dict[tuple[int, InstructionKind, int | None], _Channel | None] = {}
+        """Channel of messages, by stage, instruction kind and layer."""
+        self.devices = [
+            _DeviceProgress(
                 program,
                 mesh_coord(program.device, plan.parallel).stage,
                 OffloadQueue(plan, graph, machine, costs, program.device)
@@ -171,85 +180,90 @@ class _Clock:
 
     def step(self) -> None:
         """Simulates one step of all devices."""
-        moved = True
-        while moved:
-            moved = False
-            for lane in self.lanes:
-                while (instruction := lane.next) is not None and self._advance(lane, instruction):
-                    moved = True
-        for lane in self.lanes:
-            if lane.next is not None:
+        advanced = True
+        while advanced:
+            advanced = False
+            for device in self.devices:
+                while (instruction := device.next) is not None and self._advance(
+                    device, instruction
+                ):
+                    advanced = True
+        for device in self.devices:
+            if device.next is not None:
                 raise PlanError(
-                    f"device {lane.program.device} waits forever at instruction {lane.at} "
-                    f"(`{lane.next.kind}`)"
+                    f"device {device.program.device} waits forever at instruction {device.index} "
+                    f"(`{device.next.kind}`)"
                 )
 
-    def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
+    def _advance(self, device: _DeviceProgress, instruction: Instruction) -> bool:
         """Runs the device's next instruction if it can start; returns False if it has to wait."""
         if self._peers.is_collective(instruction):
-            return self._meet(lane, instruction)
+            return self._run_together(device, instruction)
         if instruction.kind in MATCHING_RECEIVE:
-            self._send(lane, instruction)
-        elif instruction.kind in _ANSWERING:
-            return self._receive(lane, instruction)
-        elif lane.far is not None:
-            span, then = lane.far.schedule(instruction, max(lane.now, lane.due(instruction)))
-            lane.pass_by(*span, then=then)
+            self._send(device, instruction)
+        elif instruction.kind in _RECEIVES:
+            return self._receive(device, instruction)
+        elif device.offload_queue is not None:
+            ready = max(device.time, device.reduced_time(instruction))
+            span, then = device.offload_queue.schedule(instruction, ready)
+            device.record(*span, then=then)
         else:
-            begin = max(lane.now, lane.due(instruction))
-            end = begin + self._costs.seconds(instruction, lane.program.device)
-            lane.pass_by(lane.now, end, then=end)
+            begin = max(device.time, device.reduced_time(instruction))
+            end = begin + self._costs.seconds(instruction, device.program.device)
+            device.record(device.time, end, then=end)
         return True
 
-    def _send(self, lane: _Lane, instruction: Instruction) -> None:
-        now = lane.ready(instruction)
-        start = max(now, lane.sending)
+    def _send(self, device: _DeviceProgress, instruction: Instruction) -> None:
+        ready = device.ready_time(instruction)
+        start = max(ready, device.sent_at)
         seconds = self._costs.communication_seconds(instruction)
-        lane.sending = start + seconds
-        wire = self._wire(lane, instruction)
-        if wire is not None:
-            self._sent[wire].append((lane.sending, seconds))
-        lane.pass_by(start, lane.sending, then=lane.sending if self._in_turn else now)
+        device.sent_at = start + seconds
+        channel = self._channel(device, instruction)
+        if channel is not None:
+            self._messages[channel].append((device.sent_at, seconds))
+        device.record(
+            start, device.sent_at, then=device.sent_at if self._bulk_synchronous else ready
+        )
 
-    def _receive(self, lane: _Lane, instruction: Instruction) -> bool:
-        wire = self._wire(lane, instruction)
-        if wire is None or not self._sent[wire]:
+    def _receive(self, device: _DeviceProgress, instruction: Instruction) -> bool:
+        channel = self._channel(device, instruction)
+        if channel is None or not self._messages[channel]:
             return False
-        arrival, seconds = self._sent[wire].popleft()
-        ready = lane.now + (seconds if self._in_turn else 0.0)
-        end = max(ready, arrival) + self._costs.seconds(instruction, lane.program.device)
-        lane.pass_by(lane.now, end, then=end)
+        arrival, seconds = self._messages[channel].popleft()
+        ready = device.time + (seconds if self._bulk_synchronous else 0.0)
+        end = max(ready, arrival) + self._costs.seconds(instruction, device.program.device)
+        device.record(device.time, end, then=end)
         return True
 
-    def _wire(self, lane: _Lane, instruction: Instruction) -> _Wire | None:
+    def _channel(self, device: _DeviceProgress, instruction: Instruction) -> _Channel | None:
         """The channel of a message; None if its layer lies on no stage boundary."""
-        key = lane.stage, instruction.kind, instruction.layer
-        if key not in self._wires:
-            device = lane.program.device
-            peer = self._peers.peer_of(instruction, device)
+        key = device.stage, instruction.kind, instruction.layer
+        if key not in self._channels:
+            rank = device.program.device
+            peer = self._peers.peer_of(instruction, rank)
             if peer is None:
-                self._wires[key] = None
+                self._channels[key] = None
             else:
-                ends = lane.stage, mesh_coord(peer, self._cut).stage
+                ends = device.stage, mesh_coord(peer, self._parallel).stage
                 sends = instruction.kind in MATCHING_RECEIVE
-                name = self._peers.channel(instruction, device)
-                self._wires[key] = _Wire(*(ends if sends else ends[::-1]), name)
-        return self._wires[key]
+                name = self._peers.channel(instruction, rank)
+                self._channels[key] = _Channel(*(ends if sends else ends[::-1]), name)
+        return self._channels[key]
 
-    def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
+    def _run_together(self, device: _DeviceProgress, instruction: Instruction) -> bool:
         """Runs an instruction of a whole group once its last member has arrived."""
-        group = self.lanes if instruction.kind in GLOBAL_COLLECTIVES else [lane]
+        group = self.devices if instruction.kind in GLOBAL_COLLECTIVES else [device]
         if any(other.next is None or other.next != instruction for other in group):
             return False
-        begin = max(other.ready(instruction) for other in group)
+        begin = max(other.ready_time(instruction) for other in group)
         exchange = self._costs.communication_seconds(instruction)
         overlapped = self._costs.overlapped_seconds(instruction)
         for other in group:
             work = self._costs.seconds(instruction, other.program.device)
             end = begin + exchange - overlapped + work
             if overlapped:
-                other.sum_up(instruction.layer, exchange)
-            if other.far is not None:
-                other.far.schedule_result(instruction, end)
-            other.pass_by(other.starts(instruction), end, then=end)
+                other.start_reduction(instruction.layer, exchange)
+            if other.offload_queue is not None:
+                other.offload_queue.schedule_result(instruction, end)
+            other.record(other.start_time(instruction), end, then=end)
         return True

@@ -92,18 +92,18 @@ class OffloadQueue:
         self._effects = InstructionEffects(plan, graph, mesh_coord(device, plan.parallel).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
-        self._moves_beside = machine.overlaps_transfers
-        self._moves_updates = plan.is_offloaded("optimizer")
+        self._overlaps = machine.overlaps_transfers
+        self._updates_transfer = plan.is_offloaded("optimizer")
         self.idle_at = 0.0
         """Time at which all transfers that were started have ended."""
-        self._put_home = 0.0
-        """When the last gradient has gone home."""
-        self._there: dict[int, float] = {}
-        """When each layer has come."""
-        self._back: dict[tuple[int, int | None], float] = {}
-        """When each output has come back, by layer and micro-batch."""
-        self._gone = 0.0
-        """When the last output has gone home."""
+        self._grads_offloaded_at = 0.0
+        """Time at which the last gradient has been offloaded."""
+        self._layer_ready_at: dict[int, float] = {}
+        """Time at which each layer's weights have arrived."""
+        self._output_ready_at: dict[tuple[int, int | None], float] = {}
+        """Time at which each output has been reloaded, by layer and micro-batch."""
+        self._output_offloaded_at = 0.0
+        """Time at which the last output has been offloaded."""
         self.has_offloaded_grads = True
         """Whether the previous step's gradients are offloaded and wait for deferred updates."""
 
@@ -111,13 +111,13 @@ class OffloadQueue:
         """Time at which an instruction can start that moves nothing between tiers itself."""
         kind, layer, micro = instruction
         if kind == "grad_norm":
-            return max(now, self._put_home)
+            return max(now, self._grads_offloaded_at)
         if layer is None:
             return now
         if kind in _PASSES:
             needed = self._effects.gradient_targets(layer)
-            now = max(now, self._back.get((layer - 1, micro), 0.0))
-            return max(now, *(self._there.get(owner, 0.0) for owner in needed))
+            now = max(now, self._output_ready_at.get((layer - 1, micro), 0.0))
+            return max(now, *(self._layer_ready_at.get(owner, 0.0) for owner in needed))
         if kind == "send_tied_weights":
             layer = self._effects.tensors.tied_as_owner[layer].owner_layer
         if kind in (
@@ -127,7 +127,7 @@ class OffloadQueue:
             "all_gather_params",
             "send_tied_weights",
         ):
-            return max(now, self._there.get(layer, 0.0))
+            return max(now, self._layer_ready_at.get(layer, 0.0))
         return now
 
     def schedule(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
@@ -141,26 +141,26 @@ class OffloadQueue:
             KeyError: the machine has no such tier, or states no rate for it.
         """
         kind = instruction.kind
-        if kind in TRANSFER_KINDS and (kind != "update" or self._moves_updates):
-            return self._move(instruction, now)
+        if kind in TRANSFER_KINDS and (kind != "update" or self._updates_transfer):
+            return self._transfer(instruction, now)
         start = self.ready(instruction, now)
         end = start + self._costs.seconds(instruction, self._device)
         return InstructionSpan(start, end), end
 
     def schedule_result(self, instruction: Instruction, end: float) -> None:
         """Queues the transfer of what a collective that ends at `end` has produced."""
-        seconds = self._moving(instruction)
+        seconds = self._transfer_seconds(instruction)
         if seconds:
             self.idle_at = max(self.idle_at, end) + seconds
 
-    def _move(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
+    def _transfer(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         kind, layer, micro = instruction
         if kind == "offload_grads":
-            now = max(now, self._put_home)
+            now = max(now, self._grads_offloaded_at)
         elif kind == "offload_activation":
-            now = max(now, self._gone)
+            now = max(now, self._output_offloaded_at)
         start = max(now, self.idle_at)
-        end = start + self._moving(instruction)
+        end = start + self._transfer_seconds(instruction)
         if kind == "update" and (
             self.has_offloaded_grads or layer not in self._effects.deferred_updates
         ):
@@ -169,16 +169,16 @@ class OffloadQueue:
             now += work if self._shares_cores else 0.0
         self.idle_at = end
         if kind == "offload_grads":
-            self._put_home = end
+            self._grads_offloaded_at = end
         elif kind == "offload_activation":
-            self._gone = end
+            self._output_offloaded_at = end
         elif kind == "reload_activation" and layer is not None:
-            self._back[layer, micro] = end
+            self._output_ready_at[layer, micro] = end
         elif layer is not None:
-            self._there[layer] = end
-        return InstructionSpan(start, end), now if self._moves_beside else end
+            self._layer_ready_at[layer] = end
+        return InstructionSpan(start, end), now if self._overlaps else end
 
-    def _moving(self, instruction: Instruction) -> float:
+    def _transfer_seconds(self, instruction: Instruction) -> float:
         return sum(
             self._tiers[tier].transfer_seconds(moved.read, moved.written)
             for tier, moved in self._traffic.instruction_traffic(
