@@ -1,4 +1,4 @@
-"""Factories of tiny real values with good defaults: `tiny_graph(layers=2)`, `tiny_machine(...)`."""
+"""Factories of tiny real documents: `tiny_graph(layers=2)`, `tiny_machine(...)`, ..."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -31,8 +31,8 @@ from windlass.schema.plan import (
 from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
 from windlass.units import parse_bytes
 
-AWAY = Offload(parameters="host", gradients="host", optimizer="host")
-"""Weights, their gradients and their optimizer state live in the host tier; activations stay."""
+HOST_OFFLOAD = Offload(parameters="host", gradients="host", optimizer="host")
+"""Parameters, gradients and optimizer state are offloaded to the host; activations are not."""
 
 
 def tiny_graph(
@@ -80,26 +80,26 @@ def tiny_graph(
 
 
 def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
-    """Blocks, one that owns a second weight, blocks again, and a head that borrows that weight."""
+    """Blocks, one block that owns a second weight, more blocks, and a head tied to that weight."""
     graph = tiny_graph(layers=1, tied=False)
     block, head = graph.kinds["block"], graph.kinds["head"]
-    lent = head.parameters[0].model_copy(update={"name": "lent.weight"})
-    owner = block.model_copy(update={"name": "owner", "parameters": (*block.parameters, lent)})
-    borrowed = lent.model_copy(update={"name": "output.weight", "tied_to": "owner.lent.weight"})
-    borrower = head.model_copy(update={"parameters": (borrowed,)})
-    spans = (("embedding", 1), ("block", before), ("owner", 1), ("block", between), ("head", 1))
+    second = head.parameters[0].model_copy(update={"name": "second.weight"})
+    owner = block.model_copy(update={"name": "owner", "parameters": (*block.parameters, second)})
+    tied = second.model_copy(update={"name": "output.weight", "tied_to": "owner.second.weight"})
+    tied_head = head.model_copy(update={"parameters": (tied,)})
+    runs = (("embedding", 1), ("block", before), ("owner", 1), ("block", between), ("head", 1))
     return graph.model_copy(
         update={
-            "layer_runs": tuple(LayerRun(kind=kind, count=count) for kind, count in spans if count),
-            "kinds": {**graph.kinds, "owner": owner, "head": borrower},
+            "layer_runs": tuple(LayerRun(kind=kind, count=count) for kind, count in runs if count),
+            "kinds": {**graph.kinds, "owner": owner, "head": tied_head},
         }
     )
 
 
-def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2))) -> Graph:
-    """A tiny graph, every layer but the first with a norm that slices have whole, and its slices.
+def sharded_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2))) -> Graph:
+    """A tiny graph with tensor-parallel shards, and a replicated norm in all layers but the first.
 
-    Each slice has its share of the rows of every weight; in a grid, of both sides of a block's, and
+    Each rank has an equal part of the rows of every weight; in a grid also of a block's columns and
     of the norm's features.
     """
     width = graph.kinds["block"].parameters[0].shape[1]
@@ -111,15 +111,15 @@ def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2)))
         for name, kind in graph.kinds.items()
     }
     slices = {
-        degree: {name: _cut_kind(kind, degree, width) for name, kind in kinds.items()}
+        degree: {name: _shard_kind(kind, degree, width) for name, kind in kinds.items()}
         for degree in degrees
     }
     return graph.model_copy(update={"kinds": kinds, "tensor_shards": slices})
 
 
-def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
+def _shard_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     parameters = tuple(
-        p.model_copy(update=_cut_parameter(p, degree, square=p.shape == (width, width)))
+        p.model_copy(update=_shard_parameter(p, degree, square=p.shape == (width, width)))
         for p in kind.parameters
     )
     own = parameters[0].shape[0]
@@ -138,8 +138,8 @@ def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     )
 
 
-def _cut_parameter(whole: ParameterInfo, degree: int, *, square: bool) -> dict[str, object]:
-    """What becomes of a parameter: norms have one dimension, blocks square weights."""
+def _shard_parameter(whole: ParameterInfo, degree: int, *, square: bool) -> dict[str, object]:
+    """The sharded fields of a parameter: norms have one dimension, blocks square weights."""
     rows, columns = grid_rows(degree), grid_columns(degree)
     if len(whole.shape) == 1:
         common = "all" if columns == 1 else "tokens"
@@ -159,9 +159,9 @@ def tiny_machine(
     runtime: int | str = 0,
     compiler: int | str = 0,
 ) -> Machine:
-    """One host of `devices` equal processors; bfloat16 products run twice as fast as float32.
+    """One host of `devices` equal processors; bfloat16 products run at twice the rate of float32.
 
-    `host` and `disk` are the capacities of tiers beyond the near one; None for none.
+    `host` and `disk` are the capacities of offload tiers; None for none.
     """
     rates = {"float32": 1e11, "bfloat16": 2e11}
     return Machine(
@@ -218,11 +218,11 @@ def tiny_plan(
     phases: tuple[tuple[int, int], ...] | None = None,
     stages: tuple[tuple[tuple[int, int], ...], ...] | None = None,
 ) -> Plan:
-    """A plan with the chain split into `pipeline` x `parallel.virtual_stages` parts as equal as can be.
+    """A plan with the layers split into `pipeline` x `virtual_stages` model chunks of equal size.
 
-    `stages` are the phases of each part in place of that, and `phases` those of the only one.
-    `sharding` is of weights and of optimizer state. `offload` None keeps all near. Of
-    each stage the first `recompute_layers` layers run again, as many as can; None: all.
+    `stages` gives the phases of each model chunk instead, `phases` those of the only one.
+    `sharding` has the degrees of parameters and of optimizer state. `offload` None offloads nothing.
+    `recompute_layers` is the number of recomputed layers in each stage; None means all.
     """
     count = pipeline * virtual_stages
     ends = [round(index * graph.layers / count) for index in range(count + 1)]
@@ -279,7 +279,7 @@ def _costs(cost: Callable[[int], dict[str, object]]) -> tuple[LayerCost, ...]:
 
 
 def _embedding_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
-    """Rows; of slices, summed over them, and own tokens of the sum."""
+    """Row look-up; with tensor parallelism its all-reduce."""
     moved = Polynomial(bs=width * e)
     op = Op(
         name="embedding", kind="memory", read_bytes=moved, written_bytes=moved, live_bytes=moved
@@ -293,11 +293,11 @@ def _embedding_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
 
 
 def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
-    """One product, then an element-wise op that keeps the product for backward.
+    """One matrix product, then an element-wise op that saves the product for backward.
 
-    Of slices all tokens are gathered before and the sum scattered over tokens after, in both
-    passes, and each has its share of the product's results. In a grid the slices of one row scatter
-    those too, and gather their gradient.
+    With tensor parallelism both passes all-gather tokens before and reduce-scatter them after, and
+    each rank has a part of the product's columns. In a grid the ranks of one row reduce-scatter
+    those too, and all-gather their gradient.
     """
     rows, columns = grid_rows(degree), grid_columns(degree)
     own, features = width // rows, width // columns
@@ -322,9 +322,9 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
 
 
 def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
-    """The same block, of which half is kept: the other half is made again as it goes back.
+    """The same block with half of its activations saved and the other half recomputed.
 
-    Slices gather its input once more for that.
+    Tensor-parallel ranks gather its input once more for that.
     """
     cost = _block_cost(e, width, degree)
     half = Polynomial(bs=width * e / 2 / degree)
@@ -337,7 +337,7 @@ def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
-    """Logits, their cross-entropy in float32, and back; of slices, each a share of the logits."""
+    """Logits and their float32 cross-entropy; each tensor-parallel rank has a part of the logits."""
     x, logits = Polynomial(bs=width * e // degree), Polynomial(bs=vocabulary * 4)
     gather = _exchange("all_gather", _times(x, degree), degree)
     scatter = _exchange("reduce_scatter", _times(x, degree), degree)
@@ -361,7 +361,7 @@ def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str
 
 
 def _product(e: int, *, m: Polynomial, n: int, k: Polynomial, live: Polynomial) -> Op:
-    """An (m, k) by (k, n) product; one of m, k is a number of tokens, the other is fixed."""
+    """An (m, k) by (k, n) matrix product; one of m, k is a number of tokens, the other is fixed."""
     tokens, fixed = m.bs + k.bs, m.constant + k.constant
     read = Polynomial(bs=fixed * e) if m.bs == 0 else Polynomial(fixed * n * e, bs=fixed * e)
     written = Polynomial(fixed * n * e) if m.bs == 0 else Polynomial(bs=n * e)
@@ -375,7 +375,7 @@ def _product(e: int, *, m: Polynomial, n: int, k: Polynomial, live: Polynomial) 
 def _exchange(
     how: CollectiveKind, nbytes: Polynomial, degree: int, among: TensorAxis = "all"
 ) -> tuple[Op, ...]:
-    """Nothing of whole layers."""
+    """The collective of a tensor-parallel layer; none without tensor parallelism."""
     if degree == 1:
         return ()
     own = _times(nbytes, 1 / degree)

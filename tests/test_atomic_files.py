@@ -1,4 +1,4 @@
-"""Files: written whole or not at all."""
+"""Atomic files: written completely or not at all."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_what_is_written_is_there_and_nothing_else(tmp_path: Path):
+def test_a_written_file_is_complete_and_leaves_no_other(tmp_path: Path):
     path = tmp_path / "deep" / "down" / "file"
     atomic_write(path, "first")
     atomic_write(path, b"second")
@@ -69,7 +69,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path):
         assert len(set(content)) == 1
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path):
+def test_a_full_disk_is_reported_and_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
     atomic_write(path, "old")
     done = subprocess.run(
@@ -82,7 +82,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", ["file/below", "folder", "n" * 250])
-def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: str):
+def test_an_unwritable_path_is_named(tmp_path: Path, place: str):
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match=f"{place}` cannot be written"):
@@ -90,7 +90,7 @@ def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: s
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_a_pipe_is_no_place_for_a_file_and_stays_one(tmp_path: Path):
+def test_a_pipe_is_refused_and_stays_a_pipe(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(StorageError, match="pipe` cannot be written: is not a regular file"):
@@ -99,9 +99,7 @@ def test_a_pipe_is_no_place_for_a_file_and_stays_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", ["file/below/deeper", "folder"])
-def test_a_place_that_takes_no_file_is_told_before_there_is_anything_to_write(
-    tmp_path: Path, place: str
-):
+def test_an_unwritable_path_is_refused_before_anything_is_written(tmp_path: Path, place: str):
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match=f"{place}` cannot be written"):
@@ -111,7 +109,7 @@ def test_a_place_that_takes_no_file_is_told_before_there_is_anything_to_write(
 
 
 @pytest.mark.parametrize("place", ["/proc/file", "/proc/new/file"])
-def test_a_folder_that_is_on_no_disk_is_told(place: str):
+def test_a_folder_that_is_not_on_a_disk_is_refused(place: str):
     with pytest.raises(StorageError, match=f"`{place}` cannot be written"):
         atomic_write(Path(place), "new")
 

@@ -1,4 +1,4 @@
-"""Documents: files, overrides, faults and fingerprints."""
+"""Documents: files, overrides, errors, copies and fingerprints."""
 
 import json
 import math
@@ -41,7 +41,7 @@ trees = st.builds(
 )
 
 
-def faults_of(file: Path | None, *overrides: str) -> list[str]:
+def errors_of(file: Path | None, *overrides: str) -> list[str]:
     with pytest.raises(InputErrors) as caught:
         Tree.resolve(file, overrides)
     return list(caught.value.messages)
@@ -59,13 +59,13 @@ def test_a_saved_document_is_loaded_as_the_same(
 
 
 @pytest.mark.parametrize("name", ["leaf.toml", "leaf.json"])
-def test_a_number_that_is_none_survives_its_file(tmp_path: Path, name: str):
+def test_nan_survives_its_file(tmp_path: Path, name: str):
     Leaf(size=math.nan).save(tmp_path / name)
     assert math.isnan(Leaf.load(tmp_path / name).size)
 
 
 @given(tree=trees, data=st.data())
-def test_a_fingerprint_does_not_hang_on_the_order_of_keys(tree: Tree, data: st.DataObject):
+def test_a_fingerprint_is_independent_of_the_order_of_keys(tree: Tree, data: st.DataObject):
     content = json.loads(tree.to_json())
     shuffled = dict(data.draw(st.permutations(list(content.items()))))
     assert Tree.model_validate(shuffled).fingerprint() == tree.fingerprint()
@@ -83,18 +83,18 @@ def test_defaults_give_way_to_the_file_and_the_file_to_overrides(tmp_path: Path)
     assert tree == Tree(name="elm", age=7, leaf=Leaf(size=2, words=("a",)))
 
 
-def test_a_bare_word_of_an_override_is_text():
+def test_a_bare_word_of_an_override_is_a_string():
     assert Tree.resolve(None, ["name=hf:some/name", "note="]) == Tree(name="hf:some/name", note="")
 
 
-def test_all_faults_are_told_at_once_each_with_its_file_and_line(tmp_path: Path):
+def test_all_errors_are_reported_at_once_each_with_its_file_and_line(tmp_path: Path):
     path = tmp_path / "tree.toml"
     path.write_text(
         '# a tree\nnam = "elm"\nage = -1\n\n'
         '[leaf]\nwords = [\n  "a", # = [x]\n  3,\n]\nsize = "x"\n'
     )
     no_number = "input should be a valid number, unable to parse string as a number"
-    assert faults_of(path, "leaf.siz=3", "age") == [
+    assert errors_of(path, "leaf.siz=3", "age") == [
         "override `age`: write it as `key=value`",
         f"{path}:3: `age` = -1: input should be greater than or equal to 0",
         f"{path}:10: `leaf.size` = 'x': {no_number}",
@@ -104,45 +104,45 @@ def test_all_faults_are_told_at_once_each_with_its_file_and_line(tmp_path: Path)
     ]
 
 
-def test_a_fault_in_an_array_of_tables_is_told_with_its_own_line(tmp_path: Path):
+def test_an_error_in_an_array_of_tables_is_reported_with_its_own_line(tmp_path: Path):
     path = tmp_path / "tree.toml"
     path.write_text(
         "pairs = [\n    [\n        1,\n        2,\n    ],\n]\n[[leaves]]\nsize = 'a'\n"
         "[[leaves]]\nsize = 2\n[[leaves]]\nsiez = 3\n"
     )
-    told = faults_of(path)
-    assert told[0].startswith(f"{path}:8: `leaves.0.size` = 'a'")
-    assert told[1] == f"{path}:12: unknown key `leaves.2.siez`; did you mean `leaves.2.size`?"
+    messages = errors_of(path)
+    assert messages[0].startswith(f"{path}:8: `leaves.0.size` = 'a'")
+    assert messages[1] == f"{path}:12: unknown key `leaves.2.siez`; did you mean `leaves.2.size`?"
 
 
 @given(tree=trees, keys=st.data())
 def test_any_key_of_any_saved_file_is_found_at_its_line(
     tmp_path_factory: pytest.TempPathFactory, tree: Tree, keys: st.DataObject
 ):
-    # A second way to know: the line that, made unknown, is the line of the fault.
+    # An independent check: if the key of a line becomes unknown, the error names that line.
     lines = tree.to_toml().split("\n")
     with_size = [number for number, line in enumerate(lines) if line.startswith("size = ")]
     number = keys.draw(st.sampled_from(with_size))
     lines[number] = lines[number].replace("size", "weight", 1)
     path = tmp_path_factory.mktemp("document") / "tree.toml"
     path.write_text("\n".join(lines), encoding="utf-8", newline="")
-    [fault] = faults_of(path)
-    assert fault.startswith(f"{path}:{number + 1}: unknown key")
+    [message] = errors_of(path)
+    assert message.startswith(f"{path}:{number + 1}: unknown key")
 
 
-def test_an_unknown_table_of_an_override_is_told_as_the_overrides():
-    [fault] = faults_of(None, "laef.size=3")
-    assert fault == "override `laef.size=3`: unknown key `laef`; did you mean `leaf`?"
+def test_an_unknown_table_of_an_override_is_reported_for_the_override():
+    [message] = errors_of(None, "laef.size=3")
+    assert message == "override `laef.size=3`: unknown key `laef`; did you mean `leaf`?"
 
 
-def test_a_plain_value_in_place_of_a_table_is_told_as_such():
-    [fault] = faults_of(None, "leaf=3")
-    assert fault == "override `leaf=3`: `leaf` = 3: should be a table of keys"
+def test_a_plain_value_in_place_of_a_table_is_refused():
+    [message] = errors_of(None, "leaf=3")
+    assert message == "override `leaf=3`: `leaf` = 3: should be a table of keys"
 
 
-def test_an_override_below_a_plain_value_is_a_fault():
-    [fault] = faults_of(None, "age=3", "age.years=4")
-    assert fault == "override `age.years=4`: `age.years` is below a key that is not a table"
+def test_an_override_below_a_plain_value_is_an_error():
+    [message] = errors_of(None, "age=3", "age.years=4")
+    assert message == "override `age.years=4`: `age.years` is below a key that is not a table"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_override_below_a_plain_value_is_a_fault():
         ("a.json", b'{"age": ' + b"1" * 5000 + b"}", "4300 digits"),
     ],
 )
-def test_a_file_of_another_form_is_told_by_its_name(
+def test_a_file_that_cannot_be_parsed_is_named(
     tmp_path: Path, name: str, content: bytes, reason: str
 ):
     (tmp_path / name).write_bytes(content)
@@ -165,12 +165,21 @@ def test_a_file_of_another_form_is_told_by_its_name(
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_a_missing_file_is_told_by_its_name():
+def test_a_missing_file_is_named():
     with pytest.raises(RequestError, match=r"no file `nowhere\.toml`"):
         Tree.load(Path("nowhere.toml"))
 
 
-def test_saving_below_a_file_is_told(tmp_path: Path):
+def test_saving_below_a_file_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         Tree().save(tmp_path / "file" / "tree.toml")
+
+
+def test_a_copy_replaces_fields_by_their_names():
+    assert Tree(name="elm").model_copy(update={"age": 7}) == Tree(name="elm", age=7)
+
+
+def test_a_copy_with_a_name_that_is_no_field_is_refused():
+    with pytest.raises(KeyError, match="Tree has no field hight, nam"):
+        Tree().model_copy(update={"nam": "elm", "hight": 2, "age": 7})

@@ -11,7 +11,7 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert inspect.getdoc(value), name
 
 
-def test_every_public_function_says_what_it_raises() -> None:
+def test_every_public_function_documents_what_it_raises() -> None:
     verbs = [getattr(windlass, name) for name in windlass.__all__]
     for verb in filter(inspect.isfunction, verbs):
         if verb.__name__ != "runs":  # reads what is readable, and leaves out the rest

@@ -1,4 +1,4 @@
-"""Units: what a person writes is read, and what is shown can be read back."""
+"""Units: quantities parse, and what is formatted parses back."""
 
 import re
 
@@ -21,7 +21,7 @@ from windlass.units import (
 )
 
 
-def test_capacity_counts_in_powers_of_2_and_a_vendors_unit_in_powers_of_10():
+def test_capacities_use_powers_of_2_and_vendor_units_powers_of_10():
     assert parse_bytes("16 GiB") == 16 * 2**30
     assert parse_bytes("16GB") == 16 * 10**9
     assert parse_rate("900 GB/s") == 9e11
@@ -41,29 +41,29 @@ def test_a_plain_number_is_in_the_base_unit(count: int):
         True, None, [1], -1, float("inf"),
     ],
 )  # fmt: skip
-def test_what_is_no_size_is_refused_with_an_example(value: object):
+def test_an_invalid_size_is_refused_with_an_example(value: object):
     with pytest.raises(RequestError, match="16 GiB"):
         parse_bytes(value)
 
 
 @given(count=st.integers(0, 2**60))
-def test_shown_bytes_are_read_back_within_their_digits(count: int):
+def test_formatted_bytes_parse_back_within_their_digits(count: int):
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=6e-3)
 
 
 @given(rate=st.floats(0.1, 1e17))
-def test_shown_rates_are_read_back_within_their_digits(rate: float):
+def test_formatted_rates_parse_back_within_their_digits(rate: float):
     assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
     assert parse_flop_rate(format_flop_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
 
 
 @given(seconds=st.floats(1e-9, 59))
-def test_a_shown_time_below_a_minute_is_read_back_within_its_digits(seconds: float):
+def test_a_formatted_time_below_a_minute_parses_back_within_its_digits(seconds: float):
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
 
 
 @given(number=st.floats(1, 9.9e14))
-def test_no_unit_is_written_a_thousand_times(number: float):
+def test_no_formatted_number_reaches_a_thousand(number: float):
     for shown in (format_rate(number), format_flop(number), format_count(round(number))):
         assert re.match(r"[0-9.]{1,4} |[0-9]{1,3}$", shown), shown
 
@@ -75,11 +75,11 @@ def test_no_unit_is_written_a_thousand_times(number: float):
         (11_520, "3 h 12 min"), (90_000, "1 d 1 h"), (2 * 86_400 - 60, "2 d 0 h"),
     ],
 )  # fmt: skip
-def test_a_time_is_shown_as_a_person_would_say_it(seconds: float, shown: str):
+def test_a_time_is_formatted_as_a_person_would_say_it(seconds: float, shown: str):
     assert format_seconds(seconds) == shown
 
 
-def test_what_rounds_to_a_whole_larger_unit_is_shown_in_it():
+def test_a_value_that_rounds_to_a_larger_unit_is_formatted_in_it():
     assert format_bytes(2**20 - 1) == "1.00 MiB"
     assert format_rate(9.999e11) == "1.00 TB/s"
     assert format_count(999_999) == "1.00 M"

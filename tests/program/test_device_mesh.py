@@ -6,7 +6,7 @@ from windlass.schema.plan import Parallelism
 
 
 @given(pipeline=st.integers(1, 4), tensor=st.integers(1, 4), replicas=st.integers(1, 4))
-def test_every_device_has_one_place_and_every_place_one_device(
+def test_every_rank_has_one_coordinate_and_every_coordinate_one_rank(
     pipeline: int, tensor: int, replicas: int
 ):
     cut = Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
@@ -15,7 +15,7 @@ def test_every_device_has_one_place_and_every_place_one_device(
     assert [rank_of(place, cut) for place in places] == list(range(cut.devices))
 
 
-def test_slices_of_one_layer_lie_next_to_each_other():
+def test_tensor_parallel_ranks_are_adjacent():
     cut = Parallelism(pipeline=2, tensor=2, data=2)
     assert [mesh_coord(device, cut) for device in (0, 1)] == [
         MeshCoord(0, 0, 0),

@@ -62,7 +62,7 @@ def makespan(lists: Sequence[tuple[PipelinePass, ...]], **seconds: int):
 
 
 @given(stages=STAGES, micros=MICROS)
-def test_1f1b_takes_micro_batches_plus_stages_minus_one_turns(stages: int, micros: int):
+def test_1f1b_takes_micro_batches_plus_stages_minus_one_passes(stages: int, micros: int):
     lists = [one_forward_one_backward(stages, stage, micros) for stage in range(stages)]
     assert makespan(lists) == (micros + stages - 1) * (FORWARD + BACKWARD)
 
@@ -82,7 +82,7 @@ def test_gpipe_takes_as_long_as_1f1b_but_holds_every_micro_batch(stages: int, mi
 
 
 @given(stages=STAGES, groups=st.integers(1, 4), chunks=st.integers(1, 4))
-def test_interleaving_divides_the_waiting_by_the_chunks(stages: int, groups: int, chunks: int):
+def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, groups: int, chunks: int):
     micros = groups * stages
     lists = [interleaved(stages, stage, micros, chunks) for stage in range(stages)]
     whole_stage = chunks * (FORWARD + BACKWARD)
@@ -91,7 +91,7 @@ def test_interleaving_divides_the_waiting_by_the_chunks(stages: int, groups: int
 
 
 @given(stages=STAGES, groups=st.integers(1, 4), chunks=st.integers(1, 4))
-def test_interleaving_holds_more_micro_batches_for_it(stages: int, groups: int, chunks: int):
+def test_interleaving_holds_more_micro_batches(stages: int, groups: int, chunks: int):
     micros = groups * stages
     for stage in range(stages):
         warm = 2 * (stages - stage - 1) + (chunks - 1) * stages
@@ -104,7 +104,7 @@ SECONDS = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(stages=STAGES, micros=MICROS, seconds=SECONDS)
-def test_zero_bubble_waits_shorter_by_a_weights_part_for_each_stage_that_is_filled(
+def test_zero_bubble_is_shorter_by_one_weight_gradient_pass_for_each_filled_stage(
     stages: int, micros: int, seconds: tuple[int, int, int]
 ):
     tw, tf, tb = sorted(seconds)
@@ -115,7 +115,7 @@ def test_zero_bubble_waits_shorter_by_a_weights_part_for_each_stage_that_is_fill
 
 
 @given(stages=STAGES, micros=st.integers(6, 12))
-def test_zero_bubble_has_the_published_bubble_once_the_pipeline_is_filled(stages: int, micros: int):
+def test_zero_bubble_has_the_published_bubble_once_the_pipeline_is_full(stages: int, micros: int):
     lists = [zero_bubble(stages, stage, micros) for stage in range(stages)]
     taken = makespan(lists, forward=3, backward_input=3, backward_weight=2)
     assert taken - micros * 8 == (stages - 1) * (3 + 3 - 2)
@@ -129,7 +129,7 @@ def test_zero_bubble_holds_on_every_stage_what_1f1b_holds_on_the_first(stages: i
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_on_one_device_forward_and_backward_take_turns(name: str):
+def test_on_one_device_forward_and_backward_alternate(name: str):
     back = ("backward_input", "backward_weight") if name == "zero-bubble" else ("backward",)
     assert [(step.kind, step.micro_batch) for step in SCHEDULES[name](1, 0, 2)] == [  # type: ignore[index]
         (kind, micro) for micro in range(2) for kind in ("forward", *back)

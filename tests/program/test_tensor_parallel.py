@@ -1,4 +1,4 @@
-"""Laws of layers that are cut over slices: what they have, when they meet, what is refused."""
+"""Laws of tensor-parallel layers: their shards, their collectives, and what is refused."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from program.pod_plans import CUT_GRAPHS
+from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
+from program.distributed_plans import SHARDED_GRAPHS
 from windlass.errors import PlanError
 from windlass.program.communication_groups import PeerMap, communication_group
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction, Program
@@ -20,7 +20,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, group_size
 
 MACHINE = tiny_machine(host="1 GiB", devices=8)
-GRAPH = cut_graph(tiny_graph(layers=2))
+GRAPH = sharded_graph(tiny_graph(layers=2))
 NORM = 32
 """Elements of the weight that every slice of a layer has whole."""
 
@@ -36,8 +36,8 @@ def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  ha
 DEGREES = st.sampled_from([2, 4, TensorGrid(2, 2)])
 
 
-@given(graph=st.sampled_from(CUT_GRAPHS), degree=DEGREES)
-def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Graph, degree: int):
+@given(graph=st.sampled_from(SHARDED_GRAPHS), degree=DEGREES)
+def test_shards_cover_every_parameter_and_replicate_what_is_not_sharded(graph: Graph, degree: int):
     slices = [graph.shard(degree, index) for index in range(degree)]
     for name, whole in graph.kinds.items():
         parts = [each.kinds[name] for each in slices]
@@ -54,7 +54,7 @@ def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Gra
     accumulation=st.integers(1, 2),
     precision=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: int, **choice: Any):  # noqa: ANN401  handed on to the factory
+def test_sizes_of_shards_sum_to_the_full_size(degree: int, **choice: Any):  # noqa: ANN401  handed on to the factory
     plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
     alone = tiny_plan(GRAPH, MACHINE, **choice)
     for part, whole in zip(
@@ -70,20 +70,20 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
         assert whole.replicated_gradients == 0
 
 
-@given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=DEGREES)
-def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
+@given(graph=st.sampled_from(SHARDED_GRAPHS[:3]), degree=DEGREES)
+def test_the_flop_of_all_shards_sum_to_the_full_flop(graph: Graph, degree: int):
     assert degree * graph.shard(degree).micro_batch_flop(2, 16) == pytest.approx(
         graph.micro_batch_flop(2, 16)
     )
 
 
-def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
+def test_a_shard_has_the_label_of_its_graph_and_capturing_more_degrees_keeps_it():
     bare = GRAPH.model_copy(update={"tensor_shards": {}})
     assert GRAPH.shard(2).label == GRAPH.shard(4, 3).label == GRAPH.label == bare.label
     assert Graph.model_validate_json(GRAPH.to_json()) == GRAPH
 
 
-def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replica():
+def test_passes_with_collectives_wait_for_the_tensor_parallel_ranks_of_one_stage_and_replica():
     plan, programs = made(schedule="zero-bubble")
     peers = PeerMap(plan, GRAPH)
     for program in programs:
@@ -99,7 +99,7 @@ def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replic
     assert not PeerMap(tiny_plan(GRAPH, MACHINE), GRAPH).is_collective(Instruction("forward", 1, 0))
 
 
-def test_messages_between_stages_go_from_each_slice_to_its_like():
+def test_messages_between_stages_stay_on_their_tensor_parallel_rank():
     plan, _ = made()
     peers = PeerMap(plan, GRAPH)
     assert [peers.peer_of(Instruction("send", 1, 0), device) for device in range(8)] == [
@@ -113,7 +113,7 @@ def test_messages_between_stages_go_from_each_slice_to_its_like():
     ]
 
 
-def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has():
+def test_one_replica_reduces_only_layers_with_replicated_parameters():
     _, programs = made(data=1, pipeline=1)
     reduced = [each.layer for each in programs[0].instructions if each.kind == "reduce_grads"]
     assert reduced == [3, 2, 1]  # the embedding has none
@@ -121,7 +121,7 @@ def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has()
 
 @settings(max_examples=100)
 @given(data=st.data(), twice=st.booleans())
-def test_an_instruction_that_one_slice_loses_or_doubles_is_found(data: st.DataObject, twice: bool):
+def test_an_instruction_that_one_rank_loses_or_doubles_is_found(data: st.DataObject, twice: bool):
     plan, programs = made()
     device = data.draw(st.integers(0, 7))
     instructions = list(programs[device].instructions)
@@ -135,7 +135,7 @@ def test_an_instruction_that_one_slice_loses_or_doubles_is_found(data: st.DataOb
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_another_rule(
+def test_a_rank_that_runs_its_passes_in_another_order_is_refused(
     data: st.DataObject,
 ):
     """Any two passes that exchange, of which one slice alone runs the later first."""
@@ -151,7 +151,7 @@ def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_a
     refused(plan, programs, device, instructions)
 
 
-def test_slices_that_take_two_micro_batches_in_different_turns_are_named():
+def test_ranks_that_run_micro_batches_in_different_orders_are_named():
     plan, programs = made(pipeline=1, data=1, schedule="gpipe")
     other = {0: 1, 1: 0}
     instructions = [
@@ -172,7 +172,7 @@ def refused(
     return str(caught.value)
 
 
-def test_degrees_that_cannot_be_are_refused_with_the_way_out():
+def test_impossible_degrees_are_refused_with_the_way_out():
     why = "`block` has 6 heads, which cannot be cut over 4 slices; take a degree that divides 6"
     graph = GRAPH.model_copy(
         update={"tensor_shards": {2: GRAPH.tensor_shards[2]}, "unshardable": {4: (why,)}}

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import InputErrors
 from windlass.program.validate_plan import plan_errors, require_valid_plan
 from windlass.schema.graph import Graph
@@ -13,13 +13,13 @@ MACHINE = tiny_machine(host="1 GiB", disk="1 GiB")
 TWO = ((0, 2), (2, 4))
 
 
-def test_a_plan_made_for_its_graph_and_machine_is_legal():
+def test_a_plan_made_for_its_graph_and_machine_is_valid():
     plan = tiny_plan(GRAPH, MACHINE, accumulation=4)
     assert plan_errors(plan, GRAPH, MACHINE, global_batch=8) == ()
     require_valid_plan(plan, GRAPH, MACHINE, global_batch=8)
 
 
-def test_all_faults_are_told_at_once():
+def test_all_errors_are_reported_at_once():
     machine = tiny_machine(precisions=("float32",))
     tree = tiny_plan(GRAPH, machine, precision="bfloat16", sequence=128).model_dump()
     tree |= {
@@ -42,13 +42,13 @@ def test_all_faults_are_told_at_once():
         "`precision` = bfloat16, but `tiny` states no rate for it",
         "`offload.optimizer` = 'disk', but `tiny` has only device",
         (
-            "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 1: a device updates a "
-            "part of the parameters that it stores"
+            "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 1: a device updates "
+            "a part of the parameters that it stores"
         ),
     ]
 
 
-def test_no_more_layers_run_again_than_can():
+def test_a_stage_recomputes_no_more_layers_than_it_can():
     plan = tiny_plan(GRAPH, MACHINE)
     stage = plan.stages[0].model_copy(update={"recompute": "full", "recompute_layers": 2})
     assert plan_errors(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
@@ -60,14 +60,16 @@ def test_no_more_layers_run_again_than_can():
 @pytest.mark.parametrize(
     ("home", "phases"),
     [
-        (AWAY, TWO),
-        (AWAY.model_copy(update={"activations": "host"}), ((0, 1), (1, 2), (2, 3), (3, 4))),
+        (HOST_OFFLOAD, TWO),
+        (HOST_OFFLOAD.model_copy(update={"activations": "host"}), ((0, 1), (1, 2), (2, 3), (3, 4))),
         (Offload(optimizer="host"), None),
         (Offload(activations="host"), None),
         (Offload(optimizer="host", activations="host"), None),
     ],
 )
-def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int, int], ...] | None):
+def test_these_classes_may_be_offloaded_together(
+    home: Offload, phases: tuple[tuple[int, int], ...] | None
+):
     assert plan_errors(tiny_plan(GRAPH, MACHINE, offload=home, phases=phases), GRAPH, MACHINE) == ()
 
 
@@ -78,17 +80,17 @@ def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int,
             Offload(parameters="host", gradients="host"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.optimizer` = device: offloaded parameters "
-                "are updated while their optimizer state is transferred; set `offload.optimizer` = "
-                "host"
+                "`offload.parameters` = host but `offload.optimizer` = device: offloaded "
+                "parameters are updated while their optimizer state is transferred; set "
+                "`offload.optimizer` = host"
             ),
         ),
         (
             Offload(parameters="host", optimizer="host"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.gradients` = device: gradients of offloaded "
-                "parameters must be offloaded too; set `offload.gradients` = host"
+                "`offload.parameters` = host but `offload.gradients` = device: gradients of "
+                "offloaded parameters must be offloaded too; set `offload.gradients` = host"
             ),
         ),
         (
@@ -101,33 +103,34 @@ def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int,
             ),
         ),
         (
-            AWAY,
+            HOST_OFFLOAD,
             None,
             (
-                "`offload.parameters` = host but `stages.0.phases` = 1: with all layers in one phase "
-                "no parameters would ever be offloaded; split the layers into at least 2 phases"
+                "`offload.parameters` = host but `stages.0.phases` = 1: with all layers in one "
+                "phase no parameters would ever be offloaded; split the layers into at least 2 "
+                "phases"
             ),
         ),
         (
             Offload(parameters="host", gradients="host", optimizer="disk"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.optimizer` = disk: in float32 the weights "
-                "are the master weights, which are stored with the moments; name one tier for both, "
-                "or set `precision` = bfloat16"
+                "`offload.parameters` = host but `offload.optimizer` = disk: in float32 the "
+                "weights are the master weights, which are stored with the moments; name one tier "
+                "for both, or set `precision` = bfloat16"
             ),
         ),
         (
             Offload(optimizer="host"),
             TWO,
             (
-                "`stages.0.phases` = 2 but `offload.parameters` = device: only offloaded parameters "
-                "need phases; offload them, or put all layers into 1 phase"
+                "`stages.0.phases` = 2 but `offload.parameters` = device: only offloaded "
+                "parameters need phases; offload them, or put all layers into 1 phase"
             ),
         ),
     ],
 )
-def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
+def test_invalid_combinations_of_offloaded_classes_are_refused_with_the_way_out(
     home: Offload, phases: tuple[tuple[int, int], ...] | None, fault: str
 ):
     plan = tiny_plan(GRAPH, MACHINE, offload=home, phases=phases)
@@ -140,9 +143,9 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"data": 3, "sharding": (2, 3)},
             (
-                "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 3: a device updates "
-                "a part of the parameters that it stores; make `sharding.optimizer` a multiple of "
-                "`sharding.parameters`"
+                "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 3: a device "
+                "updates a part of the parameters that it stores; make `sharding.optimizer` a "
+                "multiple of `sharding.parameters`"
             ),
         ),
         (
@@ -167,29 +170,30 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"pipeline": 2, "virtual_stages": 2},
             (
-                "`parallel.virtual_stages` = 2 with `parallel.schedule` = 1f1b, which runs a stage as "
-                "one model chunk; set `parallel.schedule` = interleaved or `parallel.virtual_stages` "
-                "= 1"
+                "`parallel.virtual_stages` = 2 with `parallel.schedule` = 1f1b, which runs a stage "
+                "as one model chunk; set `parallel.schedule` = interleaved or "
+                "`parallel.virtual_stages` = 1"
             ),
         ),
         (
-            {"data": 4, "sharding": (1, 2), "offload": AWAY, "phases": TWO},
+            {"data": 4, "sharding": (1, 2), "offload": HOST_OFFLOAD, "phases": TWO},
             (
-                "`sharding.optimizer` = 2 with `offload.parameters` = host and `sharding.parameters` "
-                "= 1: this version runs offloaded sharded parameters only if both degrees are equal; "
-                "make them equal, or set `offload.parameters` = device"
+                "`sharding.optimizer` = 2 with `offload.parameters` = host and "
+                "`sharding.parameters` = 1: this version runs offloaded sharded parameters only if "
+                "both degrees are equal; make them equal, or set `offload.parameters` = device"
             ),
         ),
         (
-            {"pipeline": 2, "offload": AWAY},
+            {"pipeline": 2, "offload": HOST_OFFLOAD},
             (
-                "`offload.parameters` = host but `stages.*.phases` = 1: with all layers in one phase "
-                "no parameters would ever be offloaded; split the layers into at least 2 phases"
+                "`offload.parameters` = host but `stages.*.phases` = 1: with all layers in one "
+                "phase no parameters would ever be offloaded; split the layers into at least 2 "
+                "phases"
             ),
         ),
     ],
 )
-def test_degrees_and_orders_that_do_not_go_together_are_refused_with_the_way_out(
+def test_invalid_combinations_of_degrees_and_schedules_are_refused_with_the_way_out(
     choice: dict[str, Any], fault: str
 ):
     machine = tiny_machine(host="1 GiB", devices=4)
@@ -197,14 +201,14 @@ def test_degrees_and_orders_that_do_not_go_together_are_refused_with_the_way_out
     assert plan_errors(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (fault,)
 
 
-def test_a_layer_that_borrows_from_two_other_stages_is_refused():
+def test_a_layer_with_tied_weights_of_two_other_stages_is_refused():
     graph = two_owners()
     machine = tiny_machine(devices=3)
     plan = tiny_plan(graph, machine, pipeline=3)
     assert plan_errors(plan, graph, machine) == (
         (
-            "layer 2 on stage 2 uses weights of 2 layers on other stages; divide the stages so that "
-            "all but one of them are on the same stage"
+            "layer 2 on stage 2 uses weights of 2 layers on other stages; divide the stages so "
+            "that all but one of them are on the same stage"
         ),
     )
     assert plan_errors(tiny_plan(graph, machine, pipeline=1), graph, machine) == ()

@@ -24,7 +24,7 @@ def sharded(draw: st.DrawFn) -> Plan:
 
 
 @given(plan=sharded())
-def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
+def test_the_parameter_gather_group_has_every_shard_once_in_order(plan: Plan):
     for replica in range(plan.parallel.data):
         group = parameter_gather_group(replica, plan)
         assert replica in group
@@ -34,7 +34,7 @@ def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
 
 
 @given(plan=sharded())
-def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Plan):
+def test_the_update_gather_group_has_every_part_of_one_parameter_shard_once_in_order(plan: Plan):
     q = plan.sharding.optimizer // plan.sharding.parameters
     for replica in range(plan.parallel.data):
         shard = parameter_shard_index(replica, plan)
@@ -63,7 +63,7 @@ def test_a_gradient_shard_is_the_sum_of_all_replicas_each_once(plan: Plan):
 
 
 @given(plan=sharded())
-def test_every_member_of_a_group_names_the_same_group(plan: Plan):
+def test_every_member_of_a_group_finds_the_same_group(plan: Plan):
     for group_of in (
         parameter_gather_group,
         update_gather_group,
@@ -76,7 +76,7 @@ def test_every_member_of_a_group_names_the_same_group(plan: Plan):
 
 
 @given(plan=sharded(), elements=st.integers(0, 1000))
-def test_a_flat_layer_is_cut_into_equal_shards_with_less_than_one_element_each_to_spare(
+def test_a_flat_layer_has_equal_shards_with_less_than_one_element_of_padding_each(
     plan: Plan, elements: int
 ):
     flat = padded_elements(elements, plan)

@@ -1,4 +1,4 @@
-"""Graph: quantities, and counts over the chain."""
+"""Graph: polynomials, and counts over all layers."""
 
 import pytest
 from hypothesis import given
@@ -8,21 +8,25 @@ from factories import tiny_graph
 from windlass.schema.graph import Graph, Polynomial
 
 whole = st.integers(0, 1000)
-quantities = st.builds(Polynomial, *[whole] * 6)
+polynomials = st.builds(Polynomial, *[whole] * 6)
 sizes = st.integers(1, 64)
 
 
-@given(quantity=quantities, micro=sizes, sequence=sizes)
-def test_a_quantity_is_its_polynomial(quantity: Polynomial, micro: int, sequence: int):
+@given(polynomial=polynomials, micro=sizes, sequence=sizes)
+def test_a_polynomial_is_the_sum_of_its_terms(polynomial: Polynomial, micro: int, sequence: int):
     b, s = micro, sequence
     terms = (1, s, s**2, b, b * s, b * s**2)
-    assert quantity.at(micro, sequence) == sum(c * t for c, t in zip(quantity, terms, strict=True))
+    assert polynomial.at(micro, sequence) == sum(
+        c * t for c, t in zip(polynomial, terms, strict=True)
+    )
 
 
-@given(quantity=quantities, one=sizes, other=sizes, sequence=sizes)
-def test_more_sequences_never_count_less(quantity: Polynomial, one: int, other: int, sequence: int):
+@given(polynomial=polynomials, one=sizes, other=sizes, sequence=sizes)
+def test_more_sequences_are_never_smaller(
+    polynomial: Polynomial, one: int, other: int, sequence: int
+):
     low, high = sorted((one, other))
-    assert quantity.at(low, sequence) <= quantity.at(high, sequence)
+    assert polynomial.at(low, sequence) <= polynomial.at(high, sequence)
 
 
 @given(layers=st.integers(0, 5), tied=st.booleans())

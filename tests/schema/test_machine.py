@@ -1,4 +1,4 @@
-"""Machine: curves, and what a machine file must hold."""
+"""Machine: rate curves, and valid machine files."""
 
 from math import log
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_between_points_a_curve_is_a_power_law(exponent: float, size: float):
         ([(2, 1), (2, 3)], "sizes must rise"),
     ],
 )
-def test_points_that_make_no_curve_are_refused(points: list[tuple[float, float]], reason: str):
+def test_invalid_curve_points_are_refused(points: list[tuple[float, float]], reason: str):
     with pytest.raises(ValidationError, match=reason):
         Curve.model_validate({"points": points})
 
@@ -76,7 +76,7 @@ def test_a_machine_file_may_use_units(tmp_path: Path):
     assert Machine.load(path) == machine
 
 
-def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
+def test_concurrent_reads_and_writes_take_the_longest_of_three_limits():
     turns = Tier(name="disk", capacity_bytes=1, read=2e9, write=1e9)
     assert turns.transfer_seconds(4e9, 1e9) == pytest.approx(3.0)
     at_once = turns.model_copy(update={"both": 2.5e9})
@@ -85,12 +85,12 @@ def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
     assert at_once.transfer_seconds(4e9, 2e9) == pytest.approx(2.4)
 
 
-def test_a_tier_without_rates_moves_nothing():
+def test_a_tier_without_rates_has_no_transfer_time():
     with pytest.raises(KeyError, match="states no rates"):
         Tier(name="device", capacity_bytes=1).transfer_seconds(1, 0)
 
 
-def test_units_set_apart_for_moves_slow_only_plans_that_move_something():
+def test_units_reserved_for_transfers_slow_only_plans_that_offload():
     device = tiny_machine().device.model_copy(update={"moving_share": 0.2})
     assert device.effective(offloads=False) == device
     slower = device.effective(offloads=True)
@@ -100,7 +100,7 @@ def test_units_set_apart_for_moves_slow_only_plans_that_move_something():
     assert slower.tiers == device.tiers
 
 
-def test_where_numbers_come_from_does_not_change_which_machine_it_is():
+def test_sources_of_numbers_do_not_change_a_machines_label():
     machine = tiny_machine()
     source = Source(how="derived", source="twice another")
     told = machine.model_copy(update={"sources": {"device.update_rate": source}})
@@ -109,7 +109,7 @@ def test_where_numbers_come_from_does_not_change_which_machine_it_is():
     assert told.source_of("device.traffic").source == "made up for tests, 2026-01-01"
 
 
-def test_the_longest_pattern_that_fits_tells_the_source():
+def test_the_longest_matching_pattern_gives_the_source():
     far, host, exact = (Source(how="published", source=name) for name in ("far", "host", "exact"))
     sources = {"device.*": far, "device.tiers.*": host, "device.tiers.host.read": exact}
     assert source_of("device.traffic", sources) == far

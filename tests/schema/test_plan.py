@@ -1,4 +1,4 @@
-"""Plan: which stages may stand in one, and what follows from its fields."""
+"""Plan: valid stages, and what follows from its fields."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from windlass.schema.plan import Batch, Offload, Parallelism, Plan, Stage
 
 Phases = tuple[tuple[int, int], ...]
@@ -48,18 +48,18 @@ def test_stages_with_a_gap_or_an_overlap_are_refused(stages: list[Phases], reaso
         plan(*stages)
 
 
-def test_a_plan_has_a_stage_for_each_device_of_the_pipeline():
+def test_a_plan_has_a_stage_for_each_pipeline_rank():
     with pytest.raises(ValidationError, match=r"1 stages for `parallel.pipeline` = 2"):
         plan(((0, 2),), pipeline=2)
 
 
-def test_a_count_of_layers_that_run_again_needs_a_way_to():
+def test_a_number_of_recomputed_layers_needs_a_recompute_mode():
     assert Stage(phases=((0, 3),), recompute="full", recompute_layers=2).recompute_layers == 2
     with pytest.raises(ValidationError, match="`recompute_layers` = 2 with `recompute` = none"):
         Stage(phases=((0, 3),), recompute_layers=2)
 
 
-def test_a_plan_that_names_no_count_is_written_and_labelled_as_before_there_was_one():
+def test_a_number_of_recomputed_layers_is_written_only_if_it_is_set():
     made = plan(((0, 3),))
     assert "recompute_layers" not in made.to_toml()
     counted = made.model_copy(
@@ -91,14 +91,15 @@ def test_a_plan_survives_its_file(tmp_path: Path):
     assert Plan.load(tmp_path / "plan.toml").label == made.label
 
 
-def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
+def test_bfloat16_has_master_weights_and_sums_gradients_in_float32():
     made = [
         tiny_plan(tiny_graph(), tiny_machine(), precision=precision, accumulation=accumulation)
         for precision, accumulation in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
     ]
-    assert [(p.parameter_itemsize, p.gradient_itemsize, p.optimizer_bytes_per_parameter) for p in made] == [
-        (4, 4, 8), (2, 2, 12), (2, 4, 12),
-    ]  # fmt: skip
+    assert [
+        (plan.parameter_itemsize, plan.gradient_itemsize, plan.optimizer_bytes_per_parameter)
+        for plan in made
+    ] == [(4, 4, 8), (2, 2, 12), (2, 4, 12)]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +107,11 @@ def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
     [
         (Offload(), True, False, False),
         (Offload(optimizer="disk"), True, True, False),
-        (AWAY, True, True, True),
-        (AWAY, False, True, False),
+        (HOST_OFFLOAD, True, True, True),
+        (HOST_OFFLOAD, False, True, False),
     ],
 )
-def test_updates_are_put_off_where_gradients_go_away_and_a_norm_is_needed(
+def test_updates_are_deferred_if_gradients_are_offloaded_and_a_norm_is_needed(
     home: Offload, clip: bool, streamed: bool, deferred: bool
 ):
     made = tiny_plan(tiny_graph(), tiny_machine(), offload=home, clip=clip)

@@ -1,4 +1,4 @@
-"""Request: what a user may ask for, and that asking survives its file."""
+"""Request: valid values, and that a request survives its file."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_a_budget_may_be_written_with_its_unit(near: int):
         "data.held_out=1", "data.vocabulary=256", "parallel.schedule=2f2b", "recompute=all",
     ],
 )  # fmt: skip
-def test_a_value_out_of_range_is_a_fault_of_the_override(override: str):
+def test_a_value_out_of_range_is_an_error_of_the_override(override: str):
     with pytest.raises(InputErrors) as caught:
         Request.resolve(None, [override])
     [fault] = caught.value.messages
@@ -48,7 +48,7 @@ def test_a_value_out_of_range_is_a_fault_of_the_override(override: str):
 
 
 @pytest.mark.parametrize("document", [Request, Plan, Machine, Prediction])
-def test_a_value_left_out_of_a_file_is_read_as_it_was(document: type[BaseModel]):
+def test_a_value_left_out_of_a_file_reads_back_as_none(document: type[BaseModel]):
     # A file has no word for None, so None must be the default wherever it is allowed.
     fields = [
         (part, name, field)

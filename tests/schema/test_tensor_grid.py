@@ -1,4 +1,4 @@
-"""Laws of grids of slices: how they are written, and when they are one cut."""
+"""Laws of tensor-parallel grids: how they are written, and when they are equal."""
 
 import copy
 
@@ -24,31 +24,31 @@ DEGREES = st.integers(1, 64)
 
 
 @given(rows=DEGREES, columns=DEGREES)
-def test_a_grid_is_read_as_it_is_written_and_one_column_is_a_number(rows: int, columns: int):
-    slices = tensor_grid(rows, columns)
-    assert parse_tensor_degree(str(slices)) == slices == parse_tensor_degree(f"{rows}x{columns}")
-    assert (grid_rows(slices), grid_columns(slices)) == (rows, columns)
-    assert isinstance(slices, TensorGrid) == (columns > 1)
-    assert int(slices) == rows * columns
+def test_a_grid_parses_as_it_prints_and_one_column_is_a_number(rows: int, columns: int):
+    degree = tensor_grid(rows, columns)
+    assert parse_tensor_degree(str(degree)) == degree == parse_tensor_degree(f"{rows}x{columns}")
+    assert (grid_rows(degree), grid_columns(degree)) == (rows, columns)
+    assert isinstance(degree, TensorGrid) == (columns > 1)
+    assert int(degree) == rows * columns
 
 
 @given(rows=DEGREES, columns=st.integers(2, 64))
-def test_a_grid_counts_its_slices_and_equals_no_number(rows: int, columns: int):
-    slices = TensorGrid(rows, columns)
-    assert slices != int(slices)
-    assert int(slices) != slices
-    assert slices > 1
-    assert 2 * slices == 2 * rows * columns
-    assert {slices: "grid", int(slices): "number"}[TensorGrid(rows, columns)] == "grid"
-    assert copy.deepcopy(slices) == slices
+def test_a_grid_acts_as_its_product_and_equals_no_number(rows: int, columns: int):
+    degree = TensorGrid(rows, columns)
+    assert degree != int(degree)
+    assert int(degree) != degree
+    assert degree > 1
+    assert 2 * degree == 2 * rows * columns
+    assert {degree: "grid", int(degree): "number"}[TensorGrid(rows, columns)] == "grid"
+    assert copy.deepcopy(degree) == degree
 
 
 @given(rows=DEGREES, columns=DEGREES)
-def test_the_rings_of_a_grid_are_its_rows_and_columns(rows: int, columns: int):
-    slices = tensor_grid(rows, columns)
+def test_the_groups_of_a_grid_are_its_rows_and_columns(rows: int, columns: int):
+    degree = tensor_grid(rows, columns)
     rings: tuple[TensorAxis, ...] = ("all", "tokens", "features")
-    assert [group_size(slices, each) for each in rings] == [rows * columns, rows, columns]
-    assert [group_span(slices, each) for each in rings] == [rows * columns, rows * columns, columns]
+    assert [group_size(degree, each) for each in rings] == [rows * columns, rows, columns]
+    assert [group_span(degree, each) for each in rings] == [rows * columns, rows * columns, columns]
 
 
 def test_a_plan_keeps_its_grid_and_a_number_stays_a_number():
@@ -63,7 +63,7 @@ def test_a_plan_keeps_its_grid_and_a_number_stays_a_number():
 
 
 @pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "true", "2.5", "2x2x2", "-4", "many"])
-def test_what_is_no_number_of_slices_is_refused(text: str):
+def test_an_invalid_tensor_degree_is_refused(text: str):
     with pytest.raises(
         InputErrors, match=r"`parallel\.tensor` = .*: should be a number of tensor-parallel"
     ):

@@ -305,8 +305,8 @@ class Graph(Document):
 def _kind_of_rank(first: LayerKind, full: LayerKind, degree: int, tensor_rank: int) -> LayerKind:
     """A layer kind with the parameters of another rank than the first."""
     parameters = tuple(
-        _parameter_of_rank(shard, whole, degree, tensor_rank)
-        for shard, whole in zip(first.parameters, full.parameters, strict=True)
+        _parameter_of_rank(shard, unsharded, degree, tensor_rank)
+        for shard, unsharded in zip(first.parameters, full.parameters, strict=True)
     )
     if parameters == first.parameters:
         return first

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import InputErrors
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
@@ -23,13 +23,13 @@ def test_one_device_runs_each_micro_batch_forward_and_backward_in_turn():
     assert shown(program) == ("L0 F00 F10 F20 B20 B10 B00 L1 F01 F11 F21 B21 B11 B01 G U0 U1 U2 S")
 
 
-def test_recompute_runs_before_each_backward_but_not_of_embedding_and_head():
+def test_recompute_runs_before_each_backward_except_of_embedding_and_head():
     graph = tiny_graph(layers=2)
     (program,) = lower(tiny_plan(graph, MACHINE, recompute="full", clip=False), graph)
     assert shown(program) == "L0 F00 F10 F20 F30 B30 R20 B20 R10 B10 B00 U0 U1 U2 U3 S"
 
 
-def test_of_layers_that_run_again_a_plan_may_name_the_first_of_each_stage():
+def test_a_plan_may_recompute_only_the_first_layers_of_each_stage():
     graph = tiny_graph(layers=3)
     plan = tiny_plan(graph, MACHINE, recompute="full", recompute_layers=1, clip=False)
     (program,) = lower(plan, graph)
@@ -89,7 +89,7 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     )
 
 
-def test_tied_weights_on_two_stages_are_lent_each_step_and_their_gradient_handed_back():
+def test_tied_weights_on_two_stages_are_sent_each_step_and_their_gradient_sent_back():
     graph = tiny_graph(layers=0, tied=True)
     owner, borrower = lower(tiny_plan(graph, MACHINE, pipeline=2, accumulation=2), graph)
     kinds = (
@@ -131,9 +131,11 @@ def test_a_program_survives_its_file(tmp_path: Path):
     assert Program.load(tmp_path / "program.json") == program
 
 
-def test_what_settles_a_step_survives_its_file(tmp_path: Path):
+def test_deferred_updates_survive_the_programs_file(tmp_path: Path):
     graph = tiny_graph(tied=False)
-    (program,) = lower(tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 2), (2, 4))), graph)
+    (program,) = lower(
+        tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 2), (2, 4))), graph
+    )
     program.save(tmp_path / "program.json")
     assert (
         Program.load(tmp_path / "program.json").flush_deferred_updates

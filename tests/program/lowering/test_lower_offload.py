@@ -3,8 +3,8 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 
-from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from program.streamed_plans import streamed_plans
+from factories import HOST_OFFLOAD, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from program.offloaded_plans import offloaded_plans
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
@@ -19,9 +19,19 @@ MACHINE = tiny_machine(host="1 GiB")
 THREE = ((0, 1), (1, 2), (2, 4))
 
 SIGNS = {
-    "load_batch": "L", "prefetch_weights": "+", "free_weights": "-", "forward": "F", "recompute": "A", "backward": "B",
-    "offload_activation": "K", "reload_activation": "R", "offload_grads": "S", "grad_norm": "N", "update": "U", "sync": ".",
-}  # fmt: skip
+    "load_batch": "L",
+    "prefetch_weights": "+",
+    "free_weights": "-",
+    "forward": "F",
+    "recompute": "A",
+    "backward": "B",
+    "offload_activation": "K",
+    "reload_activation": "R",
+    "offload_grads": "S",
+    "grad_norm": "N",
+    "update": "U",
+    "sync": ".",
+}
 
 
 def shown(instructions: Iterable[Instruction]):
@@ -37,9 +47,9 @@ def lowered(plan: Plan, graph: Graph) -> Program:
     return program
 
 
-def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_next_one():
+def test_a_clipped_step_updates_at_the_first_prefetch_and_offloads_gradients_for_the_next_step():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=THREE, accumulation=2)
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=THREE, accumulation=2)
     assert plan.defers_updates
     program = lowered(plan, graph)
     forward = "U1 L0 F00 L1 F01 -0 U2 U3 F10 F11 -1"
@@ -49,9 +59,9 @@ def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_
     assert shown(program.flush_deferred_updates) == "U1 -1 U2 -2 U3 -3"
 
 
-def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
+def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_complete():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=THREE, clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=THREE, clip=False)
     assert not plan.defers_updates
     program = lowered(plan, graph)
     forward = "+1 L0 F00 -0 +2 +3 F10 -1"
@@ -60,10 +70,10 @@ def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
     assert program.flush_deferred_updates == ()
 
 
-def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
+def test_the_owner_of_tied_weights_is_prefetched_with_each_phase_that_uses_them():
     graph = late_tied_graph(before=0, between=1)  # embedding, owner, block, head
     phases = ((0, 1), (1, 2), (2, 3), (3, 4))
-    program = lowered(tiny_plan(graph, MACHINE, offload=AWAY, phases=phases), graph)
+    program = lowered(tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=phases), graph)
     # The owner, layer 1, is updated once, is away in the third phase and back with the head.
     forward = "U1 L0 F00 -0 U2 F10 -1 +1 F20 -2"
     # Its gradient, begun by the head, stays until its own backward pass has added to it.
@@ -72,14 +82,14 @@ def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
     assert shown(program.flush_deferred_updates) == "U1 -1 U2 -2"
 
 
-def test_weights_that_two_phases_in_turn_need_stay():
+def test_weights_that_two_consecutive_phases_need_stay():
     graph = tiny_graph(layers=1, tied=True)  # the head borrows the embedding's table
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 3)))
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 3)))
     program = lowered(plan, graph)
     assert shown(program.instructions) == "U1 L0 F00 F10 F20 B20 B10 S1 -1 A00 B00 N U0 ."
 
 
-def test_outputs_between_layers_that_run_again_go_home_and_come_back():
+def test_outputs_between_recomputed_layers_are_offloaded_and_reloaded():
     graph = tiny_graph(layers=3)
     home = Offload(activations="host")
     plan = tiny_plan(graph, MACHINE, offload=home, recompute="full", accumulation=2, clip=False)
@@ -90,7 +100,7 @@ def test_outputs_between_layers_that_run_again_go_home_and_come_back():
     assert shown(lowered(plan, graph).instructions) == expected
 
 
-def test_optimizer_state_alone_may_be_far_and_the_order_stays_that_of_one_phase():
+def test_offloading_optimizer_state_alone_keeps_the_order_of_one_phase():
     graph = tiny_graph(layers=1)
     far = lowered(
         tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), accumulation=2), graph
@@ -101,8 +111,8 @@ def test_optimizer_state_alone_may_be_far_and_the_order_stays_that_of_one_phase(
     assert far.flush_deferred_updates == near.flush_deferred_updates == ()
 
 
-@given(drawn=streamed_plans())
-def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its_peak(
+@given(drawn=offloaded_plans())
+def test_every_valid_offloaded_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its_peak(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -113,8 +123,8 @@ def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its
         verify_programs([program], plan, graph, {"device": peak - 1})
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_phases_follow_each_other_and_in_the_last_each_micro_batch_goes_back_at_once(
+@given(drawn=offloaded_plans(parameters=True))
+def test_phases_run_in_order_and_the_last_alternates_forward_and_backward(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -145,8 +155,8 @@ def in_memory(plan: Plan, graph: Graph) -> Plan:
     return plan.model_copy(update={"offload": Offload(), "stages": (whole,)})
 
 
-@given(drawn=streamed_plans())
-def test_a_layers_micro_batches_add_to_its_gradient_in_the_order_that_they_do_in_memory(
+@given(drawn=offloaded_plans())
+def test_micro_batches_add_to_a_gradient_in_the_same_order_as_without_offloading(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -179,8 +189,8 @@ def walked(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
     return held, set(alive)
 
 
-@given(drawn=streamed_plans())
-def test_the_near_tier_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans())
+def test_device_memory_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
     held, alive = walked(plan, graph, program.instructions)
@@ -188,8 +198,10 @@ def test_the_near_tier_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
     assert alive == set(InstructionEffects(plan, graph).resident_tensors)
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans(parameters=True))
+def test_flushing_deferred_updates_leaves_device_memory_as_it_was_and_no_gradients_waiting(
+    drawn: tuple[Graph, Plan],
+):
     graph, plan = drawn
     program = lowered(plan, graph)
     held, alive = walked(plan, graph, program.flush_deferred_updates)
@@ -197,8 +209,8 @@ def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tupl
     assert not [value for value in alive if value.name == "offloaded gradients"]
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans(parameters=True))
+def test_flushing_deferred_updates_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
@@ -210,8 +222,10 @@ def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan])
     assert memory_profile(settling, plan, graph).peak_bytes == first + largest
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_settling_needs_no_more_near_memory_than_a_step(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans(parameters=True))
+def test_flushing_deferred_updates_needs_no_more_device_memory_than_a_step(
+    drawn: tuple[Graph, Plan],
+):
     graph, plan = drawn
     program = lowered(plan, graph)
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
@@ -223,20 +237,20 @@ def near_bytes(plan: Plan, graph: Graph, name: str):
     return memory_profile(lowered(plan, graph), plan, graph).by_class[name]
 
 
-def test_only_two_phases_of_weights_are_near_at_once():
+def test_only_two_phases_of_weights_are_in_device_memory_at_once():
     graph = tiny_graph(layers=10, tied=False)
     square, table = 32 * 32 * 4, 64 * 32 * 4
     phases = ((0, 1), *((at, at + 2) for at in range(1, 11, 2)), (11, 12))
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=phases, micro=1, sequence=1)
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=phases, micro=1, sequence=1)
     held, _ = walked(plan, graph, lowered(plan, graph).instructions)
     assert held[0] == STAGING_BYTES + table
     assert near_bytes(plan, graph, "weights") in (table + 2 * square, 4 * square)
     assert near_bytes(plan, graph, "optimizer") == 0
 
 
-def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
+def test_an_offloaded_gradient_stays_until_the_next_one_is_offloaded():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 4)))
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 4)))
     program, effects = lowered(plan, graph), InstructionEffects(plan, graph)
     at = {i: n for n, i in enumerate(program.instructions)}
 
@@ -255,15 +269,15 @@ def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
 
 def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_one():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 4)), clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 4)), clip=False)
     program = lowered(plan, graph)
     at = program.instructions.index(Instruction("update", 2))
     _, alive = walked(plan, graph, program.instructions[: at + 1])
     assert {value.layer for value in alive if value.name == "gradients"} == {2}
 
 
-@given(drawn=streamed_plans())
-def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans())
+def test_offloaded_optimizer_state_takes_only_the_staging_buffer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     full = memory_profile(lowered(plan, graph), plan, graph)
     if plan.is_offloaded("optimizer"):
@@ -275,7 +289,7 @@ def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Gr
         )
 
 
-def test_outputs_that_wait_at_home_take_no_near_memory():
+def test_offloaded_outputs_take_no_device_memory():
     graph = tiny_graph(layers=8)
     near, far = (
         tiny_plan(graph, MACHINE, offload=home, recompute="full", micro=8, sequence=64)

@@ -37,7 +37,7 @@ plans = st.builds(
 
 
 @given(layers=st.integers(1, 5), tied=st.booleans(), pipeline=st.integers(1, 3), choice=plans)
-def test_occupancy_is_the_sum_of_the_values_that_are_there(
+def test_the_memory_profile_is_the_sum_of_live_tensors(
     layers: int, tied: bool, pipeline: int, choice: dict[str, Any]
 ):
     graph = tiny_graph(layers=layers, tied=tied)
@@ -76,7 +76,7 @@ def test_bytes_are_those_counted_by_hand():
     assert effects.bytes_of(TensorId("output", 2, 0)) == 4
 
 
-def test_the_tied_gradient_is_made_by_the_borrower_and_summed_by_the_owner():
+def test_a_tied_gradient_is_made_by_the_user_layer_and_summed_by_the_owner_layer():
     graph = tiny_graph(layers=1, tied=True)
     effects = InstructionEffects(tiny_plan(graph, MACHINE), graph)
     head = effects.effect_of(Instruction("backward", 2, 0), set())
@@ -87,7 +87,7 @@ def test_the_tied_gradient_is_made_by_the_borrower_and_summed_by_the_owner():
     assert embedding.working_bytes >= 64 * 32 * 4  # a fresh gradient beside the sum
 
 
-def test_the_logits_fullest_moment_has_no_gradient_of_the_table_yet():
+def test_the_peak_of_the_logits_comes_before_the_gradient_of_the_table():
     # One token: the table's gradient (64 x 32 numbers) is larger than all else of the head.
     graph = tiny_graph(layers=0, tied=False)
     effects = InstructionEffects(tiny_plan(graph, MACHINE, micro=1, sequence=1), graph)
@@ -105,7 +105,7 @@ def test_the_logits_fullest_moment_has_no_gradient_of_the_table_yet():
     assert head.working_bytes == live - tokens * 64 * 4 - made
 
 
-def test_summing_bfloat16_gradients_in_float32_holds_the_fresh_ones_beside():
+def test_summing_bfloat16_gradients_in_float32_holds_the_new_ones_too():
     graph = tiny_graph(layers=1)
     once = InstructionEffects(
         tiny_plan(graph, MACHINE, precision="bfloat16", accumulation=1), graph
@@ -121,7 +121,7 @@ def test_summing_bfloat16_gradients_in_float32_holds_the_fresh_ones_beside():
     assert first.working_bytes == 32 * 32 * 2
 
 
-def test_recompute_keeps_only_inputs_between_forward_and_backward():
+def test_recompute_saves_only_inputs_between_forward_and_backward():
     graph = tiny_graph(layers=3)
     effects = InstructionEffects(tiny_plan(graph, MACHINE, recompute="full"), graph)
     assert effects.recomputed_layers == (1, 2, 3)
@@ -141,7 +141,7 @@ def test_an_instruction_of_another_stage_has_no_effect_here():
         effects.effect_of(Instruction("forward", 3, 0), set())
 
 
-def test_a_tie_without_an_owner_is_refused():
+def test_a_tied_weight_without_an_owner_is_refused():
     graph = tiny_graph(layers=0, tied=True)
     lone = graph.model_dump() | {"layer_runs": [{"kind": "head", "count": 1}]}
     with pytest.raises(ValueError, match="no layer of the graph owns"):

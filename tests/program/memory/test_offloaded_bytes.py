@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from program.streamed_plans import streamed_plans
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
+from program.offloaded_plans import offloaded_plans
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import layer_kind_sizes
@@ -16,12 +16,12 @@ SQUARE, TABLE = 32 * 32, 64 * 32
 PHASES = ((0, 1), (1, 3), (3, 4))
 
 
-def test_a_plan_that_keeps_all_near_holds_nothing_elsewhere():
+def test_a_plan_without_offloading_has_no_offloaded_bytes():
     graph = tiny_graph()
     assert offloaded_bytes_by_tier(tiny_plan(graph, MACHINE), graph) == {}
 
 
-def test_each_class_lies_in_its_own_tier():
+def test_each_class_is_in_its_own_tier():
     graph = tiny_graph(layers=2, tied=False)
     home = Offload(parameters="host", gradients="disk", optimizer="disk")
     plan = tiny_plan(graph, MACHINE, offload=home, phases=PHASES)
@@ -32,9 +32,11 @@ def test_each_class_lies_in_its_own_tier():
     }
 
 
-def test_bfloat16_masters_lie_with_the_optimizer_state():
+def test_bfloat16_master_weights_are_stored_with_the_optimizer_state():
     graph = tiny_graph(layers=2, tied=True)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", clip=False)
+    plan = tiny_plan(
+        graph, MACHINE, offload=HOST_OFFLOAD, phases=PHASES, precision="bfloat16", clip=False
+    )
     owned = TABLE + 2 * SQUARE
     assert offloaded_bytes_by_tier(plan, graph) == {
         "host": {"parameters": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
@@ -42,9 +44,9 @@ def test_bfloat16_masters_lie_with_the_optimizer_state():
 
 
 @pytest.mark.parametrize(("moments", "each"), [("float32", 8), ("bfloat16", 4), ("int8", 2)])
-def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: MomentFormat, each: int):
+def test_moments_in_fewer_bits_take_less_space_and_traffic(moments: MomentFormat, each: int):
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, moments=moments)
+    plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=PHASES, moments=moments)
     owned = 2 * TABLE + 2 * SQUARE
     scales = 2 * 4 * owned // 256 if moments == "int8" else 0
     assert offloaded_bytes_by_tier(plan, graph)["host"]["optimizer"] == each * owned + scales
@@ -53,24 +55,31 @@ def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: MomentForma
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
+def test_waiting_gradients_reuse_the_space_of_weight_copies(accumulation: int):
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(
-        graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", accumulation=accumulation
+        graph,
+        MACHINE,
+        offload=HOST_OFFLOAD,
+        phases=PHASES,
+        precision="bfloat16",
+        accumulation=accumulation,
     )
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     room = offloaded_bytes_by_tier(plan, graph)["host"]
     assert room["parameters"] == 2 * owned
     assert room["gradients"] == (plan.gradient_itemsize - 2) * waiting
-    apart = plan.model_copy(update={"offload": AWAY.model_copy(update={"gradients": "disk"})})
+    apart = plan.model_copy(
+        update={"offload": HOST_OFFLOAD.model_copy(update={"gradients": "disk"})}
+    )
     assert (
         offloaded_bytes_by_tier(apart, graph)["disk"]["gradients"]
         == plan.gradient_itemsize * waiting
     )
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_nobody_reads_weights_between_the_store_of_their_gradient_and_their_update(
+@given(drawn=offloaded_plans(parameters=True))
+def test_nothing_reads_weights_between_the_offload_of_their_gradient_and_their_update(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -91,8 +100,8 @@ def test_nobody_reads_weights_between_the_store_of_their_gradient_and_their_upda
     assert not stored
 
 
-@given(drawn=streamed_plans())
-def test_outputs_at_home_are_as_many_as_a_program_ever_holds_there(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans())
+def test_offloaded_outputs_take_as_much_as_a_program_ever_holds(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     (program,) = lower(plan, graph)
     kinds = list(graph.layer_kinds())

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from program.streamed_plans import streamed_plans
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
+from program.offloaded_plans import offloaded_plans
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.tier_traffic import (
@@ -32,14 +32,14 @@ def deferred(precision: Precision, accumulation: int = 2):
     """A plan of three phases that puts its updates off, and its traffic."""
     graph = tiny_graph(layers=4, tied=False)
     plan = tiny_plan(
-        graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
+        graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
         accumulation=accumulation,
     )  # fmt: skip
     traffic = TierTraffic(plan, graph)
     return plan, graph, traffic
 
 
-def test_float32_weights_are_their_own_masters():
+def test_float32_weights_are_their_own_master_weights():
     _, _, traffic = deferred("float32")
     (tier,) = traffic.instruction_traffic(Instruction("update", 2))
     assert tier == "host"
@@ -54,7 +54,7 @@ def test_float32_weights_are_their_own_masters():
     assert traffic.instruction_traffic(Instruction("free_weights", 2)) == {}
 
 
-def test_bfloat16_weights_are_written_beside_their_masters():
+def test_bfloat16_weights_are_written_with_their_master_weights():
     _, _, several = deferred("bfloat16", accumulation=2)
     assert several.instruction_traffic(Instruction("update", 2))["host"] == (
         SQUARE * (12 + 4),
@@ -77,7 +77,7 @@ def test_bfloat16_weights_are_written_beside_their_masters():
     assert once.instruction_traffic(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 2)
 
 
-def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
+def test_a_deferred_update_without_a_stored_gradient_only_fetches_weights():
     _, _, traffic = deferred("float32")
     assert traffic.instruction_traffic(Instruction("update", 2), stored=False)["host"] == (
         SQUARE * 4,
@@ -89,7 +89,7 @@ def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
     )
 
 
-def test_near_weights_of_a_far_optimizer_do_not_move():
+def test_weights_of_an_offloaded_optimizer_are_not_transferred():
     graph = tiny_graph(layers=1)
     for precision, state in (("float32", 12), ("bfloat16", 12)):
         plan = tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), precision=precision)
@@ -97,7 +97,7 @@ def test_near_weights_of_a_far_optimizer_do_not_move():
         assert instruction_transfer(plan, graph, update) == (SQUARE * state, SQUARE * state)
 
 
-def test_a_step_in_three_phases_moves_what_is_counted_by_hand():
+def test_a_step_in_three_phases_transfers_what_is_counted_by_hand():
     plan, graph, _ = deferred("float32")
     first, middle, last = TABLE, 2 * SQUARE, 2 * SQUARE + TABLE  # parameters of each phase
     read = 16 * (middle + last) + 12 * first  # updates
@@ -106,8 +106,8 @@ def test_a_step_in_three_phases_moves_what_is_counted_by_hand():
     assert step_total(plan, graph) == {"host": (read, written)}
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
+@given(drawn=offloaded_plans(parameters=True))
+def test_a_step_transfers_what_the_formula_says(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     tiers: dict[str, list[int]] = {}
 
@@ -154,8 +154,8 @@ def _fetches(plan: Plan, graph: Graph, layer: int) -> int:
     return sum(now and not before for before, now in pairwise(turns))
 
 
-@given(drawn=streamed_plans(weights=True))
-def test_a_step_moves_no_more_weights_gradients_and_state_for_more_micro_batches(
+@given(drawn=offloaded_plans(parameters=True))
+def test_a_step_transfers_no_more_model_state_for_more_micro_batches(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn

@@ -52,7 +52,7 @@ def refused(plan: Plan, programs: tuple[Program, ...]):
         schedule=st.sampled_from(["1f1b", "gpipe"]),
     ),
 )
-def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
+def test_every_lowered_program_verifies_and_fits_exactly_its_own_peak(
     layers: int, choice: dict[str, Any]
 ):
     graph = tiny_graph(layers=layers)
@@ -99,7 +99,7 @@ def test_an_instruction_lost_or_doubled_is_always_found_on_its_device(
     assert refused(plan, edited(programs, device, instructions)).startswith(f"device {device}")
 
 
-def test_reading_what_is_not_there_yet_is_named():
+def test_reading_a_tensor_before_it_exists_is_named():
     plan, programs = good()
     first, second, *rest = programs[0].instructions
     message = refused(plan, edited(programs, 0, [second, first, *rest]))
@@ -128,7 +128,7 @@ def test_a_recompute_after_its_backward_is_named():
     )
 
 
-def test_reading_what_was_freed_is_named_with_who_freed_it():
+def test_reading_a_freed_tensor_is_named_with_who_freed_it():
     plan, programs = good(pipeline=2)
     instructions = list(programs[0].instructions)
     at = instructions.index(Instruction("send", 1, 0))
@@ -195,7 +195,7 @@ def test_messages_out_of_order_are_named_with_both_ends():
     assert "(receive of layer 1, micro-batch 0): device 0 sends layer 1, micro-batch 1" in message
 
 
-def test_a_circular_wait_is_named_with_all_that_wait():
+def test_a_deadlock_is_named_with_all_devices_that_wait():
     plan, programs = good(pipeline=2, accumulation=1)
     instructions = list(programs[1].instructions)
     # The second stage waits for the norm of all before it has sent the gradient back.
@@ -206,6 +206,6 @@ def test_a_circular_wait_is_named_with_all_that_wait():
     assert "(grad_norm) waits for the devices of its group forever" in message
 
 
-def test_a_program_for_each_device_is_asked_for():
+def test_every_device_needs_a_program():
     plan, programs = good(pipeline=2)
     assert "takes 2 devices, but there are 1 programs" in refused(plan, programs[:1])

@@ -1,10 +1,17 @@
-"""Random legal plans over stages, slices, replicas, shards, orders and phases, and their graphs."""
+"""Random valid plans over parallel and sharding degrees, schedules and phases; their graphs."""
 
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from factories import AWAY, cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import (
+    HOST_OFFLOAD,
+    late_tied_graph,
+    sharded_graph,
+    tiny_graph,
+    tiny_machine,
+    tiny_plan,
+)
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.tensor_grid import TensorGrid
@@ -15,31 +22,34 @@ GRAPHS = (
     tiny_graph(layers=4, tied=True),
     late_tied_graph(before=1, between=2),
 )
-"""Six layers each; tied weights belong to no layer, to the first or to the third."""
+"""Graphs of six layers without tied weights, or with tied weights of the first or third layer."""
 
-CUT_GRAPHS = (*map(cut_graph, GRAPHS), cut_graph(tiny_graph(layers=4, tied=True, vocabulary=61)))
-"""The same with their slices, and one whose slices have not all as many rows of the vocabulary."""
+SHARDED_GRAPHS = (
+    *map(sharded_graph, GRAPHS),
+    sharded_graph(tiny_graph(layers=4, tied=True, vocabulary=61)),
+)
+"""The same with tensor-parallel shards, and one with an uneven vocabulary."""
 
-NEAR = (Offload(), Offload(optimizer="host"), Offload(activations="host"))
+RESIDENT_OFFLOADS = (Offload(), Offload(optimizer="host"), Offload(activations="host"))
 
 
 @st.composite
-def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
-    """A graph of six layers and a plan for 1 to 3 stages, 1 to 4 replicas; 1, 2, 4, 2x2 slices."""
+def distributed_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
+    """A graph of six layers and a plan: pipeline 1 to 3, data 1 to 4, tensor 1, 2, 4 or 2x2."""
     tensor = draw(st.sampled_from([1, 2, 4, TensorGrid(2, 2)]))
-    graph = draw(st.sampled_from(GRAPHS if tensor == 1 else CUT_GRAPHS))
+    graph = draw(st.sampled_from(GRAPHS if tensor == 1 else SHARDED_GRAPHS))
     pipeline, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4]))
     optimizer = draw(st.sampled_from(_divisors(replicas)))
     weights = draw(st.sampled_from(_divisors(optimizer)))
-    accumulation, interleave = draw(st.integers(1, 4)), 1
-    far = draw(st.booleans())
-    orders = ["gpipe", "1f1b"] if far else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
-    order = draw(st.sampled_from(orders if pipeline > 1 else orders[:3]))
-    if order == "interleaved":
-        interleave = draw(st.integers(2, 6 // pipeline))
+    accumulation, virtual_stages = draw(st.integers(1, 4)), 1
+    offloads = draw(st.booleans())
+    schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
+    schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
+    if schedule == "interleaved":
+        virtual_stages = draw(st.integers(2, 6 // pipeline))
         accumulation = pipeline * draw(st.integers(1, 2))
     activations = draw(st.sampled_from(["device", "host"]))
-    home = AWAY.model_copy(update={"activations": activations})
+    offload = HOST_OFFLOAD.model_copy(update={"activations": activations})
     plan = tiny_plan(
         graph,
         MACHINE,
@@ -47,10 +57,10 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         tensor=tensor,
         data=replicas,
         sharding=(weights, optimizer),
-        schedule=order,
-        virtual_stages=interleave,
-        offload=home if far else draw(st.sampled_from(NEAR)),
-        stages=_phased(draw, pipeline) if far else _parted(draw, pipeline * interleave),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        offload=offload if offloads else draw(st.sampled_from(RESIDENT_OFFLOADS)),
+        stages=_phased(draw, pipeline) if offloads else _chunks(draw, pipeline * virtual_stages),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "full"])),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),
@@ -61,14 +71,14 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
     return graph, plan
 
 
-def _parted(draw: st.DrawFn, parts: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The six layers in so many parts of one phase each."""
+def _chunks(draw: st.DrawFn, parts: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The six layers in so many model chunks of one phase each."""
     cuts = draw(st.sets(st.integers(1, 5), min_size=parts - 1, max_size=parts - 1))
     return tuple((pair,) for pair in pairwise([0, *sorted(cuts), 6]))
 
 
 def _phased(draw: st.DrawFn, stages: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The six layers in more phases than stages, so many to each that all have at least one."""
+    """The six layers in more phases than stages, with at least one phase in each stage."""
     cuts = sorted(draw(st.sets(st.integers(1, 5), min_size=stages, max_size=5)))
     phases = tuple(pairwise([0, *cuts, 6]))
     most = len(phases) - 1

@@ -1,4 +1,4 @@
-"""Faults of programs whose weights, gradients and state come and go, each named."""
+"""Faults of programs with offloaded weights, gradients and state, each named."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
@@ -21,7 +21,7 @@ Edit = Callable[[list[Instruction]], None]
 
 
 def made(*, clip: bool = True, activations: str = "device") -> tuple[Plan, Program]:
-    home = AWAY.model_copy(update={"activations": activations})
+    home = HOST_OFFLOAD.model_copy(update={"activations": activations})
     plan = tiny_plan(
         GRAPH, MACHINE, offload=home, phases=PHASES, accumulation=2, clip=clip, recompute="full"
     )
@@ -73,7 +73,7 @@ def test_an_instruction_doubled_is_always_found(data: st.DataObject, clip: bool,
     )
 
 
-def test_computing_with_weights_that_are_away_is_named():
+def test_computing_with_offloaded_weights_is_named():
     plan, program = made(clip=False)
     message = refused(
         plan,
@@ -85,7 +85,7 @@ def test_computing_with_weights_that_are_away_is_named():
     )
 
 
-def test_computing_with_weights_that_were_released_is_named_with_who_released_them():
+def test_computing_with_freed_weights_is_named_with_who_freed_them():
     plan, program = made()
     message = refused(
         plan, program, moved(Instruction("free_weights", 0), before=Instruction("forward", 0, 1))
@@ -93,7 +93,7 @@ def test_computing_with_weights_that_were_released_is_named_with_who_released_th
     assert "it reads weights of layer 0, which instruction 4 has freed" in message
 
 
-def test_fetching_what_is_there_is_named():
+def test_prefetching_weights_that_exist_is_named():
     plan, program = made()
     message = refused(
         plan,
@@ -106,7 +106,7 @@ def test_fetching_what_is_there_is_named():
     )
 
 
-def test_releasing_what_is_away_is_named():
+def test_freeing_offloaded_weights_is_named():
     plan, program = made()
     message = refused(
         plan, program, lambda instructions: instructions.insert(0, Instruction("free_weights", 3))
@@ -117,7 +117,7 @@ def test_releasing_what_is_away_is_named():
     )
 
 
-def test_fetching_before_an_update_that_was_put_off_is_named():
+def test_prefetching_before_a_deferred_update_is_named():
     plan, program = made()
 
     def edit(instructions: list[Instruction]) -> None:
@@ -130,7 +130,7 @@ def test_fetching_before_an_update_that_was_put_off_is_named():
     )
 
 
-def test_storing_a_gradient_before_it_is_whole_is_named():
+def test_offloading_a_gradient_before_it_is_complete_is_named():
     plan, program = made()
     message = refused(
         plan, program, moved(Instruction("offload_grads", 3), before=Instruction("backward", 3, 1))
@@ -138,7 +138,7 @@ def test_storing_a_gradient_before_it_is_whole_is_named():
     assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was offloaded" in message
 
 
-def test_updating_with_a_gradient_before_it_is_whole_is_named():
+def test_updating_with_a_gradient_before_it_is_complete_is_named():
     plan, program = made(clip=False)
     message = refused(
         plan, program, moved(Instruction("update", 3), before=Instruction("backward", 3, 1))
@@ -146,7 +146,7 @@ def test_updating_with_a_gradient_before_it_is_whole_is_named():
     assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was used" in message
 
 
-def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
+def test_a_gradient_that_is_not_offloaded_before_the_norm_is_named():
     plan, program = made()
     message = refused(
         plan, program, moved(Instruction("grad_norm"), before=Instruction("offload_grads", 1))
@@ -157,7 +157,7 @@ def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
     )
 
 
-def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
+def test_weights_of_the_first_phase_that_are_freed_at_the_end_are_named():
     plan, program = made()
     message = refused(
         plan, program, lambda instructions: instructions.append(Instruction("free_weights", 0))
@@ -167,7 +167,7 @@ def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
     )
 
 
-def test_restoring_an_output_that_was_not_kept_is_named():
+def test_reloading_an_output_that_was_not_offloaded_is_named():
     plan, program = made(activations="host")
     keep = Instruction("offload_activation", 1, 0)
     message = refused(plan, program, moved(keep, before=Instruction("recompute", 2, 0)))
@@ -177,7 +177,7 @@ def test_restoring_an_output_that_was_not_kept_is_named():
     )
 
 
-def test_a_fault_in_settling_says_so():
+def test_a_fault_in_the_flush_of_deferred_updates_says_so():
     plan, program = made()
     release = Instruction("free_weights", 4)
     message = refused(
@@ -192,7 +192,7 @@ def test_a_fault_in_settling_says_so():
     )
 
 
-def test_a_far_tier_that_is_too_small_is_named_with_what_fills_it():
+def test_an_offload_tier_that_is_too_small_is_named_with_what_fills_it():
     plan, program = made()
     needed = 4 * (2 + 1) * GRAPH.parameter_count  # weights and two moments
     needed += 4 * (GRAPH.parameter_count - 64 * 32)  # gradients of all but the first phase

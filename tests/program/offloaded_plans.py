@@ -1,4 +1,4 @@
-"""Random legal plans with homes beyond the near tier, each with its graph."""
+"""Random valid plans with offload tiers, each with its graph."""
 
 from itertools import pairwise
 
@@ -17,32 +17,35 @@ graphs = st.one_of(
 
 
 @st.composite
-def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Graph, Plan]:
+def offloaded_plans(draw: st.DrawFn, *, parameters: bool | None = None) -> tuple[Graph, Plan]:
     """A graph and a plan for it.
 
     Args:
-        draw: hypothesis's.
-        weights: whether the weights are far; None draws it.
+        draw: hypothesis draws with it.
+        parameters: whether parameters are offloaded; None draws it.
     """
     graph = draw(graphs)
-    far = st.sampled_from(["host", "disk"])
-    parted = draw(st.booleans()) if weights is None else weights
+    tiers = st.sampled_from(["host", "disk"])
+    offloads_parameters = draw(st.booleans()) if parameters is None else parameters
     activations = draw(st.sampled_from(["device", "host"]))
-    if parted:
-        home = Offload(
-            parameters=draw(far), gradients=draw(far), optimizer=draw(far), activations=activations
+    if offloads_parameters:
+        offload = Offload(
+            parameters=draw(tiers),
+            gradients=draw(tiers),
+            optimizer=draw(tiers),
+            activations=activations,
         )
-        cuts = draw(st.sets(st.integers(1, graph.layers - 1), min_size=1))
+        ends = draw(st.sets(st.integers(1, graph.layers - 1), min_size=1))
     else:
         optimizer = (
-            draw(far) if activations == "device" else draw(st.sampled_from(["device", "host"]))
+            draw(tiers) if activations == "device" else draw(st.sampled_from(["device", "host"]))
         )
-        home, cuts = Offload(optimizer=optimizer, activations=activations), set[int]()
+        offload, ends = Offload(optimizer=optimizer, activations=activations), set[int]()
     plan = tiny_plan(
         graph,
         MACHINE,
-        offload=home,
-        phases=tuple(pairwise([0, *sorted(cuts), graph.layers])),
+        offload=offload,
+        phases=tuple(pairwise([0, *sorted(ends), graph.layers])),
         micro=draw(st.integers(1, 2)),
         accumulation=draw(st.integers(1, 4)),
         sequence=draw(st.integers(1, 16)),

@@ -1,4 +1,4 @@
-"""Laws of programs for pods: what is proved, how full devices are, what they send."""
+"""Laws of distributed programs: they verify, fit their peak, and send what formulas say."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from program.pod_plans import MACHINE, pod_plans
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
+from program.distributed_plans import MACHINE, distributed_plans
 from windlass.errors import PlanError
 from windlass.program.activation_checkpointing import is_recomputed
 from windlass.program.communication_volume import CommunicationVolume, sent_bytes_by_kind
@@ -35,8 +35,8 @@ def peak_of(plan: Plan, graph: Graph) -> int:
 
 
 @settings(max_examples=400)
-@given(drawn=pod_plans())
-def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactly_their_peak(
+@given(drawn=distributed_plans())
+def test_every_valid_distributed_plan_lowers_to_programs_that_verify_and_fit_exactly_their_peak(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -47,8 +47,8 @@ def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactl
         verify_programs(programs, plan, graph, {"device": peak - 1})
 
 
-@given(drawn=pod_plans())
-def test_replicas_and_slices_run_one_program(drawn: tuple[Graph, Plan]):
+@given(drawn=distributed_plans())
+def test_all_ranks_of_a_stage_run_one_program(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     by_stage: dict[int, set[tuple[Instruction, ...]]] = {}
     for program in lower(plan, graph):
@@ -57,8 +57,8 @@ def test_replicas_and_slices_run_one_program(drawn: tuple[Graph, Plan]):
     assert [len(each) for each in by_stage.values()] == [1] * plan.parallel.pipeline
 
 
-@given(drawn=pod_plans())
-def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_what_others_wait_for(
+@given(drawn=distributed_plans())
+def test_a_gradient_is_reduced_after_its_last_backward_pass_has_sent_the_input_gradient(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -96,8 +96,10 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
                 }
 
 
-@given(drawn=pod_plans())
-def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tuple[Graph, Plan]):
+@given(drawn=distributed_plans())
+def test_sharded_weights_stay_unsharded_until_the_last_pass_of_their_layer(
+    drawn: tuple[Graph, Plan],
+):
     graph, plan = drawn
     borrowed = tied_owner_layers(graph)
     for program in lower(plan, graph) if plan.sharding.parameters > 1 else ():
@@ -114,8 +116,8 @@ def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tup
             assert max(freed) > max(passes)
 
 
-@given(drawn=pod_plans())
-def test_weights_are_gathered_once_a_phase_and_pass_however_many_micro_batches(
+@given(drawn=distributed_plans())
+def test_weights_are_unsharded_once_a_phase_however_many_micro_batches(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
@@ -148,7 +150,7 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
     return sum(now and not before for before, now in pairwise(turns))
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     """Written down from the plan alone: bytes of the layers of a stage, and how often they move."""
     graph, plan = drawn
@@ -240,8 +242,8 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     return inside | backs
 
 
-@given(drawn=pod_plans())
-def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
+@given(drawn=distributed_plans())
+def test_every_byte_sent_is_received(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     sent = CommunicationVolume(plan, graph)
     pairs = {
@@ -270,27 +272,27 @@ def sharing(shards: int, **choice: Any) -> Plan:  # noqa: ANN401  handed on to t
     schedule=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
     pipeline=st.integers(1, 3),
 )
-def test_the_more_replicas_share_the_optimizer_state_the_less_each_holds(**choice: Any):  # noqa: ANN401  handed on to the factory
+def test_a_higher_sharding_degree_never_needs_more_device_memory(**choice: Any):  # noqa: ANN401  handed on to the factory
     peaks = [peak_of(sharing(shards, **choice), GRAPH) for shards in (1, 2, 4, 8)]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0]
 
 
 @given(clip=st.booleans(), precision=st.sampled_from(["float32", "bfloat16"]))
-def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):  # noqa: ANN401  handed on to the factory
+def test_a_higher_sharding_degree_offloads_less_state_per_device(**choice: Any):  # noqa: ANN401  handed on to the factory
     phases = ((0, 1), (1, 2), (2, 6))
     homes = [
         sum(
-            offloaded_bytes_by_tier(sharing(shards, offload=AWAY, phases=phases, **choice), GRAPH)[
-                "host"
-            ].values()
+            offloaded_bytes_by_tier(
+                sharing(shards, offload=HOST_OFFLOAD, phases=phases, **choice), GRAPH
+            )["host"].values()
         )
         for shards in (1, 2, 4, 8)
     ]
     assert homes == sorted(set(homes), reverse=True)
 
 
-def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
+def test_sharded_weights_are_unsharded_and_freed_once_each_step():
     graph, machine = tiny_graph(layers=0, tied=False), tiny_machine(devices=4)
     plan = tiny_plan(graph, machine, data=4, sharding=(2, 4), accumulation=2)
     kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro_batch is None]
@@ -310,12 +312,12 @@ def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
     ]
 
 
-def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
+def test_a_stage_with_phases_unshards_each_phase_and_updates_at_the_first_prefetch():
     graph = tiny_graph(layers=1, tied=False)
     plan = tiny_plan(
         graph,
         MACHINE,
-        offload=AWAY,
+        offload=HOST_OFFLOAD,
         pipeline=1,
         phases=((0, 1), (1, 3)),
         data=4,

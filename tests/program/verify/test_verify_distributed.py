@@ -1,4 +1,4 @@
-"""Faults of programs of a pod, each named."""
+"""Faults of distributed programs, each named."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
@@ -19,10 +19,10 @@ GRAPH = tiny_graph(layers=2, tied=True)
 Edit = Callable[[list[Instruction]], None]
 
 SHARED = {"pipeline": 2, "data": 4, "sharding": (2, 4), "accumulation": 2}
-"""Two stages of four replicas; two share the weights, four the optimizer state."""
+"""Two stages of four replicas; sharding degrees 2 of parameters and 4 of optimizer state."""
 STREAMED = {
     "stages": (((0, 1), (1, 2)), ((2, 3), (3, 4))),
-    "offload": AWAY,
+    "offload": HOST_OFFLOAD,
     **SHARED,
 }
 
@@ -84,7 +84,7 @@ def test_an_instruction_lost_or_doubled_is_always_found(
     assert refused(plan, programs, {device: edit})
 
 
-def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
+def test_a_missing_unshard_is_named_by_who_reads_the_weights():
     plan, programs = made()
     message = refused(plan, programs, {2: dropped(Instruction("unshard_weights", 1))})
     assert message.startswith("device 2, instruction ")
@@ -93,7 +93,7 @@ def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
     )
 
 
-def test_weights_released_before_their_last_use_are_named():
+def test_weights_freed_before_their_last_use_are_named():
     plan, programs = made()
     edit = moved(Instruction("free_weights", 1), before=Instruction("backward", 1, 1))
     message = refused(plan, programs, {0: edit})
@@ -101,7 +101,7 @@ def test_weights_released_before_their_last_use_are_named():
     assert message.endswith("has freed")
 
 
-def test_a_shard_dropped_before_it_is_gathered_is_named():
+def test_a_shard_freed_before_it_is_gathered_is_named():
     plan, programs = made(**STREAMED)
     edit = swapped(Instruction("unshard_weights", 1), Instruction("free_shard", 1))
     message = refused(plan, programs, {3: edit})
@@ -111,7 +111,7 @@ def test_a_shard_dropped_before_it_is_gathered_is_named():
     )
 
 
-def test_two_gathers_swapped_on_one_replica_never_meet():
+def test_two_unshards_swapped_on_one_replica_deadlock():
     plan, programs = made()
     edit = swapped(Instruction("unshard_weights", 0), Instruction("unshard_weights", 1))
     message = refused(plan, programs, {2: edit})
@@ -134,7 +134,7 @@ def test_a_reduction_before_the_last_backward_pass_is_named():
     )
 
 
-def test_a_reduction_after_the_gradient_was_stored_is_named():
+def test_a_reduction_after_the_gradient_was_offloaded_is_named():
     plan, programs = made(**{**STREAMED, "sharding": (1, 1)})
     edit = swapped(Instruction("reduce_grads", 1), Instruction("offload_grads", 1))
     assert "(reduce_grads of layer 1): the gradient of layer 1 was offloaded before" in refused(
@@ -150,14 +150,14 @@ def test_a_norm_before_a_reduction_is_named():
     )
 
 
-def test_two_reductions_swapped_on_one_replica_never_meet():
+def test_two_reductions_swapped_on_one_replica_deadlock():
     plan, programs = made(pipeline=1, sharding=(1, 1))
     edit = moved(Instruction("reduce_grads", 2), before=Instruction("grad_norm"))
     message = refused(plan, programs, {1: edit})
     assert "(reduce_grads of layer 2) waits for the devices of its group forever" in message
 
 
-def test_a_missing_spread_is_named():
+def test_a_missing_all_gather_of_updated_parameters_is_named():
     plan, programs = made()
     assert refused(plan, programs, {5: dropped(Instruction("all_gather_params", 2))}) == (
         "device 5 never runs all_gather_params of layer 2"
@@ -165,7 +165,7 @@ def test_a_missing_spread_is_named():
 
 
 @pytest.mark.parametrize("sharding", [(1, 4), (2, 4)])
-def test_weights_that_others_have_updated_a_part_of_are_not_read_before_they_have_come(
+def test_partly_outdated_weights_are_not_read_before_they_are_gathered(
     sharding: tuple[int, int],
 ):
     plan, programs = made(**{**STREAMED, "sharding": sharding})
@@ -183,7 +183,7 @@ def test_weights_that_others_have_updated_a_part_of_are_not_read_before_they_hav
     )
 
 
-def test_whole_weights_from_before_an_update_are_not_read_after_it():
+def test_unsharded_weights_from_before_an_update_are_not_read_after_it():
     plan, programs = made(sharding=(4, 4))
 
     def edit(instructions: list[Instruction]) -> None:
@@ -192,9 +192,9 @@ def test_whole_weights_from_before_an_update_are_not_read_after_it():
             instructions.insert(instructions.index(Instruction("update", 0)) + 1, late)
 
     assert (
-        "(send_tied_weights of layer 3): it reads weights of layer 0, which other replicas have updated"
-        in refused(plan, programs, {0: edit})
-    )
+        "(send_tied_weights of layer 3): it reads weights of layer 0, which other replicas have "
+        "updated"
+    ) in refused(plan, programs, {0: edit})
 
 
 def test_swapped_receives_are_named_with_both_ends():
@@ -217,7 +217,7 @@ def test_messages_sent_in_another_order_than_they_are_received_in_are_named():
     assert "device 0 sends layer 0, micro-batch 1 first" in message
 
 
-def test_borrowed_weights_that_come_after_their_first_use_are_named():
+def test_tied_weights_that_arrive_after_their_first_use_are_named():
     plan, programs = made()
     edit = moved(Instruction("recv_tied_weights", 3), before=Instruction("backward", 3, 0))
     assert "it reads tied weights of layer 0, which does not exist yet" in refused(
@@ -225,7 +225,7 @@ def test_borrowed_weights_that_come_after_their_first_use_are_named():
     )
 
 
-def test_a_gradient_handed_over_before_it_is_whole_is_named():
+def test_a_tied_gradient_sent_before_it_is_complete_is_named():
     plan, programs = made()
     edit = moved(Instruction("send_tied_grads", 3), before=Instruction("backward", 3, 1))
     assert "(backward of layer 3, micro-batch 1): the gradient of layer 0 was sent" in refused(
@@ -233,7 +233,7 @@ def test_a_gradient_handed_over_before_it_is_whole_is_named():
     )
 
 
-def test_a_gradient_taken_over_after_the_reduction_is_named():
+def test_a_tied_gradient_accumulated_after_the_reduction_is_named():
     plan, programs = made()
     edit = swapped(Instruction("accumulate_tied_grads", 3), Instruction("reduce_grads", 0))
     assert (
@@ -242,7 +242,7 @@ def test_a_gradient_taken_over_after_the_reduction_is_named():
     )
 
 
-def test_weights_that_are_never_lent_leave_their_borrower_waiting():
+def test_tied_weights_that_are_never_sent_leave_their_user_waiting():
     plan, programs = made()
     assert refused(plan, programs, {1: dropped(Instruction("send_tied_weights", 3))}) == (
         "device 1 never runs send_tied_weights of layer 3"
@@ -253,7 +253,7 @@ def test_weights_that_are_never_lent_leave_their_borrower_waiting():
     assert "(receive of layer 1) waits for device 5 forever" in message
 
 
-def test_a_weights_part_before_its_input_part_is_named():
+def test_a_weight_gradient_pass_before_its_input_gradient_pass_is_named():
     plan, programs = made(schedule="zero-bubble")
     edit = swapped(Instruction("backward_input", 3, 0), Instruction("backward_weight", 3, 0))
     message = refused(plan, programs, {4: edit})
