@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
 
 @given(sequence=st.integers(8, 300), batch=st.integers(5, 40), seed=st.integers(0, 2**63))
 @settings(max_examples=20)
-def test_an_epoch_sees_each_token_once_but_for_less_than_a_sequence(
+def test_an_epoch_has_each_token_once_except_fewer_than_a_sequence(
     made: TokenDataset, sequence: int, batch: int, seed: int
 ):
     batches = Batches(made, sequence=sequence, batch=batch, seed=seed)
@@ -51,27 +51,29 @@ def test_the_batch_of_a_step_is_the_same_however_it_is_split(
 ):
     batches = Batches(made, sequence=33, batch=12, seed=5, masking=masking)
     whole = batches.samples(step)
-    cuts = sorted(data.draw(st.sets(st.integers(1, 11))))
-    edges = [0, *cuts, 12]
+    boundaries = sorted(data.draw(st.sets(st.integers(1, 11))))
+    edges = [0, *boundaries, 12]
     parts = [batches.samples(step, first, end - first) for first, end in pairwise(edges)]
     for side in (0, 1):
         assert (np.concatenate([part[side] for part in parts]) == whole[side]).all()
 
 
-def test_hidden_tokens_are_the_targets_and_count_in_bits_a_byte(made: TokenDataset):
+def test_masked_tokens_are_the_targets_and_count_in_bits_per_byte(made: TokenDataset):
     plain = Batches(made, sequence=40, batch=4, seed=1)
     masked = replace(plain, masking=MASKING)
-    (inputs, targets), (own, _) = (next(each.held_out_batches(3, rows=3)) for each in (masked, plain))
-    aimed = targets != MASKING.ignore_index
-    assert (aimed.sum(1) == 6).all()
-    assert (targets[aimed] == own[aimed]).all()
-    assert (inputs[~aimed] == own[~aimed]).all()
-    # Of bytes each target that is no end of text stands for one.
-    ends = int((targets[aimed] == 256).sum())
+    (inputs, targets), (own, _) = (
+        next(each.held_out_batches(3, rows=3)) for each in (masked, plain)
+    )
+    is_target = targets != MASKING.ignore_index
+    assert (is_target.sum(1) == 6).all()
+    assert (targets[is_target] == own[is_target]).all()
+    assert (inputs[~is_target] == own[~is_target]).all()
+    # With bytes, each target that is not an end of text stands for one.
+    ends = int((targets[is_target] == 256).sum())
     assert masked.bits_per_byte(1.0, 3) == pytest.approx(18 / math.log(2) / (18 - ends))
 
 
-def test_sample_i_of_a_step_does_not_depend_on_the_size_of_the_batch_but_on_its_place(
+def test_a_sample_depends_on_its_index_and_not_on_the_size_of_the_batch(
     made: TokenDataset,
 ):
     small = Batches(made, sequence=16, batch=4, seed=1)
@@ -92,7 +94,7 @@ def test_targets_are_the_tokens_that_follow_the_inputs_in_the_corpus(made: Token
         assert window in ring
 
 
-def test_the_same_step_is_the_same_after_the_tokens_are_opened_again(made: TokenDataset):
+def test_a_step_is_the_same_after_the_tokens_are_reopened(made: TokenDataset):
     again = open_dataset(made.folder)
     assert again is not None
     first = Batches(made, sequence=20, batch=8, seed=9).samples(77)[0]
@@ -107,7 +109,7 @@ def test_another_seed_and_another_epoch_give_another_order(made: TokenDataset):
     assert (later[0] != later[1]).any()
 
 
-def test_a_sample_names_the_documents_its_text_is_drawn_from(made: TokenDataset):
+def test_a_sample_names_the_documents_its_text_comes_from(made: TokenDataset):
     batches = Batches(made, sequence=400, batch=16, seed=2)
     root = made.folder.parent.parent
     end = made.tokenizer.end_of_text
@@ -139,7 +141,7 @@ def test_held_out_windows_do_not_overlap_and_come_from_no_training_document(made
     assert all(row.astype("<u2").tobytes() not in train for row in lone)
 
 
-def test_more_held_out_windows_than_there_are_is_all_there_are(made: TokenDataset):
+def test_asking_for_too_many_held_out_windows_gives_all_of_them(made: TokenDataset):
     batches = Batches(made, sequence=40, batch=4, seed=2)
     assert len(list(batches.held_out_batches(10**6))) == batches.held_out_sequences
     assert batches.held_out_sequences == (len(made.held_out) - 1) // 40
@@ -164,13 +166,13 @@ def test_the_same_model_has_the_same_bits_per_byte_in_any_tokenizer(tokens: Make
     assert batches.bits_per_byte(loss, 5) == pytest.approx(2, rel=1e-12)
 
 
-def test_too_short_a_corpus_is_refused_with_its_numbers(made: TokenDataset):
+def test_a_corpus_that_is_too_short_is_refused_with_its_numbers(made: TokenDataset):
     least = min(len(made.train), len(made.held_out))
     with pytest.raises(DataError, match=rf"has {len(made.held_out)} held-out tokens and a "):
         Batches(made, sequence=least, batch=1, seed=0)
     with pytest.raises(InputErrors) as error:
         Batches(made, sequence=10**6, batch=1, seed=0)
-    assert [("training" in fault, "held-out" in fault) for fault in error.value.faults] == [
+    assert [("training" in message, "held-out" in message) for message in error.value.messages] == [
         (True, False),
         (False, True),
     ]
@@ -184,6 +186,8 @@ def test_one_token_more_than_a_sequence_is_enough(made: TokenDataset):
 
 
 @pytest.mark.parametrize(("step", "first", "count"), [(0, 0, 1), (1, 3, 2), (1, -1, 1)])
-def test_samples_outside_the_batch_are_refused(made: TokenDataset, step: int, first: int, count: int):
+def test_samples_outside_the_batch_are_refused(
+    made: TokenDataset, step: int, first: int, count: int
+):
     with pytest.raises(ValueError, match="no samples"):
         Batches(made, sequence=10, batch=4, seed=0).samples(step, first, count)

@@ -14,7 +14,7 @@ def silent(*news: object) -> None:
     """Progress that nobody asked for."""
 
 
-def test_hashes_are_those_of_the_files(tmp_path: Path):
+def test_hashes_match_the_files(tmp_path: Path):
     files = find_corpus("stdlib").files[:5]
     found = hash_files(files, tmp_path, silent)
     assert [item.sha256 for item in found] == [hash_file(file.path) for file in files]
@@ -37,7 +37,7 @@ def test_a_file_unchanged_on_disk_is_not_read_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"a": 1}', '{"a": [1, 2]}'])
-def test_a_damaged_memory_is_no_memory(tmp_path: Path, damage: str):
+def test_a_damaged_cache_is_ignored(tmp_path: Path, damage: str):
     files = find_corpus("stdlib").files[:2]
     first = hash_files(files, tmp_path, silent)
     (memory,) = tmp_path.glob("hashes-*.json")
@@ -45,7 +45,7 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path, damage: str):
     assert hash_files(files, tmp_path, silent) == first
 
 
-def test_a_file_written_just_now_is_not_remembered(tmp_path: Path):
+def test_the_hash_of_a_new_file_is_not_cached(tmp_path: Path):
     path = tmp_path / "new.txt"
     path.write_text("one", encoding="utf-8")
     files = [SourceFile(name="new.txt", path=path, single_document=True)]
@@ -53,7 +53,7 @@ def test_a_file_written_just_now_is_not_remembered(tmp_path: Path):
     assert not list(tmp_path.glob("hashes-*.json"))
 
 
-def test_a_file_that_went_away_is_told(tmp_path: Path):
+def test_a_file_that_disappeared_is_reported(tmp_path: Path):
     files = [SourceFile(name="gone.txt", path=tmp_path / "gone.txt", single_document=True)]
     with pytest.raises(DataError, match=r"gone\.txt` cannot be read: No such file"):
         hash_files(files, tmp_path, silent)

@@ -30,7 +30,7 @@ def documents(made: TokenDataset, split: str = "train") -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
-def test_every_document_is_kept_byte_for_byte_on_one_side(tokens: MakeTokens, tokenizer: str):
+def test_every_document_is_stored_byte_for_byte_on_one_side(tokens: MakeTokens, tokenizer: str):
     made = tokens(tokenizer)
     train, held_out = documents(made), documents(made, "held_out")
     expected = [words(80, index) for index in range(40)]
@@ -43,20 +43,20 @@ def test_every_document_is_kept_byte_for_byte_on_one_side(tokens: MakeTokens, to
 def test_the_second_time_nothing_is_read_or_encoded_again(tokens: MakeTokens, tmp_path: Path):
     first = tokens("bpe")
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
-    told: list[str] = []
+    labels: list[str] = []
     second = prepare_dataset(
         str(tmp_path / "corpus"),
         vocabulary=400,
         held_out=0.2,
         cache=tmp_path / "cache",
-        progress=lambda *news: told.append(news[0]),
+        progress=lambda *news: labels.append(news[0]),
     )
     assert second.fingerprint == first.fingerprint
     assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == before
-    assert set(told) == {"checking files"}
+    assert set(labels) == {"checking files"}
 
 
-def test_the_same_text_gives_the_same_tokens_wherever_it_lies(folder: MakeFolder, tmp_path: Path):
+def test_the_same_text_gives_the_same_tokens_in_any_folder(folder: MakeFolder, tmp_path: Path):
     root = folder()
     copy = shutil.copytree(root, tmp_path / "elsewhere")
     made = [
@@ -68,7 +68,7 @@ def test_the_same_text_gives_the_same_tokens_wherever_it_lies(folder: MakeFolder
     assert (made[0].train == made[1].train).all()
 
 
-def test_changed_text_or_settings_are_prepared_anew(folder: MakeFolder, tmp_path: Path):
+def test_changed_text_or_settings_are_prepared_again(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
     made = [
         prepare_dataset(str(root), tokenizer="byte", cache=cache),
@@ -85,7 +85,7 @@ def test_changed_text_or_settings_are_prepared_anew(folder: MakeFolder, tmp_path
     assert len({tokens.folder for tokens in made}) == 6
 
 
-def test_a_document_added_moves_no_other_across_the_split(folder: MakeFolder, tmp_path: Path):
+def test_an_added_document_moves_no_other_across_the_split(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
     before = set(documents(prepare_dataset(str(root), tokenizer="byte", held_out=0.2, cache=cache)))
     (root / "new.txt").write_text("something new", encoding="utf-8")
@@ -104,7 +104,7 @@ def test_both_sides_of_the_split_have_a_document_whatever_the_share(
     assert (made.meta.train.documents, made.meta.held_out.documents) == (1, 1)
 
 
-def test_figures_agree_with_counting_by_hand(tokens: MakeTokens):
+def test_statistics_agree_with_counting_by_hand(tokens: MakeTokens):
     made = tokens("bpe")
     train, held_out = made.train.tolist(), made.held_out.tolist()
     counts = Counter(train)
@@ -132,7 +132,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(tokens: MakeTokens, tmp_path
     assert made.train.dtype == np.uint32
 
 
-def test_a_tokenizer_of_another_run_is_used_as_it_is(tokens: MakeTokens, tmp_path: Path):
+def test_a_tokenizer_of_another_run_is_used_unchanged(tokens: MakeTokens, tmp_path: Path):
     first = tokens("bpe")
     first.tokenizer.save(tmp_path / "mine.json")
     second = prepare_dataset(
@@ -155,7 +155,7 @@ def test_a_tokenizer_of_another_run_is_used_as_it_is(tokens: MakeTokens, tmp_pat
      "train.documents.npy", "train.names.txt", "held_out.bytes.bin"],
 )  # fmt: skip
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_damage_to_any_file_is_noticed_and_mended(tokens: MakeTokens, name: str, harm: str):
+def test_damage_to_any_file_is_detected_and_repaired(tokens: MakeTokens, name: str, harm: str):
     made = tokens("byte", documents=6)
     good = {path.name: path.read_bytes() for path in made.folder.iterdir()}
     content = bytearray(good[name])
@@ -174,7 +174,7 @@ def test_damage_to_any_file_is_noticed_and_mended(tokens: MakeTokens, name: str,
     assert {path.name: path.read_bytes() for path in again.folder.iterdir()} == good
 
 
-def test_a_preparation_that_was_killed_leaves_nothing_that_is_taken_for_tokens(
+def test_a_killed_preparation_leaves_nothing_that_counts_as_tokens(
     tokens: MakeTokens, tmp_path: Path
 ):
     made = tokens("byte", documents=6)
@@ -190,12 +190,12 @@ def test_a_preparation_that_was_killed_leaves_nothing_that_is_taken_for_tokens(
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from windlass.data.dataset_cache import prepare
+from windlass.data.dataset_cache import prepare_dataset
 source, cache, largest = sys.argv[1:]
 if largest != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
 labels = set()
-made = prepare(source, vocabulary=400, cache=Path(cache), progress=lambda *n: labels.add(n[0]))
+made = prepare_dataset(source, vocabulary=400, cache=Path(cache), progress=lambda *n: labels.add(n[0]))
 print(made.fingerprint, "encoding" in labels)
 """
 
@@ -206,9 +206,7 @@ def prepare_in_child(source: Path, cache: Path, largest: str = "none") -> subpro
     return subprocess.Popen(command, stdout=-1, stderr=-1, text=True)
 
 
-def test_of_several_processes_at_once_one_prepares_and_all_get_the_same(
-    folder: MakeFolder, tmp_path: Path
-):
+def test_one_of_several_processes_prepares_and_all_get_the_same(folder: MakeFolder, tmp_path: Path):
     root = folder(documents=60, count=800)
     children = [prepare_in_child(root, tmp_path / "cache") for _ in range(3)]
     answers = [child.communicate(timeout=60)[0].split() for child in children]
@@ -216,7 +214,7 @@ def test_of_several_processes_at_once_one_prepares_and_all_get_the_same(
     assert [encoded for _, encoded in answers].count("True") == 1
 
 
-def test_a_full_disk_is_told_and_leaves_no_tokens(folder: MakeFolder, tmp_path: Path):
+def test_a_full_disk_is_reported_and_leaves_no_tokens(folder: MakeFolder, tmp_path: Path):
     child = prepare_in_child(folder(), tmp_path / "cache", "4000")
     errors = child.communicate(timeout=60)[1]
     assert child.returncode == 1
@@ -224,7 +222,7 @@ def test_a_full_disk_is_told_and_leaves_no_tokens(folder: MakeFolder, tmp_path: 
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(folder: MakeFolder, tmp_path: Path):
+def test_a_file_that_changes_while_it_is_read_is_reported(folder: MakeFolder, tmp_path: Path):
     root = folder()
     path = root / "a" / "00.txt"
 
@@ -237,47 +235,47 @@ def test_a_file_that_changes_while_it_is_read_is_told(folder: MakeFolder, tmp_pa
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_all_faults_of_a_corpus_are_told_at_once(tmp_path: Path):
+def test_all_errors_of_a_corpus_are_reported_at_once(tmp_path: Path):
     for index in range(30):
         (tmp_path / f"{index:02}.txt").write_bytes(b"\xff" if index > 1 else b"good")
     with pytest.raises(InputErrors) as error:
         prepare_dataset(str(tmp_path), tokenizer="byte", cache=tmp_path / ".cache")
-    assert len(error.value.faults) == 21
-    assert "02.txt` is not UTF-8: byte 0 is 0xff" in error.value.faults[0]
-    assert error.value.faults[-1] == "and maybe more; reading stopped after 20"
+    assert len(error.value.messages) == 21
+    assert "02.txt` is not UTF-8: byte 0 is 0xff" in error.value.messages[0]
+    assert error.value.messages[-1] == "and maybe more; reading stopped after 20"
 
 
-def test_one_fault_is_one_data_error(tmp_path: Path):
+def test_a_single_error_is_a_data_error(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"rows\.jsonl:2: no field `text`; fields are `body`"):
         prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
 
 
-def test_a_corpus_without_text_or_with_one_piece_is_refused(tmp_path: Path):
+def test_a_corpus_without_text_or_with_one_document_is_refused(tmp_path: Path):
     path = tmp_path / "short.txt"
     path.write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match="all that was read of it is empty"):
+    with pytest.raises(DataError, match="everything that was read of it is empty"):
         prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
     path.write_text("hello", encoding="utf-8")
-    with pytest.raises(DataError, match="is too short: one document of 5 bytes"):
+    with pytest.raises(DataError, match="is too short: it has one document of 5 bytes"):
         prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
 
 
-def test_an_unknown_tokenizer_is_told_with_the_nearest(folder: MakeFolder, tmp_path: Path):
+def test_an_unknown_tokenizer_suggests_the_nearest(folder: MakeFolder, tmp_path: Path):
     with pytest.raises(DataError, match="no tokenizer `bep`; did you mean `bpe`"):
         prepare_dataset(str(folder()), tokenizer="bep", cache=tmp_path / "cache")
     with pytest.raises(DataError, match=r"write `byte`, `bpe`, or a `tokenizer\.json`"):
         prepare_dataset(str(folder()), tokenizer="/no/such/file", cache=tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_made_is_told(folder: MakeFolder, tmp_path: Path):
+def test_a_cache_that_cannot_be_created_is_reported(folder: MakeFolder, tmp_path: Path):
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
-    with pytest.raises(StorageError, match="cannot be made"):
+    with pytest.raises(StorageError, match="cannot be created"):
         prepare_dataset(str(folder()), tokenizer="byte", cache=tmp_path / "file")
 
 
-def test_hashes_are_remembered_and_a_damaged_memory_is_no_harm(folder: MakeFolder, tmp_path: Path):
+def test_hashes_are_cached_and_a_damaged_cache_does_no_harm(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
     for path in root.rglob("*.txt"):
         os.utime(path, (1e9, 1e9))

@@ -11,7 +11,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 @given(length=st.integers(1, 600), seed=SEEDS, step=st.integers(1, 9), sample=st.integers(0, 99))
-def test_every_sequence_of_one_length_has_as_many_targets(
+def test_sequences_of_one_length_have_equally_many_targets(
     length: int, seed: int, step: int, sample: int
 ):
     row = np.arange(length, dtype=np.int64) % 256
@@ -23,7 +23,7 @@ def test_every_sequence_of_one_length_has_as_many_targets(
     assert set(MASKING.masked_positions(length, seed, step, sample)) == set(np.flatnonzero(aimed))
 
 
-def test_of_the_targets_eight_in_ten_are_hidden_and_one_is_replaced():
+def test_eight_in_ten_targets_are_masked_and_one_is_random():
     """Devlin et al. 2018, section 3.1; a replacement may by chance be what was there."""
     row = np.arange(2000, dtype=np.int64) % 256
     inputs, targets = MASKING.mask(row, 7)
@@ -37,7 +37,7 @@ def test_of_the_targets_eight_in_ten_are_hidden_and_one_is_replaced():
 
 
 @given(one=SEEDS, other=SEEDS)
-def test_the_key_alone_decides_what_is_hidden(one: int, other: int):
+def test_only_the_key_decides_what_is_masked(one: int, other: int):
     row = np.arange(200, dtype=np.int64)
     first, again, third = (MASKING.mask(row, key, 1, 0)[0] for key in (one, one, other))
     assert (first == again).all()

@@ -6,13 +6,13 @@ from windlass.data.permutation import keyed_number, keyed_permutation
 
 
 @given(size=st.integers(1, 3000), key=st.integers(-(2**70), 2**70))
-def test_every_entry_of_any_range_is_hit_exactly_once(size: int, key: int):
+def test_a_permutation_gives_every_entry_exactly_once(size: int, key: int):
     sent = keyed_permutation(size, key, 3)(np.arange(size))
     assert sorted(sent.tolist()) == list(range(size))
 
 
 @given(size=st.integers(1, 2**40), index=st.integers(0, 2**40), key=st.integers(0, 99))
-def test_one_entry_alone_is_sent_where_it_is_sent_among_others(size: int, index: int, key: int):
+def test_a_single_entry_is_permuted_as_among_others(size: int, index: int, key: int):
     index %= size
     order = keyed_permutation(size, key)
     among = order(np.array([0, index, size - 1]))
@@ -28,7 +28,7 @@ def test_all_orders_of_a_small_range_occur_about_equally_often():
     assert np.abs(counts - draws / 6).max() < 102
 
 
-def test_neighbours_are_not_sent_to_neighbours():
+def test_neighbours_do_not_stay_neighbours():
     sent = keyed_permutation(100_000, 1)(np.arange(100_000))
     # Two random numbers below n are n / 3 apart on average.
     assert abs(np.abs(np.diff(sent)).mean() / 100_000 - 1 / 3) < 0.01

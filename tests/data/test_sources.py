@@ -10,34 +10,34 @@ from hypothesis import strategies as st
 from made_text import words
 from pyarrow import parquet
 
-from windlass.data.readers import UnreadableDocument, SourceFile, TextDocument, read_documents
+from windlass.data.readers import SourceFile, TextDocument, UnreadableDocument, read_documents
 from windlass.data.sources import find_corpus
 from windlass.errors import DataError
 
 
 def texts(source: Path | str, text_field: str = "text") -> dict[str, str]:
-    """All documents by name; fails on a fault."""
+    """All documents by name; fails on an error."""
     items = list(find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None))
     assert not [item for item in items if isinstance(item, UnreadableDocument)]
     return {item.name: item.text for item in items if isinstance(item, TextDocument)}
 
 
-def faults(source: Path | str, text_field: str = "text") -> list[str]:
+def errors(source: Path | str, text_field: str = "text") -> list[str]:
     items = find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None)
     return [item.message for item in items if isinstance(item, UnreadableDocument)]
 
 
 def test_the_standard_library_is_read_without_tests_and_installed_packages():
-    found = texts("stdlib")
-    assert len(found) > 300
-    assert found["json/decoder.py"] == Path(json.decoder.__file__).read_text(encoding="utf-8")
+    documents = texts("stdlib")
+    assert len(documents) > 300
+    assert documents["json/decoder.py"] == Path(json.decoder.__file__).read_text(encoding="utf-8")
     outside = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
-    assert not [name for name in found if outside & set(name.split("/"))]
-    assert list(found) == sorted(found)
-    assert all(name.endswith(".py") for name in found)
+    assert not [name for name in documents if outside & set(name.split("/"))]
+    assert list(documents) == sorted(documents)
+    assert all(name.endswith(".py") for name in documents)
 
 
-def test_a_folder_gives_its_text_files_by_relative_name_and_passes_others_by(
+def test_a_folder_gives_its_text_files_by_relative_name_and_skips_others(
     folder: Callable[..., Path],
 ):
     root = folder(documents=6)
@@ -46,23 +46,25 @@ def test_a_folder_gives_its_text_files_by_relative_name_and_passes_others_by(
     (root / "notes").write_text("no suffix, still text", encoding="utf-8")
     (root / ".hidden").mkdir()
     (root / ".hidden" / "secret.txt").write_text("passed by", encoding="utf-8")
-    found = texts(root)
-    assert list(found) == [
+    documents = texts(root)
+    assert list(documents) == [
         "a/00.txt", "a/02.txt", "a/04.txt", "b/01.txt", "b/03.txt", "b/05.txt", "notes"
     ]  # fmt: skip
-    assert found["a/02.txt"] == words(80, 2)
+    assert documents["a/02.txt"] == words(80, 2)
 
 
 @given(
     content=st.text(max_size=5000),
     repeat=st.integers(1, 30),
 )
-def test_a_lone_text_is_cut_into_pieces_that_join_to_the_whole(
+def test_a_lone_text_is_split_into_chunks_that_join_to_the_text(
     tmp_path_factory: pytest.TempPathFactory, content: str, repeat: int
 ):
     path = tmp_path_factory.getbasetemp() / "lone.txt"
     path.write_bytes((content * repeat).encode())
-    items = list(read_documents(SourceFile(name="lone.txt", path=path, single_document=False), "text"))
+    items = list(
+        read_documents(SourceFile(name="lone.txt", path=path, single_document=False), "text")
+    )
     pieces = [item for item in items if isinstance(item, TextDocument)]
     assert len(pieces) == len(items)
     assert "".join(piece.text for piece in pieces) == content * repeat
@@ -70,22 +72,22 @@ def test_a_lone_text_is_cut_into_pieces_that_join_to_the_whole(
     assert all(piece.nbytes == len(piece.text.encode()) for piece in pieces)
 
 
-def test_a_large_lone_text_is_cut_at_line_ends_near_16_kib(tmp_path: Path):
+def test_a_large_lone_text_is_split_at_line_ends_near_16_kib(tmp_path: Path):
     path = tmp_path / "book.txt"
     path.write_text(words(150_000, 1), encoding="utf-8")
-    found = texts(path)
-    assert len(found) > 20
-    assert all(piece.endswith("\n") for piece in found.values())
-    assert all(len(piece.encode()) > 15 * 2**10 for piece in list(found.values())[:-1])
-    assert next(iter(found)) == "book.txt@0"
+    documents = texts(path)
+    assert len(documents) > 20
+    assert all(piece.endswith("\n") for piece in documents.values())
+    assert all(len(piece.encode()) > 15 * 2**10 for piece in list(documents.values())[:-1])
+    assert next(iter(documents)) == "book.txt@0"
 
 
-def test_a_file_alone_in_its_folder_is_cut_too(tmp_path: Path):
+def test_the_only_file_of_a_folder_is_split_too(tmp_path: Path):
     (tmp_path / "only.txt").write_text(words(2000, 1), encoding="utf-8")
     assert len(texts(tmp_path)) > 3
 
 
-def test_a_json_lines_file_gives_a_document_a_line(tmp_path: Path):
+def test_a_json_lines_file_gives_a_document_per_line(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": f"héllo {i}", "n": i}) for i in range(3)]
     path.write_text("\n\n".join([*rows, json.dumps({"text": ""})]), encoding="utf-8")
@@ -94,7 +96,7 @@ def test_a_json_lines_file_gives_a_document_a_line(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_all_faults_of_a_json_lines_file_are_told_with_their_lines(tmp_path: Path):
+def test_all_errors_of_a_json_lines_file_name_their_lines(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     lines = [
         b'{"text": "good"}', b'{"text": ', b'{"body": "x", "title": "y"}', b'{"text": 3}',
@@ -102,36 +104,36 @@ def test_all_faults_of_a_json_lines_file_are_told_with_their_lines(tmp_path: Pat
     ]  # fmt: skip
     path.write_bytes(b"\n".join(lines))
     at = path.read_bytes().index(b"\xff")
-    assert faults(path) == [
-        f"{path}:2: no JSON: expecting value at column 10",
+    assert errors(path) == [
+        f"{path}:2: not JSON: expecting value at column 10",
         f"{path}:3: no field `text`; fields are `body`, `title`; name yours as `data.text_field`",
         f"{path}:4: `text` is of type int, not text",
         f"{path}:5: holds a list, not an object with fields",
-        f"`{path}` is not UTF-8: byte {at} is 0xff; convert it, or take it out of the corpus",
+        f"`{path}` is not UTF-8: byte {at} is 0xff; convert it, or remove it from the corpus",
         f"{path}:7: `text` has half a surrogate pair at character 0",
     ]
 
 
-def test_a_parquet_file_gives_a_document_a_row(tmp_path: Path):
+def test_a_parquet_file_gives_a_document_per_row(tmp_path: Path):
     path = tmp_path / "rows.parquet"
     column = [None if i % 1000 == 7 else f"row {i} é" for i in range(2500)]
     parquet.write_table(pa.table({"body": column, "n": list(range(2500))}), path)
-    found = texts(path, "body")
-    assert len(found) == 2497
-    assert found["rows.parquet:2499"] == "row 2499 é"
-    assert faults(path) == [
+    documents = texts(path, "body")
+    assert len(documents) == 2497
+    assert documents["rows.parquet:2499"] == "row 2499 é"
+    assert errors(path) == [
         f"`{path}`: no field `text`; fields are `body`, `n`; name yours as `data.text_field`"
     ]
 
 
-def test_a_damaged_parquet_file_is_a_fault_with_its_name(tmp_path: Path):
+def test_a_damaged_parquet_file_is_an_error_with_its_name(tmp_path: Path):
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1 not really")
-    assert faults(path)[0].startswith(f"`{path}` is no Parquet file: ")
+    assert errors(path)[0].startswith(f"`{path}` is not a Parquet file: ")
 
 
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_a_parquet_file_with_a_flipped_byte_is_read_or_is_a_fault(
+def test_a_parquet_file_with_a_flipped_byte_is_read_or_is_an_error(
     tmp_path_factory: pytest.TempPathFactory, place: float, flip: int
 ):
     path = tmp_path_factory.mktemp("flipped") / "rows.parquet"
@@ -139,25 +141,25 @@ def test_a_parquet_file_with_a_flipped_byte_is_read_or_is_a_fault(
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= flip
     path.write_bytes(content)
-    assert all(str(path) in fault for fault in faults(path))
+    assert all(str(path) in error for error in errors(path))
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "no JSON: expecting property name"),
+        ("{", "not JSON: expecting property name"),
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
         ('{"text": ' + "1" * 5000 + "}", "cannot be read: exceeds the limit (4300 digits)"),
     ],
     ids=["torn", "deep", "long"],
 )
-def test_a_line_that_no_reader_of_json_takes_is_a_fault_with_its_number(
+def test_a_line_that_is_not_json_is_an_error_with_its_number(
     tmp_path: Path, line: str, reason: str
 ):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n', encoding="utf-8")
-    [fault] = faults(path)
-    assert fault.startswith(f"{path}:2: {reason}")
+    [error] = errors(path)
+    assert error.startswith(f"{path}:2: {reason}")
 
 
 def test_a_folder_may_mix_texts_and_tables(tmp_path: Path):
@@ -179,12 +181,12 @@ def saved(root: Path, rows: list[str]) -> Path:
     return root
 
 
-def test_a_saved_data_set_gives_a_document_a_row(tmp_path: Path):
+def test_a_saved_dataset_gives_a_document_per_row(tmp_path: Path):
     root = saved(tmp_path / "set", [f"row {i}" for i in range(10)])
     assert list(texts(root).values()) == [f"row {i}" for i in range(10)]
 
 
-def test_a_saved_dictionary_of_splits_gives_its_training_split(tmp_path: Path):
+def test_a_saved_dataset_dict_gives_its_training_split(tmp_path: Path):
     saved(tmp_path / "train", ["one"])
     saved(tmp_path / "test", ["two"])
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
@@ -194,17 +196,17 @@ def test_a_saved_dictionary_of_splits_gives_its_training_split(tmp_path: Path):
         find_corpus(str(tmp_path))
 
 
-def test_a_saved_data_set_without_its_files_is_refused(tmp_path: Path):
+def test_a_saved_dataset_without_its_files_is_refused(tmp_path: Path):
     root = saved(tmp_path / "set", ["one"])
     (root / "data-00000-of-00001.arrow").unlink()
-    with pytest.raises(DataError, match="lacks its data file"):
+    with pytest.raises(DataError, match="are missing"):
         find_corpus(str(root))
     (root / "state.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"state\.json` is damaged"):
         find_corpus(str(root))
 
 
-def test_data_sets_by_name_and_by_folder_are_read_as_the_library_wrote_them(
+def test_datasets_by_name_and_by_folder_are_read_as_the_library_wrote_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     datasets = pytest.importorskip("datasets")
@@ -227,7 +229,7 @@ def test_data_sets_by_name_and_by_folder_are_read_as_the_library_wrote_them(
     ("package", "source", "extra"),
     [("datasets", "hf:some/set", "datasets"), ("pyarrow", "rows.parquet", "parquet")],
 )
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(
+def test_a_missing_package_names_the_extra_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str, extra: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -237,7 +239,7 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(
         texts(source)
 
 
-def test_a_missing_path_is_told_with_the_nearest_there_is(tmp_path: Path):
+def test_a_missing_path_suggests_the_nearest_existing_one(tmp_path: Path):
     (tmp_path / "shakespeare.txt").write_text("x", encoding="utf-8")
     with pytest.raises(DataError) as error:
         find_corpus(str(tmp_path / "shakespere.txt"))
@@ -251,17 +253,17 @@ def test_a_missing_path_is_told_with_the_nearest_there_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize("source", ["hf:", "hf::train", "hf:name:"])
-def test_a_data_set_without_a_name_is_told_how_to_write_it(source: str):
+def test_a_dataset_without_a_name_says_how_to_write_it(source: str):
     pytest.importorskip("datasets")
-    with pytest.raises(DataError, match="names no data set; write it as"):
+    with pytest.raises(DataError, match="names no dataset; write it as"):
         find_corpus(source)
 
 
-def test_text_that_is_not_utf_8_is_told_with_file_and_byte(tmp_path: Path):
+def test_text_that_is_not_utf_8_is_reported_with_file_and_byte(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "b.txt").write_bytes("café".encode())
     (tmp_path / "c.txt").write_bytes(b"x" * 1_200_000 + b"\xff" + b"y" * 100_000)
-    assert faults(tmp_path) == [
+    assert errors(tmp_path) == [
         f"`{tmp_path / name}` is not UTF-8: byte {at} is 0x{byte:02x}; convert it, or take it out "
         "of the corpus"
         for name, at, byte in (("a.txt", 3, 0xE9), ("c.txt", 1_200_000, 0xFF))
@@ -280,7 +282,7 @@ def test_a_folder_or_file_without_text_is_refused(tmp_path: Path):
 
 @given(limit=st.integers(1, 20_000))
 @settings(max_examples=20)
-def test_a_limit_takes_whole_documents_up_to_the_one_that_reaches_it(limit: int):
+def test_a_limit_takes_full_documents_up_to_the_one_that_reaches_it(limit: int):
     corpus = find_corpus("stdlib")
     sizes = [
         item.nbytes

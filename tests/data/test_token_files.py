@@ -7,7 +7,7 @@ from windlass.atomic_files import hash_file
 from windlass.data.token_files import DocumentIndex, file_meta, open_dataset
 
 
-def test_a_folder_that_is_missing_or_empty_holds_no_tokens(tmp_path: Path):
+def test_a_missing_or_empty_folder_has_no_tokens(tmp_path: Path):
     assert open_dataset(tmp_path / "none") is None
     assert open_dataset(tmp_path) is None
 

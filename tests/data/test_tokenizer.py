@@ -29,7 +29,7 @@ def test_decoding_gives_back_any_text(tokenizer: Tokenizer, text: str):
 
 @BOTH
 @given(texts=st.lists(st.text(), max_size=5))
-def test_a_lot_is_encoded_as_each_text_alone(tokenizer: Tokenizer, texts: list[str]):
+def test_a_batch_is_encoded_like_each_text_alone(tokenizer: Tokenizer, texts: list[str]):
     together = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
     assert together == [tokenizer.encode(text) for text in texts]
 
@@ -48,7 +48,7 @@ def test_a_byte_is_its_own_id_and_the_end_of_text_the_next():
 
 
 @BOTH
-def test_an_id_that_only_a_larger_model_knows_stands_for_nothing(tokenizer: Tokenizer):
+def test_an_id_beyond_the_vocabulary_decodes_to_nothing(tokenizer: Tokenizer):
     assert tokenizer.decode([*tokenizer.encode("word"), tokenizer.vocabulary + 700]) == "word"
 
 
@@ -61,7 +61,7 @@ def test_text_that_spells_the_end_of_text_does_not_become_one(tokenizer: Tokeniz
 
 
 @BOTH
-def test_a_saved_tokenizer_is_loaded_as_the_same(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_saved_tokenizer_is_loaded_equal(tokenizer: Tokenizer, tmp_path: Path):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(path)
     loaded = load_tokenizer(path)
@@ -75,7 +75,7 @@ def test_a_saved_tokenizer_is_loaded_as_the_same(tokenizer: Tokenizer, tmp_path:
 
 
 @BOTH
-def test_the_saved_file_is_read_alike_by_the_tokenizers_library(
+def test_the_tokenizers_library_reads_the_saved_file_the_same_way(
     tokenizer: Tokenizer, tmp_path: Path
 ):
     path = tmp_path / "tokenizer.json"
@@ -89,7 +89,7 @@ def test_training_twice_gives_the_same_tokenizer():
     assert train_tokenizer(texts, 400).backend.to_str() == TRAINED.backend.to_str()
 
 
-def test_a_trained_vocabulary_holds_all_bytes_and_what_was_asked_for():
+def test_a_trained_vocabulary_has_all_bytes_and_the_requested_size():
     assert TRAINED.vocabulary == 400
     assert train_tokenizer(["ab"], 400).vocabulary < 400
     assert len(train_tokenizer(["ab"], 400).encode("\0Ω")) == 3
@@ -108,7 +108,7 @@ def foreign(path: Path) -> Path:
     return path
 
 
-def test_a_tokenizer_without_an_end_of_text_is_given_one(tmp_path: Path):
+def test_a_tokenizer_without_an_end_of_text_gets_one(tmp_path: Path):
     path = foreign(tmp_path / "foreign.json")
     tokenizer = load_tokenizer(path)
     assert tokenizer.end_of_text == Core.from_file(str(path)).get_vocab_size()
@@ -116,7 +116,7 @@ def test_a_tokenizer_without_an_end_of_text_is_given_one(tmp_path: Path):
 
 
 @given(text=st.text())
-def test_bytes_measured_by_place_sum_to_those_of_the_text(
+def test_bytes_per_token_sum_to_those_of_the_text(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ):
     path = tmp_path_factory.getbasetemp() / "foreign.json"
@@ -128,7 +128,7 @@ def test_bytes_measured_by_place_sum_to_those_of_the_text(
     assert measured.sum() == (len(text.encode()) if ids else 0)
 
 
-def test_bytes_by_place_agree_with_bytes_by_id():
+def test_bytes_per_token_agree_with_bytes_per_id():
     text = "kato mi the of 12"
     by_id = TRAINED.bytes_per_id()
     assert by_id is not None
@@ -136,10 +136,10 @@ def test_bytes_by_place_agree_with_bytes_by_id():
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b"\xff\xfe"])
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: bytes):
+def test_a_file_that_is_not_a_tokenizer_is_refused_by_name(tmp_path: Path, content: bytes):
     path = tmp_path / "broken.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"broken\.json` is no `tokenizer\.json`"):
+    with pytest.raises(DataError, match=r"broken\.json` is not a `tokenizer\.json`"):
         load_tokenizer(path)
     with pytest.raises(DataError, match="no tokenizer file"):
         load_tokenizer(tmp_path / "absent.json")
