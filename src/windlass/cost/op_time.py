@@ -21,7 +21,7 @@ from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Pol
 from windlass.schema.machine import AttentionRate, Curve, Device, Point
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
-"""What the time of a step is spent on."""
+"""Name of something that takes time in a step."""
 
 TERMS: tuple[CostTerm, ...] = (
     "matmul", "attention", "traffic", "launch", "update", "norm", "load",

@@ -48,7 +48,7 @@ class DownscaledPlan:
     plan: Plan
     """The small plan, with the large one's labels."""
     notes: tuple[str, ...]
-    """What was changed, one sentence each."""
+    """Changes, one sentence each."""
 
 
 def downscale_plan(

@@ -27,12 +27,12 @@ class Explanation:
     runners_up: tuple[str, ...]
     infeasible: tuple[str, ...]
     help: tuple[str, ...]
-    """What would make it fit, cheapest first; empty if it fits."""
+    """Changes that would make it fit, cheapest first; empty if it fits."""
     pinned_rank: str | None = None
     """Rank of the chosen plan among all plans without the request's pins; None if nothing is
     pinned."""
     sensitivity: tuple[str, ...] = ()
-    """What better constants of the machine would save, most first."""
+    """Savings from better constants of the machine, most first."""
 
 
 def explain(result: PlanningResult) -> Explanation:
@@ -62,7 +62,7 @@ def explain_runner_up(runner: RunnerUp) -> str:
 
 
 def explain_infeasible(infeasible: InfeasiblePlan) -> str:
-    """By how much a plan does not fit, when, and what takes most memory then."""
+    """The bytes by which a plan does not fit, when, and what takes most memory then."""
     largest, fix = infeasible.largest_class, ""
     if infeasible.minimal_fix is not None:
         direction = "slower" if infeasible.minimal_fix.cost > 0 else "faster"
@@ -89,7 +89,7 @@ def explain_pinned_rank(rank: PinnedRank) -> str:
 
 
 def explain_advice(advice: Advice) -> Iterator[str]:
-    """What would make it fit, cheapest first; then more memory and more devices."""
+    """Changes that would make it fit, cheapest first; then more memory and more devices."""
     for change in advice.changes:
         yield explain_change(change)
     if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
@@ -161,7 +161,7 @@ def _verdict(result: PlanningResult) -> str:
 
 
 def _infeasible_verdict(advice: Advice) -> str:
-    """What is short, and what no change to the batch could help."""
+    """The verdict where nothing fits: needed bytes, and whether any change would help."""
     verdict = (
         f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least, the device "
         f"has {format_bytes(advice.budget_bytes)}, {format_bytes(advice.over_bytes)} too little"

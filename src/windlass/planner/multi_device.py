@@ -202,7 +202,7 @@ def _distinct_runners_up(
 
 
 def _distinguishing_traits(plan: Plan) -> tuple[object, ...]:
-    """What distinguishes plans in a list of runners-up."""
+    """Traits that distinguish plans in a list of runners-up."""
     sharded = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
     parallel, tier = plan.parallel, plan.offload.optimizer
     return parallel.pipeline, parallel.tensor, plan.parallel.schedule, plan.recompute, sharded, tier

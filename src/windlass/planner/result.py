@@ -25,7 +25,7 @@ class RunnerUp:
     term: str
     """The cost term that loses most of that: a key of `by_term`, or `compile`."""
     term_seconds: float
-    """What that term loses over the whole run; negative if it gains."""
+    """Seconds that this term loses over the whole run; negative if it gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class TierShortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What would help where nothing fits."""
+    """Advice on a request that does not fit."""
 
     budget_bytes: int
     """Device memory budget that was asked for."""
@@ -108,7 +108,7 @@ class PinnedRank:
     plan: Plan | None
     """The fastest plan of all; None if it is the pinned one."""
     best: RunnerUp | None
-    """What the pinned plan loses against it."""
+    """Comparison of the pinned plan with the fastest one, as a runner-up of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def run_seconds(prediction: Prediction, steps: int) -> float:
 def runner_up(
     best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], steps: int
 ) -> RunnerUp:
-    """What a plan loses over a run of this many steps against the chosen one."""
+    """A plan's loss against the chosen one over a run of this many steps."""
     (plan, prediction), (loser, loser_prediction) = best, other
     losses = {
         term: steps * (loser_prediction.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
@@ -194,7 +194,7 @@ def runner_up(
 
 
 def infeasible_plan(plan: Plan, memory: PeakMemory, budget_bytes: int) -> InfeasiblePlan:
-    """By how much a plan does not fit, and when."""
+    """A plan with its peak memory and the bytes by which it exceeds the budget."""
     return InfeasiblePlan(
         plan=plan,
         peak_bytes=memory.peak_bytes,

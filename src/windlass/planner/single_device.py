@@ -37,7 +37,7 @@ from windlass.schema.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleDeviceResult:
-    """What one device can do for a request."""
+    """Plans for a request on one device."""
 
     fitting: tuple[EvaluatedPlan, ...]
     """Plans that fit, the fastest run first; without those that a bound proved slower."""

@@ -146,7 +146,7 @@ def _step(
     """End of the last stage's update, `[plan]`."""
     reduced = grad_reduce_end(parts, taken.passed, shared.reductions)
     alike, run = shared.alike, taken.place[rows.config]
-    if clips:  # the norm waits for all stages
+    if clips:  # the grad norm waits for all stages
         found = reduced.of_plans(taken.place[alike.run], alike.share)[alike.place]
         found += shared.after.max(axis=1)[rows.sharding]
     else:

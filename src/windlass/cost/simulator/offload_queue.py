@@ -148,7 +148,7 @@ class OffloadQueue:
         return InstructionSpan(start, end), end
 
     def schedule_result(self, instruction: Instruction, end: float) -> None:
-        """Queues the transfer of what a collective that ends at `end` has produced."""
+        """Queues the transfer of a collective's result, which exists at `end`."""
         seconds = self._transfer_seconds(instruction)
         if seconds:
             self.idle_at = max(self.idle_at, end) + seconds

@@ -33,14 +33,7 @@ _MIB = 2**20
 def advise(
     request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, PeakMemory]]
 ) -> Advice:
-    """What would make the request fit.
-
-    Args:
-        request: what was asked.
-        graph: captured from the request's model.
-        machine: the machine that was asked for.
-        refused: the nearest plan of each family, nearest first; at least one.
-    """
+    """Advises on a request that does not fit."""
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
     state_bytes = min(training_state_bytes(plan, graph) for plan, _ in refused)
@@ -149,7 +142,7 @@ def _with_smaller_moments(
 
 
 def _pins(request: Request, machine: Machine) -> Iterator[str]:
-    """What the request pins and could drop to save memory."""
+    """Names of the request's pins that could be dropped to save memory."""
     if request.batch.micro is not None or request.batch.accumulation is not None:
         yield "batch"
     if request.recompute is not None:

@@ -168,7 +168,7 @@ def _pin_except(request: Request, plan: Plan, opened: str) -> Request:
 
 
 def _override_values(plan: Plan) -> dict[str, object]:
-    """What changes name, as a request writes it; None if a request leaves it out."""
+    """A plan's values by request key; None if a request leaves the key out."""
     stage = plan.stages[0]
     return {
         "recompute": plan.recompute,

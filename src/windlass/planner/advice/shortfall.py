@@ -55,12 +55,7 @@ class Shortfall:
 
 
 def shortfall(space: PlanSpace, budget_bytes: int) -> Shortfall | None:
-    """What the nearest plan in phases lacks, on which tier; None if there is no plan in phases.
-
-    Args:
-        space: a plan space in which no plan fits.
-        budget_bytes: device memory budget.
-    """
+    """The nearest plan in phases, and what it lacks; None if there is no plan in phases."""
     closest = closest_in_phases(space, budget_bytes)
     if closest is None:
         return None
@@ -123,7 +118,7 @@ def closest_single_device_in_phases(
 
 
 def _missing_bytes(closest: ClosestPlan, budget_bytes: int) -> Iterator[str]:
-    """By how many bytes each tier is too small."""
+    """A phrase for each tier that is too small, with the missing bytes."""
     needs = (
         (DEVICE_TIER, closest.device_bytes, budget_bytes),
         (closest.tier.name, closest.offloaded_bytes, closest.tier.capacity_bytes),

@@ -53,7 +53,7 @@ class Subproblem:
 
     shape: PipelineShape
     bound_level: Literal["products", "passes", "room"]
-    """What the bounds take into account."""
+    """How much the bounds take into account."""
     bounds: Floats
     """Seconds that no plan of each item is faster than, `[item]`."""
     items: Ints

@@ -156,7 +156,7 @@ class BranchAndBound:
         twin, some, whole = (recompute_twins(cell.table, mode) for mode in RECOMPUTE_MODES)
         spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._budget)
         found.add(cell, np.where(spares, inf, scores), totals, self._budget)
-        own = np.arange(cell.table.count)  # of twins that fit one is enough
+        own = np.arange(cell.table.count)  # one of two twins that fit is enough
         spares &= (whole == own) | (whole < 0) | ~fits[whole]
         spares &= scores[twin] <= found.needed_seconds
         if not spares.any():

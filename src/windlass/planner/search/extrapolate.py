@@ -43,7 +43,7 @@ class PeakMemory:
 def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     """Peak device memory of a single-stage plan."""
     short = _shortened(plan, _SHORT_MICROBATCHES)
-    program, *_ = lower(short, graph)  # its slices all run the same
+    program, *_ = lower(short, graph)  # tensor-parallel ranks run the same program
     held = machine.device.process_bytes(compiled=plan.compile)
     full = memory_profile(program, short, graph, runtime_bytes=held)
     return PeakMemory(
@@ -113,7 +113,7 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     elif plan.parallel.schedule == "gpipe":
         changes["peaks"] = tier_peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
-    if low.offload is not None and high.offload is not None:  # what updates move does not grow
+    if low.offload is not None and high.offload is not None:  # transfers of updates do not grow
         waiting = _extrapolate_line(
             low.offload.exposed_seconds, high.offload.exposed_seconds, times
         )
@@ -141,7 +141,7 @@ def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
 
 
 def _shortened(plan: Plan, accumulation: int) -> Plan:
-    if _grows_per_microbatch(plan):  # every micro-batch keeps something until its phase comes back
+    if _grows_per_microbatch(plan):  # every micro-batch keeps activations for its phase
         return plan
     batch = plan.batch
     few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})

@@ -44,7 +44,7 @@ def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:
     counts = rows.sharding_table.counts[rows.shared]
     block = np.searchsorted(rows.shared, rows.block[first])
     ends = np.cumsum(counts[block])
-    begins = ends - np.cumsum(counts)[block]  # of those alike, each with all pairs of its block
+    begins = ends - np.cumsum(counts)[block]  # of equal configs, each with all its sharding options
     slot = begins[alike][rows.config] + rows.sharding
     able = np.array([each.mode == mode for each in rows.recomputes])[rows.recompute][rows.config]
     found = np.full(ends[-1], -1)

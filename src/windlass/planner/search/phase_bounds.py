@@ -76,7 +76,7 @@ def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
 
 
 def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
-    """What layers hold that are on the device together while one of them runs backward."""
+    """Bytes of layers that are on the device together, while one of them runs backward."""
     there = sum(each.weights for each in layers)
     if plan.batch.accumulation > 1:
         there += sum(each.gradients for each in layers)

@@ -27,14 +27,14 @@ class Candidate(NamedTuple):
 
 
 class PlanFamily(NamedTuple):
-    """What distinguishes a plan from its near twins."""
+    """Traits that distinguish a plan from its near twins."""
 
     pipeline: int
     tensor: int
     schedule: PipelineSchedule
     recompute: Recompute
     sharding: str
-    """What replicas share: nothing (`none`), optimizer state (`state`), or `weights` too."""
+    """State that replicas share: `none`, optimizer `state`, or `weights` too."""
     optimizer_tier: str
     """Tier of the optimizer state."""
 
@@ -158,7 +158,7 @@ class TopK:
                 heapreplace(self._heap, item)
 
     def result(self, *, of: int) -> SearchResult:
-        """What was found among this many plans."""
+        """The result after searching this many plans."""
         infeasible = (
             each for trait, each in self.infeasible.items() if trait not in self.by_family
         )

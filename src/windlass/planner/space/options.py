@@ -108,7 +108,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         )
         for tensor, precision, compiled, recompute, micro in choices
         if is_captured(graph, precision, compiled=compiled)
-        # Compiled layers refuse it: that mode is open only to plans that do not ask for it.
+        # Compiled layers cannot recompute selectively.
         and not (compiled and request.compile is None and recompute == "selective")
     )
     if request.recompute_layers is None:
@@ -252,7 +252,7 @@ def _microbatch_sizes(request: Request) -> tuple[int, ...]:
 
 
 def _single_device_faults(request: Request) -> Iterator[str]:
-    """What is of use on several devices only."""
+    """Faults of keys that are of use on several devices only."""
     if request.parallel.schedule is not None and request.parallel.schedule not in _SCHEDULES:
         known = ", ".join(f"`{order}`" for order in _SCHEDULES)
         yield (
@@ -265,7 +265,7 @@ def _single_device_faults(request: Request) -> Iterator[str]:
 
 
 def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
-    """What a request asks for that no plan can have, whatever its parallelism."""
+    """Faults of a request that no plan can meet, whatever its parallelism."""
     longest, sequence = graph.max_sequence, request.train.sequence
     if longest is not None and sequence is not None and sequence > longest:
         yield (

@@ -92,7 +92,7 @@ def _even_ranges(first: int, last: int, count: int) -> Iterator[tuple[int, int]]
 def _parallelism_faults(
     request: Request, parallel: Parallelism, virtual_stages: int, graph: Graph
 ) -> Iterator[str]:
-    """What of the parallelism fits neither the layers nor the batch."""
+    """Faults of a parallelism that fits the layers or the batch in no way."""
     if parallel.pipeline * virtual_stages > graph.layers:
         yield (
             f"`parallel.pipeline` x `parallel.virtual_stages` = {parallel.pipeline} x "

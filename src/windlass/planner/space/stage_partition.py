@@ -34,7 +34,7 @@ def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
     best, split_points = sums.copy(), np.zeros((count, layers + 1), dtype=np.intp)
     best[0] = np.inf
     for stage in range(1, count):
-        slowest = np.maximum(best[None, :], within)  # rows end, columns begin
+        slowest = np.maximum(best[None, :], within)  # [end, begin]
         split_points[stage] = slowest.argmin(axis=1)
         best = slowest.min(axis=1)
     ends = [layers]

@@ -75,7 +75,7 @@ def peak_moments(shape: PipelineShape, alike: tuple[int, ...]) -> PeakMoments:
     keys = np.array(alike)[found.stage]
     for own in (found.chunk, found.kind, found.first, found.last):
         keys = keys * (1 + int(own.max())) + own
-    # One that waits holds no less than one that is open, and a chunk that is over no more.
+    # A waiting micro-batch holds no less than an open one, and a finished chunk no more.
     held = found.open + found.waiting
     counts = (held, found.growth, found.waiting, found.made, -found.over, found.begun)
     return found.only(pareto_rows(np.concatenate(counts, axis=1), keys))

@@ -17,16 +17,16 @@ SizeCounts = Floats
 SIZES = (
     "output",
     "kept",
-    "forward",  # most that a forward pass takes which keeps what its backward pass needs
-    "again",  # of one that keeps nothing
+    "forward",  # peak of a forward pass that saves activations
+    "again",  # peak of a forward pass that saves none
     "backward",
     "fresh",
-    "largest",  # fresh gradient that lies beside its sum, where sums are flat or of other precision
-    "converted",  # the same where they are of other precision
+    "largest",  # new gradient beside its sum, if sums are flat or of another precision
+    "converted",  # the same if they are of another precision
     "sums",
-    "shard",  # what is left of sums once they are reduced
-    "flat",  # the same where reducing makes another piece of it
-    "whole",  # weights that replicas share, between their first use and their last
+    "shard",  # part of the sums that is left once they are reduced
+    "flat",  # the same if reducing allocates it
+    "whole",  # sharded weights, gathered between their first use and their last
 )
 """Sizes of each layer kind."""
 

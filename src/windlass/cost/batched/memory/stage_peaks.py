@@ -93,7 +93,7 @@ def stage_peaks(layout: ChainLayout, sorts: tuple[int, ...]) -> StagePeaks:
     sizes, width = in_sizes(layout.kinds), layout.kinds.width
     shards = [*layout.kinds.columns("shard"), *layout.kinds.columns("flat")]
     tells = np.asarray((whole.counts[:, :width] @ sizes)[:, shards].any(axis=1))
-    # The others stand apart, so that each stage has some.
+    # Both groups are filtered separately, so that each stage keeps some of the first.
     kept = np.array(pareto_rows(whole.counts, whole.sort + tells * (1 + max(sorts))))
     whole, tells = whole.only(kept), tells[kept]
     now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))

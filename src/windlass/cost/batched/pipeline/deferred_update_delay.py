@@ -100,7 +100,7 @@ def _of_lent(
     there, _ = _ready(parts, updates, np.array([lent.owner]))
     begin = parts.ends[int(parts.chunk[lent.owner])]
     came, begun = _came(parts, firsts, np.array([lent.layer, begin]))
-    # Without updates under way it would have come by then, or been waited for.
+    # Without running updates it would have arrived by then, or been waited for.
     due = np.maximum(came, lent.seconds)
     return MaxPlus(
         passes=np.stack([lent.seconds - due, -begun]),
