@@ -264,8 +264,8 @@ def test_text_that_is_not_utf_8_is_reported_with_file_and_byte(tmp_path: Path):
     (tmp_path / "b.txt").write_bytes("café".encode())
     (tmp_path / "c.txt").write_bytes(b"x" * 1_200_000 + b"\xff" + b"y" * 100_000)
     assert errors(tmp_path) == [
-        f"`{tmp_path / name}` is not UTF-8: byte {at} is 0x{byte:02x}; convert it, or take it out "
-        "of the corpus"
+        f"`{tmp_path / name}` is not UTF-8: byte {at} is 0x{byte:02x}; convert it, or remove it "
+        "from the corpus"
         for name, at, byte in (("a.txt", 3, 0xE9), ("c.txt", 1_200_000, 0xFF))
     ]
 
