@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cost.equal_blocks import equal_blocks
 from factories import tiny_plan
-from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction

@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions
 from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.op_time import HELD
-from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.batched.layer_ops import HELD
+from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.memory.layer_sizes import layer_kind_sizes, sparse_gradient_bytes, plan_state_sizes
+from windlass.program.memory.layer_sizes import (
+    layer_kind_sizes,
+    plan_state_sizes,
+    sparse_gradient_bytes,
+)
 from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Curve, ExecutionModel, Link, Machine, OpRate, Point, Tier
@@ -53,7 +57,9 @@ def on(kind: str, rule: ExecutionModel, *, share: float, named: bool) -> Machine
     )
     outer = Link(name="network", joins=64, latency=1e-5, rate=3e8, shared_by=2)
     links = (*tiny.links, outer)
-    return tiny.model_copy(update={"device": device, "execution_model": rule, "links": links, "hosts": 16})
+    return tiny.model_copy(
+        update={"device": device, "execution_model": rule, "links": links, "hosts": 16}
+    )
 
 
 MACHINES = (
@@ -79,7 +85,11 @@ ways = st.builds(
 shares = st.sampled_from([(w, o) for w in (1, 2, 4) for o in (1, 2, 4) if o % w == 0])
 blocks = st.builds(
     lambda way, pairs, home: ShardingOptions(
-        way.tensor, way.precision, way.accumulates, 4, tuple(ShardingOption(*pair, home) for pair in pairs)
+        way.tensor,
+        way.precision,
+        way.accumulates,
+        4,
+        tuple(ShardingOption(*pair, home) for pair in pairs),
     ),
     ways,
     st.lists(shares, min_size=1, max_size=4),
@@ -87,7 +97,9 @@ blocks = st.builds(
 )
 
 
-def plan_of(way: LayerConfig, graph: Graph, machine: Machine, recompute: Recompute = "none") -> Plan:
+def plan_of(
+    way: LayerConfig, graph: Graph, machine: Machine, recompute: Recompute = "none"
+) -> Plan:
     """A plan of a setting, its last layer a stage of its own if there are several."""
     return tiny_plan(
         graph,
@@ -172,7 +184,9 @@ def test_states_take_what_those_of_one_plan_take(
         for kind, layer in enumerate(FIRSTS.values()):
             each, reduce = states[layer], took.of("reduce_grads", layer)
             beside = links.overlapped_seconds(Instruction("reduce_grads", layer))
-            spread = took.of("all_gather_params", layer) if share.optimizer > share.parameters else 0.0
+            spread = (
+                took.of("all_gather_params", layer) if share.optimizer > share.parameters else 0.0
+            )
             far = offloaded_state_bytes(plan, each) if share.optimizer_tier != DEVICE_TIER else 0
             assert prices.held[row, kind] == each.weight_shard + (0 if far else each.optimizer)
             assert prices.far[row, kind] == far
@@ -189,7 +203,10 @@ class Took:
     """Seconds of the instructions of one plan, as the clock has them."""
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
-        self._costs, self._links = InstructionCosts(plan, graph, machine), CommunicationCosts(plan, graph, machine)
+        self._costs, self._links = (
+            InstructionCosts(plan, graph, machine),
+            CommunicationCosts(plan, graph, machine),
+        )
 
     def of(self, kind: InstructionKind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
@@ -199,7 +216,10 @@ class Took:
 
 def _shared(base: Plan, block: ShardingOptions, share: ShardingOption) -> Plan:
     way = ONE._replace(
-        tensor=block.tensor, precision=block.precision, accumulates=block.accumulates, replicas=block.replicas
+        tensor=block.tensor,
+        precision=block.precision,
+        accumulates=block.accumulates,
+        replicas=block.replicas,
     )
     plan = base.model_copy(
         update={

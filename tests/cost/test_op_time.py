@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op_time import DeviceRates, OpContext, LayerPass, TermSeconds, pass_seconds
+from windlass.cost.op_time import DeviceRates, LayerPass, OpContext, TermSeconds, pass_seconds
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 

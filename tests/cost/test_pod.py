@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from cost.equal_blocks import equal_blocks
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
-from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict
 from windlass.cost.simulator.event_simulator import simulate_programs
@@ -109,7 +109,9 @@ def test_collectives_take_what_rings_take(
     # CPUs also copy and sum what they scatter: 3 bytes for each, and its part of the result.
     moved = SQUARE_BYTES * (3 + 1 / 4) if kind == "reduce_grads" and sharding == (1, 4) else 0.0
     copying = moved / machine.device.traffic.at(max(moved, 1.0))
-    assert CommunicationCosts(plan, GRAPH, machine).seconds(instruction) == pytest.approx(seconds + copying)
+    assert CommunicationCosts(plan, GRAPH, machine).seconds(instruction) == pytest.approx(
+        seconds + copying
+    )
 
 
 def test_a_gather_holds_up_its_group_until_the_last_is_there():
@@ -210,6 +212,8 @@ def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: 
     graph, plan = drawn
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)
-    spans = simulate_programs(plan, graph, MACHINE, InstructionCosts(plan, graph, MACHINE), programs)
+    spans = simulate_programs(
+        plan, graph, MACHINE, InstructionCosts(plan, graph, MACHINE), programs
+    )
     ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
     assert told.step_seconds == pytest.approx(max(ends))

@@ -42,8 +42,12 @@ def test_a_ring_is_no_faster_than_the_links_within_hosts():
 
 def test_what_all_share_is_divided_among_rings_side_by_side():
     bus = Link(name="bus", joins=8, latency=1e-4, rate=1e9)
-    assert ring_cost((bus,), 8, stride=1, active_devices=8).byte_seconds == pytest.approx(1 / bus.rate)
-    assert ring_cost((bus,), 2, stride=1, active_devices=8).byte_seconds == pytest.approx(4 / bus.rate)
+    assert ring_cost((bus,), 8, stride=1, active_devices=8).byte_seconds == pytest.approx(
+        1 / bus.rate
+    )
+    assert ring_cost((bus,), 2, stride=1, active_devices=8).byte_seconds == pytest.approx(
+        4 / bus.rate
+    )
 
 
 def test_messages_of_a_host_share_its_cards_and_a_lone_one_does_not():
@@ -63,7 +67,9 @@ def test_slower_ports_never_make_a_ring_faster(name: str, powers: tuple[int, int
     for at, link in enumerate(links):
         slower = link.model_copy(update={"rate": link.rate / times})
         changed = (*links[:at], slower, *links[at + 1 :])
-        fast, slow = (ring_cost(each, ranks, stride=apart, active_devices=64) for each in (links, changed))
+        fast, slow = (
+            ring_cost(each, ranks, stride=apart, active_devices=64) for each in (links, changed)
+        )
         assert slow.byte_seconds >= fast.byte_seconds
         assert slow.byte_seconds <= times * fast.byte_seconds * (1 + 1e-9)
 

@@ -31,7 +31,9 @@ def plans(on: Machine) -> list[tuple[Plan, float, float]]:
     sweep, found = BranchAndBound(field, 1e12), []
     for cell in field.batches():
         seconds = sweep.totals(cell).step_seconds
-        least = min_batch_seconds(sweep.chain, cell.shape, cell.chunk_bounds, cell.table)[cell.table.config]
+        least = min_batch_seconds(sweep.chain, cell.shape, cell.chunk_bounds, cell.table)[
+            cell.table.config
+        ]
         found += [
             (field.plan(cell, at), float(seconds[at]), float(least[at]))
             for at in range(cell.table.count)
@@ -47,9 +49,13 @@ def test_hosts_are_filled_one_after_the_other(devices: int, hosts: int):
 
 def test_each_e_fold_of_hosts_adds_the_same_share_of_a_step():
     assert UNEVEN.straggler_factor(2) == 1
-    assert UNEVEN.straggler_factor(200) - UNEVEN.straggler_factor(20) == pytest.approx(UNEVEN.straggler_factor(20) - UNEVEN.straggler_factor(2))
+    assert UNEVEN.straggler_factor(200) - UNEVEN.straggler_factor(20) == pytest.approx(
+        UNEVEN.straggler_factor(20) - UNEVEN.straggler_factor(2)
+    )
     many = UNEVEN.model_copy(update={"devices_per_host": 1})
-    assert many.straggler_factor(round(1e6 * e)) - many.straggler_factor(10**6) == pytest.approx(0.05, rel=1e-6)
+    assert many.straggler_factor(round(1e6 * e)) - many.straggler_factor(10**6) == pytest.approx(
+        0.05, rel=1e-6
+    )
 
 
 def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():

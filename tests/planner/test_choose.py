@@ -102,7 +102,9 @@ def test_a_short_program_tells_the_prediction_of_the_whole(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
-    plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
+    plan = data.draw(
+        st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
+    )
     whole = with_budget(predict(plan, graph, MACHINE), 1000)
     short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
     assert short.peaks == whole.peaks
@@ -120,7 +122,9 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
-    plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
+    plan = data.draw(
+        st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
+    )
     program, *_ = lower(plan, graph)
     held = MACHINE.device.process_bytes(compiled=plan.compile)
     full = memory_profile(program, plan, graph, runtime_bytes=held)
@@ -141,7 +145,9 @@ def test_what_is_chosen_verifies_at_its_own_peak():
 
 
 def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
-    smallest = min(peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE))
+    smallest = min(
+        peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE)
+    )
     near = smallest - 12_345
     choice = choose(request(f"memory={near}"), GRAPH, MACHINE)
     assert choice.plan is None

@@ -37,7 +37,9 @@ def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
 
 
 def test_a_cut_that_is_small_enough_stays() -> None:
-    assert divided_parallelism(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(pipeline=2, tensor=4)
+    assert divided_parallelism(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(
+        pipeline=2, tensor=4
+    )
 
 
 def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
@@ -66,7 +68,9 @@ def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
 
 
 def small_of(plan: Plan) -> Plan:
-    return downscale_plan(plan, catalogue.model_config("gpt3-175b"), devices=8, tiers=("disk",)).plan
+    return downscale_plan(
+        plan, catalogue.model_config("gpt3-175b"), devices=8, tiers=("disk",)
+    ).plan
 
 
 def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
@@ -121,7 +125,9 @@ def test_stages_of_unequal_length_stay_so() -> None:
 
 def test_all_that_changes_is_told() -> None:
     notes = " ".join(
-        downscale_plan(large(), catalogue.model_config("llama2-7b"), devices=8, tiers=("disk",)).notes
+        downscale_plan(
+            large(), catalogue.model_config("llama2-7b"), devices=8, tiers=("disk",)
+        ).notes
     )
     for said in ("`parallel.pipeline` 8 -> 2", "`parallel.tensor` 8 -> 2", "`parallel.data` 4 -> 2",
                  "`sharding.parameters` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",

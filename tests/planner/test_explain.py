@@ -1,6 +1,6 @@
-from factories import tiny_graph, tiny_machine
 import re
 
+from factories import tiny_graph, tiny_machine
 from windlass.planner.choose import choose
 from windlass.planner.explain import explain
 from windlass.schema.request import Request

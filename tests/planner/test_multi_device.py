@@ -57,7 +57,9 @@ def fewer(plan: Plan, graph: Graph) -> list[Plan]:
     parts = []
     for stage in range(plan.parallel.pipeline):
         found = dict[tuple[object, ...], tuple[Stage, ...]]()
-        for steps in (RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways):
+        for steps in (
+            RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways
+        ):
             for count in range(steps.last[stage] + 1):
                 counts = [count if at == stage else 0 for at in range(plan.parallel.pipeline)]
                 own = steps.plan(counts).stages[stage :: plan.parallel.pipeline]
@@ -148,7 +150,10 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
 def test_what_is_left_out_is_not_among_the_best():
     field = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
     near = 1_000_000
-    pruned, whole = BranchAndBound(field, near).fastest(10), BranchAndBound(field, near).exhaustive(10)
+    pruned, whole = (
+        BranchAndBound(field, near).fastest(10),
+        BranchAndBound(field, near).exhaustive(10),
+    )
     assert [found.step_seconds for found in pruned.best] == pytest.approx(
         [found.step_seconds for found in whole.best]
     )

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planner.test_multi_device import GRAPHS, machine, request
 
 from factories import tiny_graph, tiny_machine, tiny_plan
+from planner.test_multi_device import GRAPHS, machine, request
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose
 from windlass.planner.recompute_layers import (

@@ -64,14 +64,20 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
     """All plans that the tiers beyond the near one have room for, whole programs on the clock."""
-    near = [each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)]
+    near = [
+        each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)
+    ]
     found = list(near)
     field = PlanSpace(asked, graph, on)
     turned = [turn for base in base_plans(field) for turn in phase_partitions(base, field)]
     for tier in offload_tiers(on):
         beyond = (
             *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in near),
-            *(with_state_on(turn, tier.name, activations=out) for turn in turned for out in (False, True)),
+            *(
+                with_state_on(turn, tier.name, activations=out)
+                for turn in turned
+                for out in (False, True)
+            ),
         )
         found += [plan for plan in beyond if offloaded_bytes(plan, graph) <= tier.capacity_bytes]
     return [(plan, predict(plan, graph, on)) for plan in found]
@@ -172,7 +178,9 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
 
 def test_state_is_away_only_in_a_tier_that_holds_it():
     on = machine(1e10, "cuda", host="100 MiB")
-    with pytest.raises(InputErrors, match=r"`offload.optimizer` = host needs .* but it has 100 MiB"):
+    with pytest.raises(
+        InputErrors, match=r"`offload.optimizer` = host needs .* but it has 100 MiB"
+    ):
         choose(request("offload.optimizer=host"), GRAPHS[1], on)
     small = choose(request("memory=200MiB"), GRAPHS[1], on)
     assert small.plan is None or not small.plan.offloads

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.op_time import (
     DeviceRates,
     LayerPass,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
-from windlass.planner.search.extrapolate import PeakMemory
+from windlass.planner.search.extrapolate import DevicePeak
 from windlass.program.instruction import Instruction
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
@@ -193,7 +193,7 @@ def runner_up(
     )
 
 
-def infeasible_plan(plan: Plan, memory: PeakMemory, budget_bytes: int) -> InfeasiblePlan:
+def infeasible_plan(plan: Plan, memory: DevicePeak, budget_bytes: int) -> InfeasiblePlan:
     """A plan with its peak memory and the bytes by which it exceeds the budget."""
     return InfeasiblePlan(
         plan=plan,

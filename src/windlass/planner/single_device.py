@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from windlass.planner.result import run_seconds
-from windlass.planner.search.extrapolate import EvaluatedPlan, PeakMemory, evaluate
+from windlass.planner.search.extrapolate import DevicePeak, EvaluatedPlan, evaluate
 from windlass.planner.search.memory_filter import (
     FilteredPlans,
     filter_by_memory,
@@ -43,7 +43,7 @@ class SingleDeviceResult:
     """Plans that fit, the fastest run first; without those that a bound proved slower."""
     in_memory: tuple[Plan, ...]
     """Plans that fit with all layers on the device, including those with needless recompute."""
-    infeasible: tuple[tuple[Plan, PeakMemory], ...]
+    infeasible: tuple[tuple[Plan, DevicePeak], ...]
     """The nearest plan of each family in which some plan with all layers on the device does not
     fit."""
     evaluated: int

@@ -29,6 +29,8 @@ TURNS = st.builds(
 def test_counts_put_every_pass_where_the_order_has_it(turns: ScheduleIndex):
     found = turns.passes()
     for stage in range(turns.pipeline):
-        asked = schedule_passes(turns.schedule, turns.pipeline, stage, turns.microbatches, chunks=turns.virtual_stages)
+        asked = schedule_passes(
+            turns.schedule, turns.pipeline, stage, turns.microbatches, chunks=turns.virtual_stages
+        )
         told = zip(found.kinds[stage], found.micros[stage], found.chunks[stage], strict=True)
         assert list(told) == [(KINDS[kind], micro, chunk) for kind, micro, chunk in asked]

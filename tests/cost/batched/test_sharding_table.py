@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 import pytest
-from cost.batched.test_evaluate import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
 
+from cost.batched.test_evaluate_batch import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
 from windlass.cost.batched.config_keys import ComputeConfig, ShardingOption
-from windlass.cost.batched.evaluate import ExchangeKinds, evaluate_batch
+from windlass.cost.batched.evaluate_batch import ExchangeKinds, evaluate_batch
 from windlass.cost.batched.plan_table import PlanTable
 
 ROUNDING = 1e-12
@@ -27,11 +27,16 @@ def test_plans_found_together_take_what_each_takes_alone():
         more = 2 * run.microbatches if shape.repeats else run.microbatches
         settings = [run.layer._replace(replicas=4, compiled=each) for each in (False, True)]
         able = settings[: 1 if shape.schedule == "zero-bubble" else 2]
-        runs = [ComputeConfig(each, run.recompute, count) for each in able for count in {run.microbatches, more}]
+        runs = [
+            ComputeConfig(each, run.recompute, count)
+            for each in able
+            for count in {run.microbatches, more}
+        ]
         rows = PlanTable.of([(block, runs)])
         found = evaluate_batch(chain, shape, ends, rows).step_seconds
         alone = [
-            evaluate_batch(chain, shape, ends, rows.one(at)).step_seconds[0] for at in range(len(found))
+            evaluate_batch(chain, shape, ends, rows.one(at)).step_seconds[0]
+            for at in range(len(found))
         ]
         assert found == pytest.approx(np.array(alone), rel=ROUNDING)
         assert len(ExchangeKinds.of(chain, rows).pairs) <= len(PAIRS)

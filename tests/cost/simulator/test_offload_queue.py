@@ -42,7 +42,14 @@ def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
     on = on.model_copy(update={"devices_per_host": 4, "links": (link,)})
     graph = sharded_graph(tiny_graph(layers=4), (2,))
     plan = tiny_plan(
-        graph, on, tensor=2, data=2, sharding=(2, 2), accumulation=2, offload=HOST_OFFLOAD, phases=PHASES
+        graph,
+        on,
+        tensor=2,
+        data=2,
+        sharding=(2, 2),
+        accumulation=2,
+        offload=HOST_OFFLOAD,
+        phases=PHASES,
     )
     told = predict(plan, graph, on)
     assert told.by_term["communication and waiting"] > told.step_seconds / 2
@@ -88,7 +95,10 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
 def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
     plan = tiny_plan(graph, on, accumulation=2, offload=HOST_OFFLOAD, phases=PHASES)
-    alone, repeats = first_step_cost(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
+    alone, repeats = (
+        first_step_cost(plan, graph, on, lower(plan, graph)[0]),
+        predict(plan, graph, on),
+    )
     assert repeats.offload is not None
     assert alone.written_bytes == repeats.offload.written_bytes
     assert alone.read_bytes > repeats.offload.read_bytes

@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 import pytest
-from planner.test_multi_device import GRAPHS, WIDE, machine, request
 
-from windlass.cost.batched.evaluate import evaluate_batch
+from planner.test_multi_device import GRAPHS, WIDE, machine, request
+from windlass.cost.batched.evaluate_batch import evaluate_batch
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.planner.search.bound_queue import BoundQueue, LowerBounds, Subproblem
 from windlass.planner.search.min_recompute import minimize_recompute
@@ -31,7 +31,9 @@ def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
     return found
 
 
-def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_bytes: float) -> list[float]:
+def seconds_in(
+    chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_bytes: float
+) -> list[float]:
     """Of each plan of a bounded part the least it takes of all that it may compute again.
 
     Plans that fit are all there.
@@ -55,7 +57,10 @@ def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_byte
 
 def _keys(cell: PlanBatch) -> np.ndarray:
     rows = cell.table
-    return rows.layer_config[rows.config] * len(rows.sharding_table.options) + rows.places[rows.sharding]
+    return (
+        rows.layer_config[rows.config] * len(rows.sharding_table.options)
+        + rows.places[rows.sharding]
+    )
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
@@ -64,7 +69,10 @@ def test_no_bound_is_above_what_a_plan_takes(share: float):
     for field, chain in fields(4):
         parts = list(LowerBounds(field, chain, inf).subproblems())
         cells = [field.batch_of(part.shape, part.items) for part in parts]
-        sizes = [evaluate_batch(chain, each.shape, each.chunk_bounds, each.table).peak_bytes for each in cells]
+        sizes = [
+            evaluate_batch(chain, each.shape, each.chunk_bounds, each.table).peak_bytes
+            for each in cells
+        ]
         near = float(np.quantile(np.concatenate(sizes), share))
         bounds = LowerBounds(field, chain, near)
         for part, cell in zip(bounds.subproblems(), cells, strict=True):
@@ -72,7 +80,9 @@ def test_no_bound_is_above_what_a_plan_takes(share: float):
             told = bounds.tighten(part, inf)
             assert told.bound_level == "passes"
             least = dict(zip(told.items.tolist(), told.bounds, strict=True))
-            of_plans = np.array([least[at] for at in cell.table.layer_config[cell.table.config].tolist()])
+            of_plans = np.array(
+                [least[at] for at in cell.table.layer_config[cell.table.config].tolist()]
+            )
             assert (of_plans <= totals.step_seconds * (1 + ROUNDING)).all()
             told = bounds.tighten(told, inf)
             true = np.array(seconds_in(chain, told, cell, near))

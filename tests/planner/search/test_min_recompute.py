@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from planner.test_multi_device import GRAPHS, machine, request
 
-from windlass.cost.batched.evaluate import evaluate_batch
+from planner.test_multi_device import GRAPHS, machine, request
+from windlass.cost.batched.evaluate_batch import evaluate_batch
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.top_k import Candidate
 from windlass.planner.space.plan_space import PlanSpace
@@ -21,7 +21,9 @@ def alone(sweep: BranchAndBound, found: Candidate) -> float:
 
 def test_a_plan_taken_out_of_its_table_takes_as_long_as_in_it():
     field = PlanSpace(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
-    sizes = np.concatenate([BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.batches()])
+    sizes = np.concatenate(
+        [BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.batches()]
+    )
     between = 0
     for near in np.quantile(sizes, [0.1, 0.2, 0.3, 0.5]):
         sweep = BranchAndBound(field, float(near))
@@ -29,6 +31,8 @@ def test_a_plan_taken_out_of_its_table_takes_as_long_as_in_it():
         assert [each.step_seconds for each in told] == pytest.approx(
             list(map(partial(alone, sweep), told))
         )
-        agains = [each.batch.table.config_of(each.batch.table.config[each.row]).recompute for each in told]
+        agains = [
+            each.batch.table.config_of(each.batch.table.config[each.row]).recompute for each in told
+        ]
         between += sum(len(set(again)) > 1 for again in agains)
     assert between > 0

@@ -75,7 +75,8 @@ def every(field: PlanSpace) -> list[tuple[Plan, Prediction]]:
                     for tier in offload_tiers(field.machine)
                 )
                 home = next(
-                    (home for home, room in homes if fullest_offloaded_bytes(home, field) <= room), None
+                    (home for home, room in homes if fullest_offloaded_bytes(home, field) <= room),
+                    None,
                 )
                 if home is not None and not plan_errors(home, field.graph, field.machine):
                     found.append((home, predict(home, field.graph, field.machine)))
@@ -112,7 +113,9 @@ def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
     best = min(each.step_seconds for each in fitting)
     plan, prediction = search_phases(field, near).best[0]
     assert prediction.step_seconds == pytest.approx(best, rel=1e-9)
-    assert plan_errors(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
+    assert (
+        plan_errors(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
+    )
     held = field.machine.device.process_bytes(compiled=plan.compile)
     verify_programs(lower(plan, field.graph), plan, field.graph, {"device": near - held})
 

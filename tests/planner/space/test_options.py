@@ -83,7 +83,9 @@ def test_bfloat16_is_left_out_where_the_machine_states_no_rate_for_it():
 def test_the_sequence_is_the_models_longest_up_to_1024():
     open_request = Request.resolve(overrides=("train.batch=1",))
     lengths = [
-        open_single_stage_plans(open_request, tiny_graph(max_sequence=longest), MACHINE)[0].batch.sequence
+        open_single_stage_plans(open_request, tiny_graph(max_sequence=longest), MACHINE)[
+            0
+        ].batch.sequence
         for longest in (64, 4096, None)
     ]
     assert lengths == [64, 1024, 1024]
@@ -119,9 +121,18 @@ EIGHT = tiny_machine(devices=8)
 
 
 def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph_can_be_cut():
-    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
-    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, MACHINE)} == {1}
-    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), GRAPH, EIGHT)} == {1}
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, EIGHT)} == {
+        1,
+        2,
+        4,
+        8,
+    }
+    assert {
+        plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, MACHINE)
+    } == {1}
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), GRAPH, EIGHT)} == {
+        1
+    }
     odd = request("train.sequence=18")
     assert {plan.parallel.tensor for plan in open_single_stage_plans(odd, SLICED, EIGHT)} == {1, 2}
     assert open_tensor_degrees(request(), EIGHT) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(4, 2))
@@ -142,7 +153,8 @@ def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
 
 def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
     assert {
-        plan.parallel.tensor for plan in open_single_stage_plans(request("parallel.tensor=4"), SLICED, EIGHT)
+        plan.parallel.tensor
+        for plan in open_single_stage_plans(request("parallel.tensor=4"), SLICED, EIGHT)
     } == {4}
     assert open_tensor_degrees(request("parallel.tensor=3"), EIGHT) == (3,)
     faults = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.collectives import tensor_parallel_ring
+from windlass.cost.communication_time import tensor_parallel_ring
 from windlass.cost.op_time import rates_at
 from windlass.cost.ring_bandwidth import RingCosts
 from windlass.program.communication_volume import (

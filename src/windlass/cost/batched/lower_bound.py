@@ -14,7 +14,7 @@ import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.op_time import HELD
+from windlass.cost.batched.layer_ops import HELD
 from windlass.cost.batched.pipeline.stage_times import ConfigTimes, PassName, host_pace
 from windlass.cost.batched.plan_table import LayerConfigTable, PlanTable
 from windlass.cost.batched.schedule_index import PipelineShape, ScheduleIndex

@@ -14,8 +14,8 @@ import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.config_keys import LayerConfig, priced_plan
-from windlass.cost.batched.op_time import AMONG, HELD, PASSES, ChainOps, PassArrays
-from windlass.cost.collectives import tensor_parallel_ring
+from windlass.cost.batched.layer_ops import AMONG, HELD, PASSES, ChainOps, PassArrays
+from windlass.cost.communication_time import tensor_parallel_ring
 from windlass.cost.op_time import (
     OpContext,
     batch_load_bytes,

@@ -8,8 +8,8 @@ from windlass.planner.advice.alternatives import alternatives, is_requestable, r
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.result import Advice, Change, TierShortage
 from windlass.planner.search.extrapolate import (
+    DevicePeak,
     EvaluatedPlan,
-    PeakMemory,
     evaluate,
     training_state_bytes,
 )
@@ -31,7 +31,7 @@ _MIB = 2**20
 
 
 def advise(
-    request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, PeakMemory]]
+    request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, DevicePeak]]
 ) -> Advice:
     """Advises on a request that does not fit."""
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
@@ -65,7 +65,7 @@ def _shortages(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShort
     return tier_shortages(bases, graph, machine)
 
 
-def _budget(memory: PeakMemory, nearest: Plan, machine: Machine) -> Iterator[Change]:
+def _budget(memory: DevicePeak, nearest: Plan, machine: Machine) -> Iterator[Change]:
     """A larger memory budget, if the machine has it."""
     mebibytes = ceil(memory.peak_bytes / _MIB)
     if mebibytes * _MIB <= machine.device.memory.capacity_bytes:

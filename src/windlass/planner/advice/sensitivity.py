@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from windlass.cost.batched.evaluate import evaluate_batch
+from windlass.cost.batched.evaluate_batch import evaluate_batch
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.planner.search.top_k import Candidate
 from windlass.planner.space.plan_space import PlanSpace

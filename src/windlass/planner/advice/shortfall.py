@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from windlass.planner.search.extrapolate import PeakMemory, peak_memory
+from windlass.planner.search.extrapolate import DevicePeak, peak_memory
 from windlass.planner.search.phase_bounds import min_stage_bytes
 from windlass.planner.search.phase_search import device_bytes, may_fit_in_phases
 from windlass.planner.space.options import excludes_phases, smaller_moments
@@ -109,7 +109,7 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
 
 def closest_single_device_in_phases(
     space: PlanSpace, budget_bytes: int
-) -> tuple[Plan, PeakMemory] | None:
+) -> tuple[Plan, DevicePeak] | None:
     """The nearest plan of one device in phases, if an offload tier holds the rest."""
     closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
     if closest is None or closest.offloaded_bytes > closest.tier.capacity_bytes:

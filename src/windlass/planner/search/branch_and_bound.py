@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.batched.config_keys import RecomputeConfig
-from windlass.cost.batched.evaluate import PlanTotals, evaluate_batch
+from windlass.cost.batched.evaluate_batch import PlanTotals, evaluate_batch
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.plan_table import PlanTable
 from windlass.cost.batched.schedule_index import PipelineShape

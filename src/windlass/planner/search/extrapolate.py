@@ -29,7 +29,7 @@ EvaluatedPlan = tuple[Plan, Prediction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMemory:
+class DevicePeak:
     """Device memory at its fullest moment."""
 
     peak_bytes: int
@@ -40,13 +40,13 @@ class PeakMemory:
     instruction: Instruction
 
 
-def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
+def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of a single-stage plan."""
     short = _shortened(plan, _SHORT_MICROBATCHES)
     program, *_ = lower(short, graph)  # tensor-parallel ranks run the same program
     held = machine.device.process_bytes(compiled=plan.compile)
     full = memory_profile(program, short, graph, runtime_bytes=held)
-    return PeakMemory(
+    return DevicePeak(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
         index=_full_program_index(full.peak_instruction, plan, program),
@@ -54,14 +54,14 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     )
 
 
-def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
+def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of the fullest of several stages."""
     held = machine.device.process_bytes(compiled=plan.compile)
     found = []
     for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
         full = memory_profile(program, plan, graph, runtime_bytes=held)
         found.append(
-            PeakMemory(
+            DevicePeak(
                 peak_bytes=full.peak_bytes,
                 by_class=full.by_class,
                 index=full.peak_instruction,

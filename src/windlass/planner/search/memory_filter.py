@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from windlass.planner.search.extrapolate import PeakMemory, peak_memory
+from windlass.planner.search.extrapolate import DevicePeak, peak_memory
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -15,7 +15,7 @@ class FilteredPlans:
     """Plans that fit, and the nearest plan of each family in which some plan does not."""
 
     fitting: tuple[Plan, ...]
-    infeasible: tuple[tuple[Plan, PeakMemory], ...]
+    infeasible: tuple[tuple[Plan, DevicePeak], ...]
     """Nearest to fitting first."""
 
 
@@ -29,12 +29,12 @@ def filter_by_memory(
     its own: without accumulation its gradients may be smaller.
     """
     fitting: list[Plan] = []
-    refused: list[tuple[Plan, PeakMemory]] = []
+    refused: list[tuple[Plan, DevicePeak]] = []
     for _, members in groupby(sorted(plans, key=_sort_key), key=_family):
         several = list(members)
         whole = [plan for plan in several if plan.batch.accumulation == 1]
         parts = [plan for plan in several if plan.batch.accumulation > 1]
-        too_large: list[tuple[Plan, PeakMemory]] = []
+        too_large: list[tuple[Plan, DevicePeak]] = []
         for rising in (parts, whole):
             fits, memories = _largest_fitting(rising, graph, machine, budget_bytes)
             fitting += rising[:fits]
@@ -47,12 +47,12 @@ def filter_by_memory(
 
 def _largest_fitting(
     rising: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
-) -> tuple[int, Mapping[int, PeakMemory]]:
+) -> tuple[int, Mapping[int, DevicePeak]]:
     """Number of plans that fit, by bisection, and the memory of those that were examined.
 
     The first plan that does not fit is always among them.
     """
-    memories: dict[int, PeakMemory] = {}
+    memories: dict[int, DevicePeak] = {}
     low, high = 0, len(rising)
     while low < high:
         middle = (low + high) // 2
@@ -72,7 +72,7 @@ def _sort_key(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
     return _family(plan), plan.batch.micro
 
 
-def _peak_bytes(item: tuple[Plan, PeakMemory]) -> int:
+def _peak_bytes(item: tuple[Plan, DevicePeak]) -> int:
     return item[1].peak_bytes
 
 

@@ -15,7 +15,12 @@ import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.batched.config_keys import RecomputeConfig
-from windlass.cost.batched.evaluate import PlanTotals, stage_bytes, stage_seconds, step_seconds
+from windlass.cost.batched.evaluate_batch import (
+    PlanTotals,
+    stage_bytes,
+    stage_seconds,
+    step_seconds,
+)
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.plan_table import PlanTable
 from windlass.planner.search.extrapolate import steady_state_microbatches

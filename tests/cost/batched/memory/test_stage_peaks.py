@@ -5,10 +5,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cost.batched.test_evaluate import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_again, told
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.batched.test_evaluate_batch import (
+    BESIDE,
+    FAST_LINKS,
+    GRAPHS,
+    WITH_HOSTS,
+    draw,
+    draw_again,
+    told,
+)
 from windlass.cost.batched.memory.live_microbatches import peak_moments
 from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, PipelineShape
 from windlass.cost.peak_memory import tier_peaks
@@ -85,7 +93,9 @@ def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
 def fullest_of(shape: PipelineShape, stage: int, kind: int, sizes: np.ndarray) -> int:
     """The most that a stage holds at passes of a kind, taken one after the other."""
     now = most = 0
-    for turn in schedule_passes(shape.schedule, shape.pipeline, stage, shape.microbatches, chunks=shape.virtual_stages):
+    for turn in schedule_passes(
+        shape.schedule, shape.pipeline, stage, shape.microbatches, chunks=shape.virtual_stages
+    ):
         begins, ends = turn.kind == "forward", turn.kind in ("backward", "backward_weight")
         now += begins * sizes[turn.chunk]
         if begins if kind == FORWARD else turn.kind in ("backward", "backward_input"):

@@ -44,7 +44,9 @@ def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: PipelineSha
     """A row of the durations tells of a pass its kind and chunk, and whether it is the first's."""
     kinds = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 3}
     for stage in range(shape.pipeline):
-        turns = schedule_passes(shape.schedule, shape.pipeline, stage, shape.microbatches, chunks=shape.virtual_stages)
+        turns = schedule_passes(
+            shape.schedule, shape.pipeline, stage, shape.microbatches, chunks=shape.virtual_stages
+        )
         asked = [
             (kinds[kind] + (micro == 0 and kind != "forward")) * shape.chunks
             + chunk * shape.pipeline + stage

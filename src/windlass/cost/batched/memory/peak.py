@@ -12,10 +12,10 @@ import numpy as np
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.config_keys import RecomputeConfig
 from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.layer_ops import HELD
 from windlass.cost.batched.max_plus import largest_sum
 from windlass.cost.batched.memory.size_classes import OTHERS, SIZES, KindTraits, columns_of
 from windlass.cost.batched.memory.stage_peaks import ChainLayout, StagePeaks, stage_peaks
-from windlass.cost.batched.op_time import HELD
 from windlass.cost.batched.plan_table import LayerConfigTable, LazyTable, PlanTable
 from windlass.cost.batched.schedule_index import PipelineShape
 from windlass.cost.batched.stage_sums import StagePartition, recompute_by_layer

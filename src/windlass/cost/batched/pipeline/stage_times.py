@@ -7,7 +7,7 @@ import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.op_time import HELD
+from windlass.cost.batched.layer_ops import HELD
 from windlass.cost.batched.pipeline.deferred_update_delay import FirstPassCosts, SentTiedWeights
 from windlass.cost.batched.pipeline.gradient_reduce_end import (
     LastPasses,

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from factories import sharded_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import late_tied_graph, sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.config_keys import (
     ComputeConfig,
     LayerConfig,
@@ -14,7 +14,7 @@ from windlass.cost.batched.config_keys import (
     ShardingOption,
     ShardingOptions,
 )
-from windlass.cost.batched.evaluate import PlanTotals, evaluate_batch, stage_bytes
+from windlass.cost.batched.evaluate_batch import PlanTotals, evaluate_batch, stage_bytes
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.plan_table import PlanTable
 from windlass.cost.batched.schedule_index import PipelineShape
@@ -131,16 +131,24 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> PlanTotals:
     return evaluate_batch(*parts(plan, graph, machine))
 
 
-def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
+def parts(
+    plan: Plan, graph: Graph, machine: Machine
+) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
     """One plan, as the closed form takes it."""
     cut, micros = plan.parallel, plan.batch.accumulation
-    shape = PipelineShape.of(plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros)
+    shape = PipelineShape.of(
+        plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros
+    )
     setting = LayerConfig(
         cut.tensor, plan.precision, plan.compile, plan.batch.micro, micros > 1, cut.pipeline > 1,
         cut.data, plan.offloads and machine.device.moving_share > 0,
     )  # fmt: skip
-    share = ShardingOption(plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer)
-    block = ShardingOptions(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.offloads)
+    share = ShardingOption(
+        plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer
+    )
+    block = ShardingOptions(
+        cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.offloads
+    )
     run = ComputeConfig(setting, again(plan, graph.layers), micros)
     ends = (*(stage.first_layer for stage in plan.stages), graph.layers)
     return LayerCosts(plan, graph, machine), shape, ends, PlanTable.of([(block, [run])])
