@@ -195,7 +195,8 @@ source, cache, largest = sys.argv[1:]
 if largest != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
 labels = set()
-made = prepare_dataset(source, vocabulary=400, cache=Path(cache), progress=lambda *n: labels.add(n[0]))
+report = lambda *progress: labels.add(progress[0])
+made = prepare_dataset(source, vocabulary=400, cache=Path(cache), progress=report)
 print(made.fingerprint, "encoding" in labels)
 """
 
