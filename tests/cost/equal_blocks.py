@@ -1,4 +1,4 @@
-"""Equal blocks: a graph and a machine of which a step can be timed by hand."""
+"""A graph of equal blocks, and a machine on which a step can be timed by hand."""
 
 from factories import tiny_graph, tiny_machine
 from windlass.schema.graph import Graph, LayerRun

@@ -119,7 +119,7 @@ def test_attention_takes_the_rate_of_the_nearest_head_width_and_its_direction():
         assert passed.attention == pytest.approx(4 * width / rate_)
 
 
-def test_the_width_of_heads_is_told_by_what_attention_writes():
+def test_the_width_of_heads_follows_from_what_attention_writes():
     # given 2 sequences of 8 tokens, 3 heads of width 32 in float32
     b, s, h, k = 2, 8, 3, 32
     attention = _attention(b=b, h=h, s=s, k=k)

@@ -76,7 +76,7 @@ def test_recompute_adds_the_forward_passes_of_the_layers_between_the_ends():
     assert again.step_seconds - plain.step_seconds == pytest.approx(blocks)
 
 
-def test_the_step_of_one_device_is_where_its_clock_ends():
+def test_the_step_of_one_device_ends_with_its_timeline():
     graph, machine = tiny_graph(), tiny_machine()
     plan = tiny_plan(graph, machine, accumulation=3)
     programs = lower(plan, graph)
@@ -132,7 +132,7 @@ def test_model_flop_counts_every_micro_batch_and_no_recompute():
     assert again.model_flop == plain.model_flop
 
 
-def test_moments_in_fewer_bits_cost_time_where_they_are_measured_and_where_not():
+def test_moments_in_fewer_bits_cost_time_whether_measured_or_not():
     machine = tiny_machine()
     rates = (MomentRate(moments="int8", elements=1e4),)
     device = machine.device.model_copy(update={"moment_rates": rates})

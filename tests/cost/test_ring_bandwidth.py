@@ -1,4 +1,4 @@
-"""Rings and messages on links within links, against what their ports carry."""
+"""Rings and messages on nested links, against what their ports carry."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_a_ring_is_no_faster_than_the_links_within_hosts():
     assert way.byte_seconds == pytest.approx(1 / SWITCH.rate)
 
 
-def test_what_all_share_is_divided_among_rings_side_by_side():
+def test_a_bus_is_divided_among_the_rings_that_share_it():
     bus = Link(name="bus", joins=8, latency=1e-4, rate=1e9)
     assert ring_cost((bus,), 8, stride=1, active_devices=8).byte_seconds == pytest.approx(
         1 / bus.rate

@@ -1,4 +1,4 @@
-"""Stragglers: a step over several hosts waits for the slowest, by the clock and in closed form."""
+"""A step over several hosts waits for the slowest, in the simulator and in the batched cost model."""
 
 from math import e
 
@@ -23,10 +23,7 @@ PINS = ("train.batch=8", "train.sequence=32", "train.steps=10", "compile=false")
 
 
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
-    """All plans of a small space with the seconds of their steps and what bounds them from below.
-
-    Both by the closed form.
-    """
+    """All plans of a small space, with their step times and lower bounds."""
     field = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
     sweep, found = BranchAndBound(field, 1e12), []
     for cell in field.batches():
@@ -63,7 +60,7 @@ def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
 
 
 @pytest.mark.parametrize("cut", [{"pipeline": 4}, {"data": 8}, {"tensor": 2, "data": 2}])
-def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
+def test_waiting_for_the_slowest_host_is_a_term_of_the_step(cut: dict[str, int]):
     plan = tiny_plan(GRAPH, UNEVEN, accumulation=4, **cut)
     even, told = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
 
@@ -85,7 +82,7 @@ def test_the_timeline_ends_with_the_step_of_the_slowest_host():
     assert max(max(lane.ends) for lane in lanes) == pytest.approx(told.step_seconds)
 
 
-def test_the_closed_form_waits_as_long_as_the_clock():
+def test_batched_estimates_wait_for_stragglers_as_long_as_the_simulator():
     for (plan, even, _), (same, uneven, least) in zip(plans(EVEN), plans(UNEVEN), strict=True):
         assert plan.parallel == same.parallel
         clocked = predict(plan, GRAPH, UNEVEN), predict(plan, GRAPH, EVEN)

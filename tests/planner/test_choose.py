@@ -98,7 +98,7 @@ def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: i
 
 @settings(max_examples=25)
 @given(case=cases, data=st.data())
-def test_a_short_program_tells_the_prediction_of_the_whole(
+def test_a_short_program_gives_the_prediction_of_the_full_one(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
@@ -118,7 +118,7 @@ def test_a_short_program_tells_the_prediction_of_the_whole(
 
 @settings(max_examples=25)
 @given(case=cases, data=st.data())
-def test_a_short_program_tells_the_fullest_moment_of_the_whole(
+def test_a_short_program_gives_the_peak_of_the_full_one(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
@@ -135,7 +135,7 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
     assert memory.instruction == program.instructions[full.peak_instruction]
 
 
-def test_what_is_chosen_verifies_at_its_own_peak():
+def test_the_chosen_plan_verifies_at_its_own_peak_memory():
     choice = choose(request(), GRAPH, MACHINE)
     assert choice.plan is not None
     assert choice.prediction is not None
@@ -144,7 +144,7 @@ def test_what_is_chosen_verifies_at_its_own_peak():
     verify_programs(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"device": room})
 
 
-def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
+def test_a_capacity_raised_by_exactly_the_missing_bytes_fits():
     smallest = min(
         peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE)
     )
@@ -157,7 +157,7 @@ def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
     assert not choose(request(f"memory={near + 12_344}"), GRAPH, MACHINE).fits
 
 
-def test_each_refusal_names_its_moment_and_its_bytes():
+def test_each_infeasible_plan_names_its_fullest_moment_and_bytes():
     near = 600_000
     for refusal in choose(request(f"memory={near}"), GRAPH, MACHINE).infeasible:
         (program,) = lower(refusal.plan, GRAPH)
@@ -186,7 +186,7 @@ def test_runners_up_are_slower_in_order_and_say_in_which_term():
         assert runner.term_seconds > 0 or runner.slower_seconds == 0
 
 
-def test_recompute_is_among_what_lost_where_all_can_be_kept():
+def test_recompute_is_a_runner_up_where_all_activations_fit():
     pins = ("batch.micro=8", "precision=float32", "compile=false")
     choice = choose(request(*pins), GRAPH, MACHINE)
     (runner,) = choice.runners_up
@@ -194,7 +194,7 @@ def test_recompute_is_among_what_lost_where_all_can_be_kept():
     assert runner.slower_seconds > 0
 
 
-def test_pins_that_do_not_fit_are_advised_away():
+def test_advice_drops_pins_that_do_not_fit():
     pins = ("batch.micro=8", "recompute=none", "precision=float32", "compile=false")
     asked = request(*pins)
     (plan,) = open_single_stage_plans(asked, GRAPH, MACHINE)
@@ -211,7 +211,7 @@ def test_pins_that_do_not_fit_are_advised_away():
         assert mended.fits, change.overrides
 
 
-def test_a_state_larger_than_the_tier_is_told_in_devices():
+def test_state_larger_than_the_device_is_given_in_devices():
     choice = choose(request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB"))
     assert choice.advice is not None
     assert choice.advice.changes == ()
@@ -221,7 +221,7 @@ def test_a_state_larger_than_the_tier_is_told_in_devices():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_what_no_plan_has_is_refused_on_one_device_and_on_several(devices: int):
+def test_impossible_requests_are_refused_on_one_device_and_on_several(devices: int):
     machine = tiny_machine(devices=devices, precisions=("float32",))
     asked = request("train.sequence=128", "precision=bfloat16")
     with pytest.raises(InputErrors) as refused:

@@ -1,4 +1,4 @@
-"""A plan in small is the same plan: only numbers that exchanges do not depend on get smaller."""
+"""A downscaled plan keeps its structure; only numbers that communication does not depend on shrink."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 
 
 @given(st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, data=DEGREES))
-def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parallelism) -> None:
+def test_divided_parallelism_takes_few_devices_and_keeps_every_kind(cut: Parallelism) -> None:
     small = divided_parallelism(cut, 8)
     assert small.devices <= 8
     for name in ("pipeline", "tensor", "data"):
@@ -36,7 +36,7 @@ def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
         assert (side(small.tensor) > 1) == (side(cut.tensor) > 1)
 
 
-def test_a_cut_that_is_small_enough_stays() -> None:
+def test_small_parallelism_stays() -> None:
     assert divided_parallelism(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(
         pipeline=2, tensor=4
     )
@@ -73,7 +73,7 @@ def small_of(plan: Plan) -> Plan:
     ).plan
 
 
-def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
+def test_a_plan_of_256_devices_keeps_its_structure_on_8() -> None:
     plan = large()
     small = small_of(plan)
     assert small.parallel == Parallelism(pipeline=2, tensor=2, data=2)
@@ -88,7 +88,7 @@ def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
 
 
 @pytest.mark.parametrize(("name", "heads"), [("gpt3-175b", 6), ("gpt-neox-20b", 8)])
-def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, heads: int) -> None:
+def test_heads_that_a_grid_does_not_divide_stay_indivisible(name: str, heads: int) -> None:
     plan = large().model_copy(
         update={
             "parallel": Parallelism(tensor=TensorGrid(8, 8), data=4),
@@ -100,7 +100,7 @@ def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, he
     assert found.model.heads == heads
 
 
-def test_chunks_that_take_turns_still_do() -> None:
+def test_virtual_stages_stay_interleaved() -> None:
     small = small_of(large(order="interleaved", interleave=3))
     assert (small.parallel.schedule, small.parallel.virtual_stages, len(small.stages)) == (
         "interleaved",
@@ -123,7 +123,7 @@ def test_stages_of_unequal_length_stay_so() -> None:
     assert found.model.layers == 24
 
 
-def test_all_that_changes_is_told() -> None:
+def test_all_changes_are_noted() -> None:
     notes = " ".join(
         downscale_plan(
             large(), catalogue.model_config("llama2-7b"), devices=8, tiers=("disk",)

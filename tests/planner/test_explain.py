@@ -12,7 +12,7 @@ def request(*overrides: str) -> Request:
     return Request.resolve(overrides=("train.batch=8", "train.sequence=32", *overrides))
 
 
-def test_a_plan_that_fits_is_told_with_its_time_its_memory_and_those_that_lost():
+def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():
     choice = choose(request(), GRAPH, tiny_machine())
     told = explain(choice)
     assert told.verdict.startswith("fits: ")
@@ -22,7 +22,7 @@ def test_a_plan_that_fits_is_told_with_its_time_its_memory_and_those_that_lost()
     assert all("slower (+" in line or "as fast" in line for line in told.runners_up)
 
 
-def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
+def test_an_infeasible_request_is_explained_with_bytes_and_what_would_help():
     pins = ("recompute=none", "precision=float32", "compile=false", "batch.micro=8")
     choice = choose(request(*pins, "memory=900kB"), GRAPH, tiny_machine())
     told = explain(choice)
@@ -35,14 +35,14 @@ def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
     assert any(line.startswith("`memory=") for line in told.help)
 
 
-def test_a_model_far_too_large_is_told_in_devices():
+def test_a_model_far_too_large_is_given_in_devices():
     told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
     assert "weights, gradients and optimizer state alone are " in told.verdict
     assert told.help[0].startswith("a device with ")
     assert "at least " in told.help[-1]
 
 
-def test_a_budget_that_the_process_alone_fills_is_told_so():
+def test_a_budget_that_the_process_alone_fills_is_explained_so():
     told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
     assert told.verdict.endswith("the process alone holds 1.00 MiB")
     assert told.help[0].startswith("`memory=")  # the machine has more than the budget

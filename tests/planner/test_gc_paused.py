@@ -1,4 +1,4 @@
-"""The collector rests while plans are sought, and only then."""
+"""Garbage collection is paused while plans are searched, and only then."""
 
 import gc
 
@@ -14,7 +14,7 @@ def test_the_collector_rests_within_and_works_behind():
     assert gc.isenabled()
 
 
-def test_it_works_again_behind_a_fault_too():
+def test_collection_is_enabled_again_after_an_error():
     @gc_paused
     def fails() -> None:
         raise ValueError("told")

@@ -1,4 +1,4 @@
-"""The plan for several devices: against every plan of the space, each played by the clock."""
+"""The plan for several devices, against every simulated plan of the space."""
 
 import random
 from itertools import product
@@ -29,7 +29,7 @@ WIDE = tuple(
     sharded_graph(tiny_graph(layers=layers, width=2048, vocabulary=4000, tied=tied), (2,))
     for layers, tied in ((2, True), (4, False))
 )
-"""With more optimizer state than the memory that it passes through where it lives away."""
+"""Graphs with more optimizer state than the staging buffers that it passes when offloaded."""
 STEPS = 10
 
 
@@ -52,7 +52,7 @@ def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
 
 
 def fewer(plan: Plan, graph: Graph) -> list[Plan]:
-    """A plan that runs all layers again with all that each stage can run again instead."""
+    """A fully recomputing plan with every other amount of recompute on each stage."""
     ways = (False,) if any(selective_recompute_errors(plan, graph)) else (False, True)
     parts = []
     for stage in range(plan.parallel.pipeline):
@@ -74,7 +74,7 @@ def fewer(plan: Plan, graph: Graph) -> list[Plan]:
 
 
 def counted(plans: list[Plan], asked: Request, graph: Graph) -> list[Plan]:
-    """With those that run less again, where that is open."""
+    """The plans and those with less recompute, if that is open."""
     if asked.recompute is not None:
         return plans
     again = [plan for plan in plans if plan.recompute == "full"]
@@ -82,7 +82,7 @@ def counted(plans: list[Plan], asked: Request, graph: Graph) -> list[Plan]:
 
 
 def exhaustive(seed: int) -> None:
-    """One random small case: what is chosen is the fastest that fits, of all plans."""
+    """Checks on one random small case that the chosen plan is the fastest of all that fit."""
     chance = random.Random(seed)
     graph = chance.choice(GRAPHS)
     on = machine(chance.choice([2, 3, 4]), chance.choice([1e9, 1e10]))
@@ -90,7 +90,7 @@ def exhaustive(seed: int) -> None:
 
 
 def exhaustive_away(seed: int) -> str:
-    """The same where optimizer state may live in memory of the host; gives where it is to live."""
+    """The same where optimizer state may be offloaded to the host; returns the chosen tier."""
     chance = random.Random(seed)
     graph = chance.choice(WIDE)
     host = chance.choice([2 * 10**7, 10**8, 10**12])
@@ -126,17 +126,17 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_choice_is_the_fastest_of_all_plans_by_the_clock(seed: int):
+def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
     exhaustive(seed)
 
 
-def test_optimizer_state_lives_away_where_that_is_fastest_of_all_plans_by_the_clock():
+def test_optimizer_state_is_offloaded_if_that_is_fastest_of_all_simulated_plans():
     homes = [exhaustive_away(seed) for seed in range(8)]
     assert set(homes) == {"device", "host"}
 
 
 @pytest.mark.slow
-def test_it_does_so_in_a_hundred_cases():
+def test_it_is_so_in_a_hundred_cases():
     for seed in range(8, 108):
         exhaustive_away(seed)
 
@@ -147,7 +147,7 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
     exhaustive(seed)
 
 
-def test_what_is_left_out_is_not_among_the_best():
+def test_pruned_plans_are_not_among_the_best():
     field = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
     near = 1_000_000
     pruned, whole = (
@@ -192,7 +192,7 @@ def test_runners_up_differ_in_something_that_matters():
     assert len(set(map(str, sorts))) == len(sorts)
 
 
-def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
+def test_if_nothing_fits_the_nearest_plans_are_named_with_their_bytes():
     graph, on = GRAPHS[0], machine(4, 1e9)
     choice = choose(request("memory=20kB"), graph, on)
     assert choice.plan is None
@@ -205,12 +205,12 @@ def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
     assert mended.fits
 
 
-def test_pins_that_cannot_be_are_all_told():
+def test_all_impossible_pins_are_reported():
     with pytest.raises(InputErrors, match=r"parallel\.data` = 3 does not divide"):
         choose(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
 
 
-def test_a_named_plan_is_told_where_it_stands_and_what_it_loses():
+def test_a_pinned_plan_has_a_rank_and_a_loss():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false")
     best = choose(request(*pins, batch=8), graph, on)
@@ -226,7 +226,7 @@ def test_a_named_plan_is_told_where_it_stands_and_what_it_loses():
         assert named.run_seconds == pytest.approx(best.run_seconds + loss)
 
 
-def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
+def test_the_minimal_fix_makes_it_fit():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false", "batch.micro=8", "recompute=none")
     whole = choose(request(*pins, batch=8), graph, on)
@@ -249,7 +249,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
         assert plan_errors(lift.plan, graph, on, global_batch=8) == ()
 
 
-def test_a_refusal_that_memory_of_the_host_lifts_says_so():
+def test_a_minimal_fix_may_be_host_offload():
     on = machine(2, 1e10, host=10**12)
     pins = (
         "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1", "parallel.tensor=1",
@@ -266,7 +266,7 @@ def test_a_refusal_that_memory_of_the_host_lifts_says_so():
     assert refused.minimal_fix.overrides == ("offload.optimizer=host",)
 
 
-def test_where_hosts_wait_for_the_slowest_the_chosen_plan_is_the_fastest_too():
+def test_the_chosen_plan_is_the_fastest_with_stragglers_too():
     for seed in range(4):
         chance = random.Random(seed)
         two = machine(4, chance.choice([1e9, 1e10])).model_copy(
@@ -283,7 +283,7 @@ def test_better_constants_never_make_a_plan_slower():
     assert sum(shares) <= 1 - 1 / 1.1 + 1e-9
 
 
-def test_hosts_that_are_more_alike_save_their_share_of_what_a_step_waits_for_the_slowest():
+def test_more_even_hosts_save_their_share_of_waiting_for_the_slowest():
     hosts = {"hosts": 4, "devices_per_host": 1, "stragglers": 0.05}
     on = machine(4, 1e9).model_copy(update=hosts)
     choice = choose(request("parallel.pipeline=4", batch=8), GRAPHS[1], on)

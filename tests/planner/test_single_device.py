@@ -1,4 +1,4 @@
-"""Plans of one device: against all that there are, all near, state away or in phases."""
+"""Plans of one device, against all plans: in memory, with offloaded state or in phases."""
 
 import random
 from functools import cache
@@ -32,12 +32,12 @@ from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
 GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
-"""Whose state is larger than what it passes through on its way."""
+"""Graphs whose state is larger than its staging buffers."""
 STEPS = 10
 
 
 def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
-    """One whose host moves so many bytes a second."""
+    """A machine whose host moves this many bytes a second."""
     found = tiny_machine(memory="4 GiB", host=host, runtime=1000, compiler=20_000)
     near, beyond = found.device.tiers
     beyond = beyond.model_copy(update={"read": rate, "write": rate / 2})
@@ -63,7 +63,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
 
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
-    """All plans that the tiers beyond the near one have room for, whole programs on the clock."""
+    """All plans that the tiers have room for, with full programs simulated."""
     near = [
         each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)
     ]
@@ -94,7 +94,7 @@ def case(seed: int) -> tuple[Request, Graph, Machine, list[tuple[Plan, Predictio
 
 
 def chosen_kinds(seed: int) -> set[str]:
-    """Holds the choice against all plans, for some budgets; what kinds of plan were chosen."""
+    """Compares the choice with all plans for some budgets; returns the kinds of plan chosen."""
     asked, graph, on, told = case(seed)
     peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
     kinds = set()
@@ -113,7 +113,7 @@ def chosen_kinds(seed: int) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_choice_is_the_fastest_of_all_plans_by_the_clock(seed: int):
+def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
     chosen_kinds(seed)
 
 
@@ -123,7 +123,7 @@ def test_in_forty_cases_each_kind_of_plan_is_the_fastest_somewhere():
     assert set().union(*kinds) == {"near", "state away", "phases"}
 
 
-def test_phases_are_taken_where_every_plan_that_fits_whole_is_slower():
+def test_phases_are_chosen_if_every_plan_without_them_is_slower():
     on = machine(1e12, "cuda")
     asked = request("memory=272MiB", "precision=float32", "compile=false", batch=16)
     whole, best = (
@@ -149,7 +149,7 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
         assert short.peak_bytes <= prediction.peaks[0].peak_bytes
 
 
-def test_a_plan_with_its_state_away_is_no_faster_than_its_twin_without_updates():
+def test_a_plan_with_offloaded_state_is_no_faster_than_its_twin_without_updates():
     for seed in range(3):
         _, graph, on, told = case(seed)
         for plan, prediction in told:
@@ -160,7 +160,7 @@ def test_a_plan_with_its_state_away_is_no_faster_than_its_twin_without_updates()
                 assert passes <= prediction.step_seconds * (1 + 1e-9)
 
 
-def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
+def test_a_short_program_predicts_a_plan_with_offloaded_state():
     for rate in (1e7, 1e9, 1e11):
         for kind in ("cpu", "cuda"):
             on = machine(rate, kind)
@@ -176,7 +176,7 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
                 assert peak_memory(plan, GRAPHS[0], on).index == whole.peaks[0].instruction
 
 
-def test_state_is_away_only_in_a_tier_that_holds_it():
+def test_state_is_offloaded_only_to_a_tier_that_holds_it():
     on = machine(1e10, "cuda", host="100 MiB")
     with pytest.raises(
         InputErrors, match=r"`offload.optimizer` = host needs .* but it has 100 MiB"
@@ -186,7 +186,7 @@ def test_state_is_away_only_in_a_tier_that_holds_it():
     assert small.plan is None or not small.plan.offloads
 
 
-def test_a_pin_on_recompute_is_held_where_all_layers_have_room():
+def test_a_pin_on_recompute_is_kept_if_all_layers_fit():
     asked, graph, on, told = case(0)
     near = min(
         each.peaks[0].peak_bytes

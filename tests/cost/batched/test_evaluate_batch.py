@@ -1,4 +1,4 @@
-"""The closed form against the clock, on plans drawn at random."""
+"""The batched cost model against the simulator, on random plans."""
 
 import random
 from collections.abc import Callable
@@ -43,7 +43,7 @@ BESIDE = tuple(
     machine.model_copy(update={"device": machine.device.model_copy(update={"kind": "cuda"})})
     for machine in (FAST_LINKS, SLOW_LINKS)
 )
-"""The same machines, but gradients are summed over replicas beside computing."""
+"""The same machines with overlapping gradient reduction."""
 IN_TURN = FAST_LINKS.model_copy(update={"execution_model": "bulk-synchronous"})
 
 
@@ -114,7 +114,7 @@ def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
 
 
 def draw_again(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
-    """The same with any numbers of layers computed again on its stages, in any way that it can."""
+    """The plan with random recompute on its stages, in any mode that it can have."""
     plan = draw(chance, graph, machine)
     able = not any(selective_recompute_errors(plan, graph))
     ways = [able and chance.random() < 0.7 for _ in range(plan.parallel.pipeline)]
@@ -127,14 +127,14 @@ def divisors(number: int) -> list[int]:
 
 
 def told(plan: Plan, graph: Graph, machine: Machine) -> PlanTotals:
-    """What the closed form says of one plan."""
+    """The batched estimate of one plan."""
     return evaluate_batch(*parts(plan, graph, machine))
 
 
 def parts(
     plan: Plan, graph: Graph, machine: Machine
 ) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
-    """One plan, as the closed form takes it."""
+    """One plan as arguments of the batched cost model."""
     cut, micros = plan.parallel, plan.batch.accumulation
     shape = PipelineShape.of(
         plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros
@@ -155,7 +155,7 @@ def parts(
 
 
 def again(plan: Plan, layers: int) -> RecomputeConfig:
-    """What a plan computes again, as the closed form takes it."""
+    """A plan's recompute as the batched cost model takes it."""
     whole, selective = list[int](), list[int]()
     for stage in range(plan.parallel.pipeline):
         chunks = plan.stages[stage :: plan.parallel.pipeline]  # of which small ones tell no number
@@ -188,7 +188,7 @@ def errors(
     return seconds, nbytes
 
 
-def test_the_closed_form_says_what_the_clock_says():
+def test_batched_estimates_equal_simulated_times():
     seconds, _ = errors(seed=1, count=60)
     assert sum(seconds) / len(seconds) < CLOSE / 10
 
@@ -202,28 +202,28 @@ def test_no_stage_that_is_not_looked_at_is_fuller_than_those_that_are():
         assert stage_bytes(*parts(plan, graph, machine)).max() == pytest.approx(peak, rel=1e-12)
 
 
-def test_it_also_says_so_of_any_numbers_of_layers_computed_again_as_a_whole_or_in_part():
+def test_so_do_batched_estimates_with_any_recompute():
     seconds, _ = errors(seed=5, count=100, drawn=draw_again)
     assert sum(seconds) / len(seconds) < CLOSE / 10
 
 
-def test_it_also_says_so_of_machines_that_do_things_in_turn():
+def test_so_do_batched_estimates_of_bulk_synchronous_machines():
     seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,))
     assert sum(seconds) / len(seconds) < CLOSE / 4
 
 
-def test_it_follows_updates_of_optimizer_state_that_lives_away():
+def test_so_do_batched_estimates_with_offloaded_optimizer_state():
     seconds, _ = errors(seed=4, count=100, machines=WITH_HOSTS)
     assert sum(seconds) / len(seconds) < CLOSE / 10
 
 
-def test_it_also_says_so_where_gradients_are_summed_beside_computing():
+def test_so_do_batched_estimates_with_overlapping_reductions():
     seconds, _ = errors(seed=4, count=60, machines=BESIDE)
     assert sum(seconds) / len(seconds) < CLOSE / 10
 
 
 @pytest.mark.slow
-def test_the_closed_form_says_what_the_clock_says_of_five_hundred_plans():
+def test_batched_estimates_equal_simulated_times_of_five_hundred_plans():
     seconds, nbytes = errors(seed=2, count=500)
     assert max(seconds) < CLOSE
     print(

@@ -1,4 +1,4 @@
-"""Passes by counts against the orders, played one by one."""
+"""Passes by counts, against the schedules played one by one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ TURNS = st.builds(
 
 
 @given(turns=TURNS)
-def test_counts_put_every_pass_where_the_order_has_it(turns: ScheduleIndex):
+def test_counts_put_every_pass_where_the_schedule_has_it(turns: ScheduleIndex):
     found = turns.passes()
     for stage in range(turns.pipeline):
         asked = schedule_passes(

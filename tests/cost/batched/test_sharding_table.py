@@ -1,4 +1,4 @@
-"""Plans that meet kinds of pairs against the same plans alone."""
+"""Plans that share kinds of sharding options, against the same plans alone."""
 
 import random
 
@@ -15,7 +15,7 @@ ROUNDING = 1e-12
 PAIRS = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4))
 
 
-def test_plans_found_together_take_what_each_takes_alone():
+def test_plans_evaluated_together_take_what_each_takes_alone():
     chance = random.Random(7)
     for _ in range(20):
         graph, machine = chance.choice(GRAPHS), chance.choice((*BESIDE, *WITH_HOSTS))

@@ -15,7 +15,7 @@ PHASES = ((0, 2), (2, 4), (4, 6))
 
 
 def machine(rate: float) -> Machine:
-    """One whose host tier reads and writes so many bytes/s."""
+    """A machine whose host tier reads and writes this many bytes/s."""
     plain = tiny_machine(host="1 GiB")
     near, host = plain.device.tiers
     tiers = (near, host.model_copy(update={"read": rate, "write": rate}))
@@ -29,14 +29,14 @@ def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> P
     return predict(plan, graph, on)
 
 
-def test_moves_that_take_no_time_leave_the_computing_alone():
+def test_transfers_that_take_no_time_do_not_delay_computation():
     far = predicted(1e18).offload
     assert far is not None
     assert far.exposed_seconds < 1e-9
     assert predicted(1e18).offload_efficiency > 1 - 1e-6
 
 
-def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
+def test_communication_does_not_count_as_waiting_for_offload():
     on = machine(1e18)
     link = tiny_machine(devices=4).links[0].model_copy(update={"rate": 1e6})
     on = on.model_copy(update={"devices_per_host": 4, "links": (link,)})
@@ -61,13 +61,13 @@ def test_a_slower_tier_never_makes_a_step_shorter(rate: float, times: float):
     assert predicted(rate).step_seconds <= predicted(rate / times).step_seconds * (1 + 1e-9)
 
 
-def test_where_moving_takes_longest_a_step_takes_about_as_long_as_it_moves():
+def test_a_step_limited_by_transfers_takes_about_as_long_as_they_do():
     slow = predicted(1e5)
     assert slow.offload is not None
     assert 0.7 < slow.step_seconds / slow.offload.seconds < 1.3
 
 
-def test_traffic_does_not_grow_with_the_micro_batches_and_computing_does():
+def test_computation_grows_with_micro_batches_and_offload_traffic_does_not():
     once, often = (predicted(1e9, accumulation=count) for count in (2, 8))
     assert once.offload is not None
     assert often.offload is not None
@@ -78,13 +78,13 @@ def test_traffic_does_not_grow_with_the_micro_batches_and_computing_does():
     assert often.offload_efficiency > once.offload_efficiency
 
 
-def test_nothing_moves_where_everything_is_near():
+def test_nothing_is_transferred_without_offloading():
     whole = predicted(1e9, streamed=False)
     assert whole.offload is None
     assert whole.offload_efficiency == 1
 
 
-def test_the_peak_of_a_far_tier_is_what_lives_there():
+def test_the_peak_of_an_offload_tier_is_what_is_offloaded_to_it():
     near, host = predicted(1e9).peaks
     assert near.peak_bytes < predicted(1e9, streamed=False).peaks[0].peak_bytes + 60 * 2**20
     assert host.peak_bytes > 0
@@ -92,7 +92,7 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
 
 
 @given(st.floats(1e5, 1e12))
-def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
+def test_a_first_step_reads_no_less_and_takes_no_less_than_a_steady_one(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
     plan = tiny_plan(graph, on, accumulation=2, offload=HOST_OFFLOAD, phases=PHASES)
     alone, repeats = (
@@ -105,7 +105,7 @@ def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate
     assert alone.seconds >= repeats.step_seconds * (1 - 1e-9)
 
 
-def test_a_step_alone_in_memory_is_like_any_other():
+def test_a_first_step_in_memory_is_like_any_other():
     graph, on = tiny_graph(layers=4), machine(1e9)
     plan = tiny_plan(graph, on, accumulation=2)
     alone = first_step_cost(plan, graph, on, lower(plan, graph)[0])
@@ -113,7 +113,7 @@ def test_a_step_alone_in_memory_is_like_any_other():
     assert (alone.read_bytes, alone.written_bytes) == (0, 0)
 
 
-def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
+def test_a_recomputed_layer_waits_for_its_offloaded_input():
     graph, on = tiny_graph(layers=4), machine(1e6)
     home = HOST_OFFLOAD.model_copy(update={"activations": "host"})
     plan = tiny_plan(graph, on, accumulation=2, offload=home, phases=PHASES)

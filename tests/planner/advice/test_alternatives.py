@@ -25,7 +25,7 @@ def overridden(request: Request, *overrides: str) -> Request:
 
 
 @pytest.mark.parametrize("pins", [{"phases": 1}, {"phases": 1, "batch": {"micro": 64}}])
-def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_among_them(
+def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among_them(
     pins: dict[str, object],
 ):
     near = 180 * 2**20
@@ -37,7 +37,7 @@ def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_a
 
 
 @pytest.mark.parametrize("request_", [asked(), asked(batch={"micro": 64}, recompute="none")])
-def test_each_way_fits_the_budget_by_what_it_adds_to_the_command_line(request_: Request):
+def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
     whole = choose(asked(), GRAPH, MACHINE).plan
     assert whole is not None
     near = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
@@ -52,14 +52,14 @@ def test_each_way_fits_the_budget_by_what_it_adds_to_the_command_line(request_: 
         assert mended.plan.batch == change.plan.batch
 
 
-def test_ways_are_told_cheapest_first_and_none_twice():
+def test_alternatives_are_sorted_by_cost_and_distinct():
     found = alternatives(asked(), GRAPH, MACHINE, 2**31, base=1e-6, count=6)
     costs = [change.cost for change in found]
     assert costs == sorted(costs)
     assert len({change.overrides for change in found}) == len(found) >= 6
 
 
-def test_a_machine_with_no_tier_beyond_the_near_one_has_no_ways_in_phases():
+def test_a_machine_without_offload_tiers_has_no_alternatives_in_phases():
     found = alternatives(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
     assert found
     assert not any(change.plan.offloads for change in found)
@@ -90,7 +90,7 @@ def named(refusal: InfeasiblePlan, near: int) -> Request:
 
 
 @pytest.mark.parametrize("mebibytes", [250, 420, 500])
-def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibytes: int):
+def test_the_minimal_fix_makes_just_that_plan_fit(mebibytes: int):
     near = mebibytes * 2**20
     choice = choose(asked(memory=near), GRAPH, MACHINE)
     lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
@@ -107,7 +107,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibyt
         assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
 
 
-def test_among_what_lifts_refusals_are_recompute_of_some_layers_and_state_away():
+def test_minimal_fixes_include_partial_recompute_and_optimizer_offload():
     changes = {
         change.split("=")[0]
         for mebibytes in (250, 420, 450, 500)

@@ -28,13 +28,13 @@ def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: s
     assert all(first < last for first, last in phases)
 
 
-def test_a_model_that_fits_whole_does_not_run_in_phases():
+def test_a_model_that_fits_does_not_run_in_phases():
     plan = choose(asked(), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert not plan.offloads
 
 
-def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
+def test_the_plan_has_the_requested_number_of_phases():
     plan = choose(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert len(plan.stages[0].phases) == 3
@@ -42,7 +42,7 @@ def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
     assert plan.offload.parameters == "host"
 
 
-def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
+def test_a_model_too_large_for_the_device_runs_in_phases():
     wide = tiny_graph(layers=6, width=2048)
     machine = tiny_machine(memory="120 MiB", host="8 GiB")
     plan = choose(asked(), wide, machine).plan
@@ -51,7 +51,7 @@ def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
     assert choose(asked(phases=1), wide, machine).plan is None
 
 
-def test_a_far_tier_that_is_too_small_is_told():
+def test_an_offload_tier_that_is_too_small_is_named():
     wide = tiny_graph(layers=6, width=2048)
     advice = choose(asked(), wide, tiny_machine(memory="300 MiB", host="200 MiB")).advice
     assert advice is not None
@@ -66,7 +66,7 @@ def test_more_phases_than_layers_are_refused():
 
 
 @pytest.mark.parametrize("phases", [None, 3])
-def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int | None):
+def test_smaller_moments_are_suggested_if_the_offload_tier_then_has_room(phases: int | None):
     wide = tiny_graph(layers=6, width=2048)
     machine = tiny_machine(memory="250 MiB", host="280 MiB")
     if phases is None:
@@ -81,13 +81,13 @@ def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int |
             choose(asked(phases=phases), wide, machine)
 
 
-def test_moments_are_what_was_asked_for_and_never_chosen():
+def test_moments_are_as_requested_and_never_chosen():
     machine = tiny_machine(host=HOST)
     plans = [choose(asked(**pins), GRAPH, machine).plan for pins in ({}, {"moments": "int8"})]
     assert [plan and plan.moments for plan in plans] == ["float32", "int8"]
 
 
-def test_phases_that_no_far_tier_has_room_for_are_refused_with_the_bytes():
+def test_phases_that_no_offload_tier_has_room_for_are_refused_with_the_bytes():
     wide = tiny_graph(layers=6, width=2048)
     with pytest.raises(InputErrors, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):
         choose(asked(phases=3), wide, tiny_machine(host="200 MiB"))

@@ -1,4 +1,4 @@
-"""Bounds by which plans are left out: against what each plan takes that is not."""
+"""Lower bounds that prune plans, against the times of the plans that they bound."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,7 @@ from windlass.planner.search.min_recompute import minimize_recompute
 from windlass.planner.space.plan_space import PlanBatch, PlanSpace
 
 ROUNDING = 1e-9
-"""Share by which sums of the same terms in another order may differ."""
+"""Relative error of sums of the same terms in another order."""
 
 
 def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
@@ -34,10 +34,7 @@ def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
 def seconds_in(
     chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_bytes: float
 ) -> list[float]:
-    """Of each plan of a bounded part the least it takes of all that it may compute again.
-
-    Plans that fit are all there.
-    """
+    """The least time of each plan of a subproblem over all its recompute, in seconds."""
     assert part.batch is not None
     totals = evaluate_batch(chain, cell.shape, cell.chunk_bounds, cell.table)
     fits = totals.peak_bytes <= budget_bytes
@@ -93,7 +90,7 @@ def test_no_bound_is_above_what_a_plan_takes(share: float):
     assert tight > looked_at / 10
 
 
-def test_plans_without_room_are_left_out_whatever_is_computed_again():
+def test_plans_that_cannot_fit_are_pruned_whatever_their_recompute():
     (field, chain), *_ = fields(1)
     for part in LowerBounds(field, chain, 1000.0).subproblems():
         bounds = LowerBounds(field, chain, 1000.0)

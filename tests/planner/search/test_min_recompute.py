@@ -1,4 +1,4 @@
-"""Plans that recompute as few layers as fit, in the tables that they are found in."""
+"""Plans with as little recompute as fits, in the tables that they are found in."""
 
 from functools import partial
 

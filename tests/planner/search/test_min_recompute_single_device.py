@@ -20,7 +20,7 @@ MACHINE = tiny_machine(devices=8, runtime=1000)
 
 
 def peaks(plan: Plan, graph: Graph) -> list[int]:
-    """Of each stage, by the whole of its program."""
+    """Peak bytes of each stage, by its full program."""
     return [
         memory_profile(program, plan, graph, runtime_bytes=1000).peak_bytes
         for program in lower(plan, graph)
@@ -35,7 +35,7 @@ orders = st.sampled_from([("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("inter
     layers=st.integers(4, 6), pipeline=st.integers(1, 3), rounds=st.integers(1, 3), order=orders,
     share=st.floats(0, 1),
 )  # fmt: skip
-def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
+def test_no_plan_that_fits_recomputes_fewer_layers_or_is_faster(
     layers: int, pipeline: int, rounds: int, order: tuple[str, int], share: float
 ):
     graph = tiny_graph(layers=layers, tied=False)
@@ -61,7 +61,7 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
                 assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
 
 
-def test_stages_that_hold_more_micro_batches_run_more_layers_again():
+def test_stages_with_more_live_micro_batches_recompute_more_layers():
     graph = tiny_graph(layers=18, tied=False, vocabulary=8)
     parts = (((0, 7),), ((7, 13),), ((13, 20),))
     plan = tiny_plan(

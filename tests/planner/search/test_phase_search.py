@@ -1,4 +1,4 @@
-"""Plans in phases over several devices: against all plans of the space, by the clock."""
+"""Plans in phases over several devices, against all simulated plans of the space."""
 
 import random
 import re
@@ -41,7 +41,7 @@ GRAPHS = tuple(
     for layers, width, tied in ((3, 64, True), (4, 256, False), (6, 128, True))
 )
 WIDE = sharded_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
-"""Whose state is larger than what moves are staged in."""
+"""A graph whose state is larger than its staging buffers."""
 STEPS = 10
 REPLICAS = (
     "precision=float32", "compile=false", "parallel.pipeline=1", "parallel.tensor=1", "sharding.parameters=1",
@@ -49,7 +49,7 @@ REPLICAS = (
 )  # fmt: skip
 """Replicas with copies of their own, so that a device holds all layers or takes turns."""
 ROUNDING = 1 + 1e-9
-"""Sums of the same numbers in another order."""
+"""Relative error of sums of the same numbers in another order."""
 
 
 def machine(rate: float, *, devices: int = 4, in_turn: bool = False) -> Machine:
@@ -65,7 +65,7 @@ def request(*overrides: str, batch: int = 8) -> Request:
 
 
 def every(field: PlanSpace) -> list[tuple[Plan, Prediction]]:
-    """All legal plans of the space in the nearest tier that holds them, wherever outputs live."""
+    """All legal plans of the space on the nearest tier that holds them, wherever outputs are."""
     found: list[tuple[Plan, Prediction]] = []
     for base in base_plans(field):
         for plan in phase_partitions(base, field):
@@ -104,7 +104,7 @@ def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
+def test_the_plan_found_is_the_fastest_of_all_that_fit(seed: int):
     field, told = case(seed)
     peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
     near = peaks[len(peaks) * (1 + seed) // 10]
@@ -121,7 +121,7 @@ def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_bound_is_above_what_it_bounds(seed: int):
+def test_no_lower_bound_exceeds_its_plan(seed: int):
     field, told = case(seed)
     graph, on = field.graph, field.machine
     for plan, prediction in told:
@@ -136,18 +136,18 @@ def test_no_bound_is_above_what_it_bounds(seed: int):
 
 
 def narrow(graph: Graph, on: Machine, *overrides: str) -> int:
-    """A near tier that holds some plan in phases and no plan without."""
+    """Device memory that holds some plan in phases and no plan without."""
     told = every(PlanSpace(request(*overrides), graph, on))
     return min(prediction.peaks[0].peak_bytes for _, prediction in told)
 
 
 def told(choice: PlanningResult) -> str:
-    """What would help, line by line."""
+    """The advice, line by line."""
     assert not choice.fits
     return "\n".join(explain(choice).help)
 
 
-def test_a_model_that_no_device_holds_whole_takes_turns_on_all():
+def test_a_model_that_no_device_holds_runs_in_phases_on_all():
     graph, on = WIDE, machine(1e10)
     near = f"memory={narrow(graph, on, *REPLICAS)}"
     assert not choose(request(near, *REPLICAS, "phases=1"), graph, on).fits
@@ -159,20 +159,20 @@ def test_a_model_that_no_device_holds_whole_takes_turns_on_all():
     assert choice.prediction.fits
 
 
-def test_outputs_stay_near_where_there_is_room():
+def test_outputs_stay_on_the_device_if_there_is_room():
     field = PlanSpace(request("precision=float32"), WIDE, machine(1e10))
     plan, _ = search_phases(field, 2**30).best[0]
     assert not plan.is_offloaded("activations")
 
 
-def test_where_not_even_phases_fit_the_tier_and_the_bytes_that_lack_are_named():
+def test_if_not_even_phases_fit_the_tier_and_the_missing_bytes_are_named():
     graph, on = WIDE, machine(1e10)
     near = narrow(graph, on, *REPLICAS)
     choice = choose(request(f"memory={near - 1}", *REPLICAS), graph, on)
     assert re.search(r"phases a stage, p.* in `device`, .* too much", told(choice))
 
 
-def test_a_change_that_is_named_makes_it_fit():
+def test_a_suggested_change_makes_it_fit():
     graph, on = WIDE, machine(1e10)
     near = f"memory={narrow(graph, on, *REPLICAS)}"
     two = choose(request(near, *REPLICAS, "phases=2"), graph, on)
@@ -180,7 +180,7 @@ def test_a_change_that_is_named_makes_it_fit():
     assert choose(request(near, *REPLICAS), graph, on).plan is not None
 
 
-def test_a_far_tier_that_is_too_small_is_named_and_smaller_moments_where_they_help():
+def test_a_tier_that_is_too_small_is_named_with_smaller_moments_if_they_help():
     graph, on = WIDE, machine(1e10, devices=2)
     near = narrow(graph, on, *REPLICAS)
     field = PlanSpace(request(*REPLICAS, "moments=bfloat16"), graph, on)

@@ -33,7 +33,7 @@ def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
     assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in found)
 
 
-def test_a_pinned_count_of_layers_that_run_again_is_held_as_far_as_there_are_so_many():
+def test_a_pinned_number_of_recomputed_layers_is_kept_up_to_those_there_are():
     for count, told in ((1, 1), (2, None), (9, None)):
         found = open_single_stage_plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
         assert len(found) == 4 * 2 * 2
@@ -58,7 +58,7 @@ def test_every_plan_would_pass_validation():
         ("parallel.pipeline=1", 32),
     ],
 )
-def test_a_pin_is_held(pin: str, number: int):
+def test_a_pin_is_kept(pin: str, number: int):
     found = open_single_stage_plans(request(pin), GRAPH, MACHINE)
     assert len(found) == number
     key, value = pin.split("=")
@@ -91,7 +91,7 @@ def test_the_sequence_is_the_models_longest_up_to_1024():
     assert lengths == [64, 1024, 1024]
 
 
-def test_what_cannot_be_is_told_all_at_once():
+def test_all_impossible_pins_are_reported_at_once():
     asked = request(
         "parallel.tensor=2", "sharding.parameters=2", "parallel.schedule=interleaved", "batch.micro=4",
         "train.sequence=65", "precision=bfloat16",
@@ -120,7 +120,7 @@ SLICED = sharded_graph(tiny_graph(layers=2, tied=False), degrees=(2, 4, 8))
 EIGHT = tiny_machine(devices=8)
 
 
-def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph_can_be_cut():
+def test_tensor_parallelism_is_open_on_several_devices_if_the_graph_can_be_sharded():
     assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, EIGHT)} == {
         1,
         2,
@@ -140,7 +140,7 @@ def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph
     assert open_tensor_degrees(request(), MACHINE) == ()
 
 
-def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
+def test_if_a_model_cannot_be_sharded_by_the_quickest_grid_the_next_is_open():
     assert open_tensor_degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (
         2,
         4,
@@ -151,7 +151,7 @@ def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
     assert open_tensor_degrees(request(), EIGHT, {TensorGrid(2, 2)}) == (2, 4, 8, TensorGrid(4, 2))
 
 
-def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
+def test_a_tensor_degree_is_kept_and_refused_if_impossible():
     assert {
         plan.parallel.tensor
         for plan in open_single_stage_plans(request("parallel.tensor=4"), SLICED, EIGHT)

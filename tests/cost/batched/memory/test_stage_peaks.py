@@ -1,4 +1,4 @@
-"""Bytes of the near tier by counts of sizes, against the program, instruction by instruction."""
+"""Peak device memory from counts of sizes, against the program instruction by instruction."""
 
 import random
 from itertools import pairwise
@@ -26,7 +26,7 @@ from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan, Stage
 
 ROUNDING = 1e-12
-"""Of sums of floats; the bytes themselves are the same."""
+"""Relative error of sums of floats; the bytes themselves are equal."""
 
 
 def cut_anywhere(plan: Plan, graph: Graph, chance: random.Random) -> Plan:
@@ -43,7 +43,7 @@ def clocked(plan: Plan, graph: Graph) -> int:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_they_are_those_of_the_fullest_instruction(seed: int):
+def test_stage_peaks_are_those_of_the_fullest_instruction(seed: int):
     chance = random.Random(seed)
     for _ in range(60):
         graph = chance.choice(GRAPHS)
@@ -52,7 +52,7 @@ def test_they_are_those_of_the_fullest_instruction(seed: int):
         assert said == pytest.approx(clocked(plan, graph), rel=ROUNDING)
 
 
-def test_so_they_are_with_layers_computed_again_in_any_numbers_and_with_state_away():
+def test_so_are_stage_peaks_with_any_recompute_and_offloaded_state():
     chance = random.Random(7)
     for _ in range(100):
         graph, machine = chance.choice(GRAPHS), chance.choice((*WITH_HOSTS, *BESIDE))
@@ -76,7 +76,7 @@ SHAPES = st.builds(
 
 
 @given(shape=SHAPES, sizes=st.lists(st.integers(0, 50), min_size=5, max_size=5))
-def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
+def test_no_pass_of_a_schedule_holds_more_than_its_peak_moments(
     shape: PipelineShape, sizes: list[int]
 ):
     """Of forward passes and the first parts of backward ones; chunks have any sizes."""

@@ -1,4 +1,4 @@
-"""The levels of a pipeline's passes, of all orders."""
+"""Dependency levels of a pipeline's passes, for all schedules."""
 
 from itertools import product
 
@@ -24,7 +24,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_message_keeps_its_place_until_it_is_taken(shape: PipelineShape):
+def test_a_message_keeps_its_slot_until_it_is_received(shape: PipelineShape):
     waiting: set[int] = set()
     levels = dependency_levels(shape)
     for level in levels.all:
@@ -40,7 +40,7 @@ def test_a_message_keeps_its_place_until_it_is_taken(shape: PipelineShape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: PipelineShape):
+def test_each_stage_runs_its_passes_in_the_order_of_the_schedule(shape: PipelineShape):
     """A row of the durations tells of a pass its kind and chunk, and whether it is the first's."""
     kinds = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 3}
     for stage in range(shape.pipeline):
@@ -61,7 +61,7 @@ def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: PipelineSha
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_step_of_the_settled_micro_batches_begins_as_a_longer_one_does(shape: PipelineShape):
+def test_a_step_of_the_settled_micro_batches_starts_like_a_longer_one(shape: PipelineShape):
     settled, longer = (
         dependency_levels(shape._replace(microbatches=micros))
         for micros in (shape.settled, shape.settled + shape.pipeline)

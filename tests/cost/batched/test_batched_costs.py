@@ -1,4 +1,4 @@
-"""Prices of many settings and ways to share at once, against those of one plan after the other."""
+"""Costs of many configurations and sharding options at once, against those of one plan at a time."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ from windlass.schema.plan import DEVICE_TIER, Offload, Plan, Recompute
 from windlass.schema.tensor_grid import TensorGrid
 
 ROUNDING = 1e-12
-"""Sums are made in another order."""
+"""Relative error of sums in another order."""
 close = partial(pytest.approx, rel=ROUNDING, abs=1e-30)
 
 GRAPHS = tuple(
@@ -121,7 +121,9 @@ def plan_of(
 
 @settings(max_examples=60)
 @given(places, places, st.lists(ways, min_size=1, max_size=5))
-def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some: list[LayerConfig]):
+def test_batched_pass_times_equal_those_of_one_plan(
+    graph: int, machine: int, some: list[LayerConfig]
+):
     model, where = GRAPHS[graph % 2], MACHINES[machine]
     prices = LayerCosts(plan_of(some[0], model, where), model, where).passes(tuple(some))
     for row, way in enumerate(some):
@@ -140,7 +142,9 @@ def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some:
 
 
 @given(places, st.lists(ways, min_size=1, max_size=5), st.integers(1, 9))
-def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[LayerConfig], micros: int):
+def test_batched_pass_sizes_equal_those_of_one_plan(
+    place: int, some: list[LayerConfig], micros: int
+):
     graph, machine = GRAPHS[place % 2], MACHINES[0]
     chain = LayerCosts(plan_of(some[0], graph, machine), graph, machine)
     prices = chain.passes(tuple(some))
@@ -156,7 +160,7 @@ def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[LayerCon
 
 
 @given(places, ways)
-def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, way: LayerConfig):
+def test_batched_selective_layers_equal_those_of_one_plan(place: int, way: LayerConfig):
     graph, machine = GRAPHS[1], MACHINES[place]
     way = way._replace(tensor=1, compiled=False)
     plan = plan_of(way, graph, machine, recompute="selective")
@@ -170,7 +174,7 @@ def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, w
 
 @settings(max_examples=60)
 @given(places, places, st.lists(blocks, min_size=1, max_size=4), st.booleans())
-def test_states_take_what_those_of_one_plan_take(
+def test_batched_state_costs_equal_those_of_one_plan(
     graph_place: int, machine_place: int, some: list[ShardingOptions], clip: bool
 ):
     graph, machine = GRAPHS[graph_place % 2], MACHINES[machine_place]

@@ -1,4 +1,4 @@
-"""Machines that do two things at once, and machines that do them in turn."""
+"""Machines that overlap communication with computation, and bulk-synchronous machines."""
 
 import pytest
 from hypothesis import given
@@ -18,13 +18,13 @@ STREAMED = Offload(parameters="host", gradients="host", optimizer="host")
 
 
 def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
-    """The same machine, bulk-synchronous."""
+    """The same machine with a bulk-synchronous execution model."""
     device = machine.device.model_copy(update={"moving_share": moving_share})
     return machine.model_copy(update={"execution_model": "bulk-synchronous", "device": device})
 
 
 @given(drawn=distributed_plans())
-def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
+def test_a_bulk_synchronous_machine_is_never_faster(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
     assert after.step_seconds >= beside.step_seconds * (1 - 1e-9)
@@ -33,7 +33,7 @@ def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
 
 
 @pytest.mark.parametrize(("stages", "messages"), [(2, 2), (3, 4), (4, 4)])
-def test_a_stage_that_does_things_in_turn_takes_a_micro_batch_as_long_as_all_its_messages(
+def test_a_bulk_synchronous_stage_takes_a_micro_batch_as_long_as_all_its_messages(
     stages: int, messages: int
 ):
     """An end of the pipeline sends and receives one each, a middle stage two; beside each other,
@@ -63,7 +63,7 @@ def test_a_stage_that_does_things_in_turn_takes_a_micro_batch_as_long_as_all_its
     assert each_micro(in_turn(machine)) == pytest.approx(messages * SLOW, rel=NEARLY)
 
 
-def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
+def test_transfers_of_a_bulk_synchronous_machine_delay_its_computation():
     graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
     halves = ((0, 4), (4, 8))
     plan = tiny_plan(graph, machine, phases=halves, offload=STREAMED, micro=8, accumulation=4)
@@ -75,7 +75,7 @@ def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
     assert after.step_seconds > beside.step_seconds
 
 
-def test_units_set_apart_let_moves_go_on_beside_slower_computing():
+def test_reserved_units_let_transfers_overlap_with_slower_computation():
     graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
     plan = tiny_plan(
         graph, machine, phases=((0, 4), (4, 8)), offload=STREAMED, micro=8, accumulation=4

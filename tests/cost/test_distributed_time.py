@@ -21,11 +21,11 @@ GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
 CUT = sharded_graph(tiny_graph(layers=2, tied=False))
 TOKENS_BYTES = 2 * 16 * 32 * 4
-"""Of all vectors of one micro-batch of `tiny_plan`."""
+"""Bytes of all vectors of one micro-batch of `tiny_plan`."""
 
 
 def linked(rate: float) -> Machine:
-    """All devices on one link of so many bytes/s."""
+    """A machine with all devices on one link of this many bytes/s."""
     (link,) = MACHINE.links
     return MACHINE.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
 
@@ -37,7 +37,7 @@ def linked(rate: float) -> Machine:
     interleave=st.sampled_from([2, 3]),
     order=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
 )
-def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
+def test_simulated_programs_take_the_time_of_their_schedules_formulas(
     pipeline: int, groups: int, extra: int, interleave: int, order: PipelineSchedule
 ):
     chunks = interleave if order == "interleaved" and pipeline > 1 else 1
@@ -61,7 +61,7 @@ def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
 
 
 @given(drawn=distributed_plans())
-def test_every_plan_of_a_pod_is_timed_and_its_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
+def test_every_distributed_plan_has_a_time_whose_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)
@@ -94,7 +94,7 @@ def test_a_slower_link_never_makes_a_step_shorter(
         ((1, 4), "reduce_grads", 2 * 3 * SQUARE_BYTES / 4 + 4 * 2 * SQUARE_BYTES / 4 / 2, 3 + 2),
     ],
 )
-def test_collectives_take_what_rings_take(
+def test_collectives_take_the_time_of_rings(
     sharding: tuple[int, int], kind: str, sent: float, hops: int
 ):
     machine = tiny_machine(devices=8)
@@ -114,7 +114,7 @@ def test_collectives_take_what_rings_take(
     )
 
 
-def test_a_gather_holds_up_its_group_until_the_last_is_there():
+def test_an_all_gather_waits_for_the_last_member_of_its_group():
     plan = tiny_plan(GRAPH, MACHINE, data=2, sharding=(2, 2), pipeline=2)
     lanes = simulate(plan, GRAPH, MACHINE, lower(plan, GRAPH)).devices
     for first, second in (lanes[:2], lanes[2:]):
@@ -130,7 +130,7 @@ def test_a_gather_holds_up_its_group_until_the_last_is_there():
         assert len(ends[0]) == 2
 
 
-def test_borrowed_weights_come_while_the_first_stage_computes():
+def test_tied_weights_arrive_while_the_first_stage_computes():
     """Lent at the begin of the step, they are there before the last stage has anything to do."""
     graph = tiny_graph(layers=6, tied=True)
     machine = linked(1e11)
@@ -156,7 +156,9 @@ def test_borrowed_weights_come_while_the_first_stage_computes():
         ("reduce_grads", 1, 2 * 3 * 32 * 4 / 4, 2 * 3),
     ],
 )
-def test_slices_take_what_rings_of_neighbours_take(kind: str, layer: int, sent: float, hops: int):
+def test_tensor_parallel_collectives_take_the_time_of_rings_of_neighbours(
+    kind: str, layer: int, sent: float, hops: int
+):
     """Four neighbours share a fast link; all eight share a slow one."""
     machine = tiny_machine(devices=8)
     (slow,) = machine.links
@@ -167,7 +169,7 @@ def test_slices_take_what_rings_of_neighbours_take(kind: str, layer: int, sent: 
     assert seconds == pytest.approx(sent / fast.rate + hops * fast.latency)
 
 
-def test_replicas_of_slices_reach_over_the_links_beyond_them():
+def test_replicas_of_tensor_parallel_ranks_use_the_outer_links():
     machine = tiny_machine(devices=8)
     (slow,) = machine.links
     fast = slow.model_copy(update={"joins": 4, "rate": 1e10})
@@ -179,7 +181,7 @@ def test_replicas_of_slices_reach_over_the_links_beyond_them():
     assert seconds == pytest.approx(4 * own / 2 / slow.rate + slow.latency)
 
 
-def test_slices_wait_for_each_other_in_passes_that_exchange():
+def test_tensor_parallel_ranks_wait_for_each_other_in_passes_with_collectives():
     plan = tiny_plan(CUT, MACHINE, tensor=2, accumulation=2)
     lanes = simulate(plan, CUT, MACHINE, lower(plan, CUT)).devices
     ends = [
@@ -190,7 +192,7 @@ def test_slices_wait_for_each_other_in_passes_that_exchange():
     assert len(ends[0]) == 2 * CUT.layers
 
 
-def test_cut_layers_take_less_time_to_compute_and_less_memory():
+def test_sharded_layers_take_less_time_and_memory():
     """On links that take none."""
     machine = linked(1e30)
     link = machine.links[0].model_copy(update={"latency": 0.0})
@@ -208,7 +210,7 @@ def test_cut_layers_take_less_time_to_compute_and_less_memory():
 
 
 @given(drawn=distributed_plans())
-def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: tuple[Graph, Plan]):
+def test_devices_with_equal_programs_take_the_simulated_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)

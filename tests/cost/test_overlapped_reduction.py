@@ -1,4 +1,4 @@
-"""Sums of gradients over replicas, beside the backward pass and in turn with it."""
+"""Gradient reduction over replicas, overlapping with the backward pass and alternating with it."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from windlass.schema.plan import Plan
 PRODUCT = 2 * (2 * 16) * 32 * 32 / 1e9
 """Seconds of one product of `equal_blocks`: one forward, two backward."""
 NEARLY = 1e-6
-"""Share of a product that all but products and sums takes at most on that machine."""
+"""Largest share of a product that everything but products and reductions takes on that machine."""
 
 
 def replicas(
@@ -59,7 +59,7 @@ def replicas(
     sum_products=st.floats(0.01, 10.0),
     clip=st.booleans(),
 )
-def test_sums_go_on_beside_the_backward_pass_one_after_the_other(
+def test_gradient_reductions_overlap_with_the_backward_pass_one_after_the_other(
     layers: int, accumulation: int, sum_products: float, clip: bool
 ):
     """The last is over once the pass has ended and its own sum has, or all have from the first."""
@@ -87,14 +87,14 @@ def test_sums_go_on_beside_the_backward_pass_one_after_the_other(
         ({"kind": "cpu", "hosts": 8}, 4 + 2 + 4 * 3),
     ],
 )
-def test_what_replicas_wait_for_is_not_beside_anything(how: dict[str, object], products: float):
+def test_blocking_collectives_overlap_with_nothing(how: dict[str, object], products: float):
     plan, graph, machine = replicas(sum_products=3, **how)  # type: ignore[arg-type]
     step = predict(plan, graph, machine).step_seconds
     assert step == pytest.approx(products * PRODUCT, rel=NEARLY)
 
 
-def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
-    """Of four replicas two each share the state: a layer's gradient is scattered, then summed."""
+def test_a_reduce_scatter_alternates_with_the_all_reduces_that_follow_it():
+    """Two of four replicas share the state: a layer's gradient is scattered, then all-reduced."""
     plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
     links = CommunicationCosts(plan, graph, machine)
     reduce = Instruction("reduce_grads", 0)
@@ -107,7 +107,7 @@ def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
     assert step == pytest.approx(max(passed, queued) + 4 * spread, rel=NEARLY)
 
 
-def test_the_norm_waits_for_sums_and_each_reduction_is_begun_at_once():
+def test_the_grad_norm_waits_for_reductions_and_each_reduction_starts_at_once():
     plan, graph, machine = replicas(sum_products=3, clip=True)
     (lane, *_) = simulate(plan, graph, machine, lower(plan, graph)).devices
     took = {

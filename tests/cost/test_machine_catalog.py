@@ -1,4 +1,4 @@
-"""Every machine of the catalogue prices every plan that it has tiers and devices for."""
+"""Every machine of the catalog prices every plan that it has tiers and devices for."""
 
 from math import isfinite
 
@@ -21,7 +21,7 @@ def away(machine: Machine) -> Offload:
 
 
 @pytest.mark.parametrize("name", WITH_HOSTS)
-def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
+def test_a_plan_over_all_devices_and_tiers_of_a_machine_has_a_time(name: str):
     machine = catalog.load_machine(name)
     spare = machine.devices
     cut = {}
