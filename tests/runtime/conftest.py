@@ -20,7 +20,7 @@ SEQUENCE = 16
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny models run faster so, and the machine is shared."""
+    """One thread: tiny models run faster with it, and the machine is shared."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,25 +74,25 @@ def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
 
 @pytest.fixture
 def plan() -> Callable[..., Plan]:
-    """A plan of one device for a chain."""
+    """A plan for a stack on a single device."""
 
     def make(
-        chain: LayerStack,
+        stack: LayerStack,
         micro: int = 4,
         accumulation: int = 1,
         recompute: str = "none",
-        recomputed: int | None = None,
+        recompute_layers: int | None = None,
         **fields: object,
     ) -> Plan:
         return Plan(
-            graph=f"{chain.name}@000000000000",
+            graph=f"{stack.name}@000000000000",
             machine="here@000000000000",
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(
                 Stage(
-                    phases=((0, len(chain.layers)),),
+                    phases=((0, len(stack.layers)),),
                     recompute=recompute,
-                    recompute_layers=recomputed,
+                    recompute_layers=recompute_layers,
                 ),
             ),
             **fields,
@@ -103,10 +103,10 @@ def plan() -> Callable[..., Plan]:
 
 @pytest.fixture
 def settings() -> Callable[..., TrainRequest]:
-    """Few steps at a rate high enough to see a difference.
+    """Few steps with a learning rate high enough to see a difference.
 
-    With AdamW's usual epsilon a gradient that is zero but for rounding (the keys' bias, which
-    softmax cancels) would still move its weight by a full step, in a direction that is noise.
+    With AdamW's usual epsilon a gradient that is zero except for rounding (the keys' bias, which
+    softmax cancels) would still move its weight by a full step, in a random direction.
     """
 
     def make(**fields: object) -> TrainRequest:
@@ -119,16 +119,16 @@ def settings() -> Callable[..., TrainRequest]:
 
 
 def program_of(plan: Plan) -> Program:
-    """The program of one device, written down a second time."""
+    """The program of a single device, written out independently of the lowering."""
     end = plan.stages[-1].end_layer
-    few = plan.stages[0].recompute_layers
-    again = set(range(1, end - 1)[:few]) if plan.recompute == "full" else set()
+    count = plan.stages[0].recompute_layers
+    recomputed = set(range(1, end - 1)[:count]) if plan.recompute == "full" else set()
     steps: list[Instruction] = []
     for micro in range(plan.batch.accumulation):
         steps.append(Instruction("load_batch", None, micro))
         steps += [Instruction("forward", layer, micro) for layer in range(end)]
         for layer in reversed(range(end)):
-            if layer in again:
+            if layer in recomputed:
                 steps.append(Instruction("recompute", layer, micro))
             steps.append(Instruction("backward", layer, micro))
     steps += [Instruction("grad_norm")] if plan.clip else []
@@ -144,5 +144,5 @@ def program() -> Callable[[Plan], Program]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """For checkpoints."""
+    """Folder for checkpoints."""
     return tmp_path / "checkpoints"

@@ -1,7 +1,7 @@
-"""One slice of several, in a process of its own: each layer cut over slices beside the whole one.
+"""One tensor-parallel rank in a process of its own: each sharded layer beside the full one.
 
-Called with rank, number of ranks and folder. Writes for each case how far the slice is from the
-whole layer: the largest difference of a tensor over the largest of its values.
+Called with rank, number of ranks and folder. Writes for each case the largest error of each tensor
+of this rank, relative to the largest value of the full layer's tensor.
 """
 
 import json
@@ -29,104 +29,111 @@ SAMPLES, SEQUENCE = 3, 16
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size
     )
     cases = json.loads((folder / "cases.json").read_text())
     shapes = sorted({(case["degree"], case.get("columns", 1)) for case in cases})
-    places = {shape: placed(rank, ranks, *shape) for shape in shapes}
-    found = {}
+    tp_ranks = {shape: make_tp_rank(rank, world_size, *shape) for shape in shapes}
+    errors = {}
     for case in cases:
         if case["degree"] == 2 and case.get("compiled", False) != (rank < 2):
             continue
-        place = places[case["degree"], case.get("columns", 1)]
-        found[case["name"]] = compared(case, place)
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+        tp_rank = tp_ranks[case["degree"], case.get("columns", 1)]
+        errors[case["name"]] = case_errors(case, tp_rank)
+    (folder / f"rank{rank}.json").write_text(json.dumps(errors))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def placed(rank: int, ranks: int, degree: int, columns: int) -> TensorParallelRank:
-    """This rank's place among as many slices, of as many such sets as there are ranks for."""
+def make_tp_rank(rank: int, world_size: int, degree: int, columns: int) -> TensorParallelRank:
+    """This process as a tensor-parallel rank; the processes form `world_size / degree` groups."""
     names = ["", "", ""]
-    for first in range(0, ranks, degree):
-        members = [first + at for at in range(degree)]
-        rows = [members[at : at + columns] for at in range(0, degree, columns)]
-        rings = [[members], [list(column) for column in zip(*rows, strict=True)], rows]
-        for at, several in enumerate(rings if columns > 1 else rings[:1]):
-            for ring in several:
-                group = dist.new_group(ring)
-                names[at] = group.group_name if rank in ring else names[at]
+    for first in range(0, world_size, degree):
+        members = [first + offset for offset in range(degree)]
+        rows = [members[start : start + columns] for start in range(0, degree, columns)]
+        columns_of_ranks = [list(column) for column in zip(*rows, strict=True)]
+        groups_by_axis = [[members], columns_of_ranks, rows]
+        for axis, groups in enumerate(groups_by_axis if columns > 1 else groups_by_axis[:1]):
+            for ranks in groups:
+                group = dist.new_group(ranks)
+                names[axis] = group.group_name if rank in ranks else names[axis]
     return TensorParallelRank(
         degree=degree, index=rank % degree, columns=columns, group_name=names[0],
         column_group_name=names[1], row_group_name=names[2],
     )  # fmt: skip
 
 
-def compared(case: dict, place: TensorParallelRank) -> dict[str, float]:
-    """How far a slice is from the whole, for each layer of a case's chain that is asked for."""
+def case_errors(case: dict, tp_rank: TensorParallelRank) -> dict[str, float]:
+    """Error of each tensor, for the layers of a case."""
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(1)
-    chain = built(case)
-    for layer in chain.layers:
+    stack = build_stack(case)
+    for layer in stack.layers:
         for parameter in layer.parameters():
             # Biases that start as zeros would prove nothing.
             nn.init.normal_(parameter, std=0.3)
-    chain = replace(chain, layers=tuple(layer.to(dtype) for layer in chain.layers))
-    apart: dict[str, float] = {}
-    for index in case.get("layers") or range(len(chain.layers)):
-        apart |= compared_layer(chain, index, place, compiled=case.get("compiled", False))
-    return apart
+    stack = replace(stack, layers=tuple(layer.to(dtype) for layer in stack.layers))
+    errors: dict[str, float] = {}
+    for index in case.get("layers") or range(len(stack.layers)):
+        errors |= layer_errors(stack, index, tp_rank, compiled=case.get("compiled", False))
+    return errors
 
 
-def compared_layer(
-    chain: LayerStack, index: int, place: TensorParallelRank, *, compiled: bool
+def layer_errors(
+    stack: LayerStack, index: int, tp_rank: TensorParallelRank, *, compiled: bool
 ) -> dict[str, float]:
-    layer, name, last = chain.layers[index], chain.names[index], index == len(chain.layers) - 1
+    """Error of each tensor of one layer."""
+    layer, name, last = stack.layers[index], stack.names[index], index == len(stack.layers) - 1
     dtype = next(layer.parameters()).dtype
-    draw = torch.Generator().manual_seed(index)
-    width = layer_width(chain)
-    x = torch.randn(SAMPLES, SEQUENCE, width, generator=draw, dtype=dtype)
-    tokens = torch.randint(chain.vocabulary, (SAMPLES, SEQUENCE), generator=draw)
+    generator = torch.Generator().manual_seed(index)
+    width = layer_width(stack)
+    x = torch.randn(SAMPLES, SEQUENCE, width, generator=generator, dtype=dtype)
+    tokens = torch.randint(stack.vocabulary, (SAMPLES, SEQUENCE), generator=generator)
     targets = None
     if last:
-        targets = torch.randint(chain.vocabulary, (SAMPLES, SEQUENCE), generator=draw)
+        targets = torch.randint(stack.vocabulary, (SAMPLES, SEQUENCE), generator=generator)
         targets[0, :5] = IGNORE_INDEX
-    handed = torch.randn(SAMPLES, SEQUENCE, width, generator=draw, dtype=dtype)
+    output_gradient = torch.randn(SAMPLES, SEQUENCE, width, generator=generator, dtype=dtype)
 
-    cuts = layer_sharding(chain, index)
-    parts = param_shards(layer, cuts, place)
+    sharding = layer_sharding(stack, index)
+    shards = param_shards(layer, sharding, tp_rank)
     weights = [p.detach() for p in layer.parameters()]
-    whole = LayerTemplate(layer, last=last, compiled=False)
-    twin = LayerTemplate(shard_layer(layer, cuts, place, last=last), last=last, compiled=compiled)
-    own_weights = [parts[path].extract(w) for path, w in zip(twin.parameters, weights, strict=True)]
-    if index == 0:
-        given = own_given = tokens
-    else:
-        given, own_given = x, own(x, place)
-    out, gradients = passed(
-        whole, weights, name, given, targets, torch.ones(()) if last else handed
+    full = LayerTemplate(layer, last=last, compiled=False)
+    sharded_layer = shard_layer(layer, sharding, tp_rank, last=last)
+    sharded = LayerTemplate(sharded_layer, last=last, compiled=compiled)
+    pairs = zip(sharded.parameters, weights, strict=True)
+    local_weights = [shards[path].extract(weight) for path, weight in pairs]
+    inputs, local_inputs = (tokens, tokens) if index == 0 else (x, local_part(x, tp_rank))
+    out, gradients = forward_backward(
+        full, weights, name, inputs, targets, torch.ones(()) if last else output_gradient
     )
-    own_handed = torch.ones(()) if last else own(handed, place)
-    own_out, own_gradients = passed(twin, own_weights, name, own_given, targets, own_handed)
+    local_gradient = torch.ones(()) if last else local_part(output_gradient, tp_rank)
+    local_out, local_gradients = forward_backward(
+        sharded, local_weights, name, local_inputs, targets, local_gradient
+    )
 
-    apart = {f"{name} output": distance(own_out, out if last else own(out, place))}
+    errors = {f"{name} output": error(local_out, out if last else local_part(out, tp_rank))}
     if index > 0:
-        apart[f"{name} input"] = distance(own_gradients.pop(), own(gradients.pop(), place))
-    for path, part, gradient in zip(twin.parameters, own_gradients, gradients, strict=True):
-        piece, mine = parts[path], part.to_dense()
-        if piece.replicated_over is not None:
-            mine = all_reduce_autograd(mine, getattr(place, piece.replicated_over))
-        apart[f"{name}.{path}"] = distance(mine, piece.extract(gradient.to_dense()))
-    return apart
+        expected = local_part(gradients.pop(), tp_rank)
+        errors[f"{name} input"] = error(local_gradients.pop(), expected)
+    groups = {
+        "all": tp_rank.all_group, "tokens": tp_rank.token_group, "features": tp_rank.feature_group,
+    }  # fmt: skip
+    for path, local, gradient in zip(sharded.parameters, local_gradients, gradients, strict=True):
+        shard, actual = shards[path], local.to_dense()
+        if shard.replicated_over is not None:
+            actual = all_reduce_autograd(actual, groups[shard.replicated_over])
+        errors[f"{name}.{path}"] = error(actual, shard.extract(gradient.to_dense()))
+    return errors
 
 
-def passed(
+def forward_backward(
     template: LayerTemplate, weights: list[Tensor], name: str, x: Tensor, targets: Tensor | None,
-    handed: Tensor,
+    output_gradient: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Output, and gradients of weights and, last, of an input that is no tokens."""
+    """Output, and gradients of the weights and of the input, last, unless it is tokens."""
     wanted = [w.detach().clone().requires_grad_() for w in weights]
     keys = DropoutKeys(
         samples=sample_keys(0, 1, 0, SAMPLES),
@@ -136,41 +143,42 @@ def passed(
     if x.is_floating_point():
         x = x.detach().clone().requires_grad_()
         wanted.append(x)
-    keyed = keys if template.has_dropout else None
-    out = template(wanted[: len(weights)], [], keyed, x, targets, seed=0)
-    gradients = torch.autograd.grad(out, wanted, handed.to(out.dtype))
+    keys_if_dropout = keys if template.has_dropout else None
+    out = template(wanted[: len(weights)], [], keys_if_dropout, x, targets, seed=0)
+    gradients = torch.autograd.grad(out, wanted, output_gradient.to(out.dtype))
     return out.detach(), [g.detach() for g in gradients]
 
 
-def own(x: Tensor, place: TensorParallelRank) -> Tensor:
-    return x.chunk(place.rows, dim=1)[place.row].chunk(place.columns, dim=-1)[place.column]
+def local_part(x: Tensor, tp_rank: TensorParallelRank) -> Tensor:
+    rows = x.chunk(tp_rank.rows, dim=1)[tp_rank.row]
+    return rows.chunk(tp_rank.columns, dim=-1)[tp_rank.column]
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    if mine.shape != theirs.shape:
+def error(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
         return float("inf")
-    apart, largest = (mine - theirs).abs().max(), theirs.abs().max()
-    return float(apart / largest if largest else apart)
+    difference, largest = (actual - expected).abs().max(), expected.abs().max()
+    return float(difference / largest if largest else difference)
 
 
-def layer_width(chain: LayerStack) -> int:
-    return next(m.weight.shape[1] for m in chain.layers[0].modules() if isinstance(m, nn.Embedding))
+def layer_width(stack: LayerStack) -> int:
+    return next(m.weight.shape[1] for m in stack.layers[0].modules() if isinstance(m, nn.Embedding))
 
 
-def built(case: dict) -> LayerStack:
+def build_stack(case: dict) -> LayerStack:
     if case["model"] != "own":
         return build_layer_stack(case["model"], case["dials"], device="cpu", seed=1)
-    return layer_stack_from_module(own_model(), "own", sharding_rules=case["cuts"])
+    return layer_stack_from_module(own_model(), "own", sharding_rules=case["sharding_rules"])
 
 
-class Mixing(nn.Module):
+class Block(nn.Module):
     """Attention and feed-forward as a user might write them: fused projection, heads counted."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(width)
-        self.attention = Mixer(width, heads)
+        self.attention = Attention(width, heads)
         self.feed = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * width, width),
             nn.Dropout(0.1),
@@ -181,7 +189,7 @@ class Mixing(nn.Module):
         return x + self.feed(x)
 
 
-class Mixer(nn.Module):
+class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -206,7 +214,7 @@ class Start(nn.Module):
 
 
 def own_model() -> nn.Sequential:
-    return nn.Sequential(Start(33, 16), Mixing(16, 4), Mixing(16, 4), nn.Linear(16, 33))
+    return nn.Sequential(Start(33, 16), Block(16, 4), Block(16, 4), nn.Linear(16, 33))
 
 
 if __name__ == "__main__":

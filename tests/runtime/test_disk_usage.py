@@ -66,8 +66,8 @@ def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
         "layers": 3, "width": 128, "heads": 4, "sequence": SEQUENCE,
         "vocabulary": tokens.vocabulary,
     }  # fmt: skip
-    chain = build_layer_stack("gpt-tiny", dials, device="meta", seed=7)
-    return chain, capture_graph(chain)
+    stack = build_layer_stack("gpt-tiny", dials, device="meta", seed=7)
+    return stack, capture_graph(stack)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     save_every: int,
     keep: int,
 ):
-    chain, graph = model
+    stack, graph = model
     phases = tuple((layer, layer + 1) for layer in range(5)) if streamed else ((0, 5),)
     plan = Plan(
         graph=graph.label, machine="here@000000000000", precision=precision,
@@ -94,7 +94,7 @@ def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     request = settings(steps=6, save_every=save_every, keep=keep)
     with Fullest(tmp_path) as fullest:
         context = RankContext(
-            plan=plan, stack=chain, program=lower(plan, graph)[0], settings=request,
+            plan=plan, stack=stack, program=lower(plan, graph)[0], settings=request,
             checkpoints=tmp_path / "checkpoints",
         )  # fmt: skip
         for _ in train(context, batches()):

@@ -254,7 +254,7 @@ def test_sixteen_ranks_parallel_in_every_dimension_equal_a_single_device(
 def test_offloaded_optimizer_state_may_be_sharded_further_than_parameters(
     pool: RankPool, degrees: dict
 ) -> None:
-    """BERT-Large ran like this on the IPU-POD16: optimizer state in streaming memory, sharded by 4."""
+    """BERT-Large ran like this on the IPU-POD16, with state in streaming memory, sharded by 4."""
     Checked().check(pool, offloaded_state_plan(pool, **degrees))
 
 

@@ -29,14 +29,14 @@ def trained(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt(device="meta")
-    cut = plan(chain)
+    stack = gpt(device="meta")
+    cut = plan(stack)
     asked = settings(steps=40, warmup=0.1)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
+        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
     )
     list(train(context, batches()))
-    return chain, latest_checkpoint(folder)
+    return stack, latest_checkpoint(folder)
 
 
 def text(

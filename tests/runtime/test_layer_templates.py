@@ -24,8 +24,8 @@ def keys(step: int, layer: str, count: int = 2):
 
 
 def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., LayerStack]):
-    chain = gpt()
-    layer = chain.layers[1]
+    stack = gpt()
+    layer = stack.layers[1]
     x = torch.randn(2, 16, 32)
     template = LayerTemplate(layer, last=False, compiled=False)
     assert torch.equal(template(list(layer.parameters()), [], None, x, seed=0), layer(x))
@@ -37,8 +37,8 @@ def test_a_template_holds_no_memory(gpt: Callable[..., LayerStack]):
 
 
 def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., LayerStack]):
-    chain = gpt(dropout=0.1)
-    layer = chain.layers[1].eval()
+    stack = gpt(dropout=0.1)
+    layer = stack.layers[1].eval()
     before = [type(module) for module in layer.modules()]
     LayerTemplate(layer, last=False, compiled=False)
     assert [type(module) for module in layer.modules()] == before
@@ -53,11 +53,11 @@ def test_layers_of_one_kind_share_a_template(gpt: Callable[..., LayerStack]):
 
 
 def test_a_single_slice_is_the_whole_layer(gpt: Callable[..., LayerStack]):
-    chain = gpt()
-    alone = layer_templates(chain, compiled=False, tp_rank=TensorParallelRank(degree=1))[-1]
+    stack = gpt()
+    alone = layer_templates(stack, compiled=False, tp_rank=TensorParallelRank(degree=1))[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
-    loss = alone(list(chain.layers[-1].parameters()), [], None, x, y, seed=0)
-    assert torch.equal(loss, mean_cross_entropy(chain.layers[-1](x), y))
+    loss = alone(list(stack.layers[-1].parameters()), [], None, x, y, seed=0)
+    assert torch.equal(loss, mean_cross_entropy(stack.layers[-1](x), y))
 
 
 def test_a_loss_of_float64_logits_keeps_their_precision():
@@ -68,8 +68,8 @@ def test_a_loss_of_float64_logits_keeps_their_precision():
 
 
 def test_the_last_template_gives_the_loss(gpt: Callable[..., LayerStack]):
-    chain = gpt()
-    layer = chain.layers[-1]
+    stack = gpt()
+    layer = stack.layers[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
     template = LayerTemplate(layer, last=True, compiled=False)
     loss = template(list(layer.parameters()), [], None, x, y, seed=0)
@@ -84,16 +84,16 @@ def test_twelve_blocks_and_several_steps_compile_once(
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
     )
-    chain = gpt(layers=12, dropout=0.1)
-    made = layer_templates(chain, compiled=True)
+    stack = gpt(layers=12, dropout=0.1)
+    made = layer_templates(stack, compiled=True)
     for step in (1, 2):
         x = torch.randn(2, 16, 32)
         for index in range(1, 13):
             weights = [
-                p.detach().clone().requires_grad_() for p in chain.layers[index].parameters()
+                p.detach().clone().requires_grad_() for p in stack.layers[index].parameters()
             ]
             x = x.detach().requires_grad_()
-            x = made[index](weights, [], keys(step, chain.names[index]), x, seed=0)
+            x = made[index](weights, [], keys(step, stack.names[index]), x, seed=0)
     assert counter.frame_count == 1
 
 

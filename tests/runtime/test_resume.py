@@ -54,12 +54,12 @@ def run(
         steps: int = 6,
         **fields: float,
     ) -> Iterator[Step]:
-        chain = gpt(dropout=0.1, device="meta")
+        stack = gpt(dropout=0.1, device="meta")
         options = {name: value for name, value in kind.items() if name != "micro"}
-        cut = plan(chain, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
+        cut = plan(stack, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
         asked = settings(steps=steps, save_every=2, keep=3, **fields)
         context = RankContext(
-            plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder / where
+            plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder / where
         )
         return train(context, batches(), resume=resume, stop=stop)
 
@@ -135,10 +135,10 @@ def test_a_checkpoint_of_another_model_is_refused(
     settings: Callable[..., TrainRequest],
 ):
     list(run(KINDS[0]))
-    chain = gpt(width=48)
-    cut = plan(chain)
+    stack = gpt(width=48)
+    cut = plan(stack)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=settings(),
+        plan=cut, stack=stack, program=program(cut), settings=settings(),
         checkpoints=folder / "other",
     )  # fmt: skip
     steps = train(context, batches(), resume=latest_checkpoint(folder / "whole"))
@@ -156,10 +156,10 @@ def test_a_checkpoint_of_another_batch_is_refused(
     settings: Callable[..., TrainRequest],
 ):
     list(run(KINDS[0]))
-    chain = gpt()
-    cut = plan(chain, micro=2)
+    stack = gpt()
+    cut = plan(stack, micro=2)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=settings(batch=2),
+        plan=cut, stack=stack, program=program(cut), settings=settings(batch=2),
         checkpoints=folder / "other",
     )  # fmt: skip
     steps = train(context, batches(batch=2), resume=latest_checkpoint(folder / "whole"))
@@ -204,11 +204,11 @@ def killed(
     """Kills a run at random moments and holds it against one that was left alone."""
 
     def go(kills: int, seed: int, *, phases: tuple[tuple[int, int], ...] = ()) -> None:
-        chain = gpt(dropout=0.1, device="meta")
-        cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="full")
+        stack = gpt(dropout=0.1, device="meta")
+        cut = plan(stack, micro=2, accumulation=2, precision="bfloat16", recompute="full")
         made = program(cut)
         if phases:
-            graph = capture_graph(chain)
+            graph = capture_graph(stack)
             away = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
             changes = {"graph": graph.label, "offload": away, "stages": stages}
@@ -235,7 +235,7 @@ def killed(
             seed,
         )
         context = RankContext(
-            plan=cut, stack=chain, program=made, settings=asked,
+            plan=cut, stack=stack, program=made, settings=asked,
             checkpoints=folder / "whole" / "checkpoints",
         )  # fmt: skip
         whole = train(context, batches(seed=7))

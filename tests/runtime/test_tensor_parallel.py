@@ -1,4 +1,4 @@
-"""A layer that is cut over slices computes what the whole layer computes."""
+"""A tensor-parallel layer computes what the full layer computes."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
-"""Partial sums are added in another order, and rounded before they are: some hundred roundings of
-1e-16, or of 6e-8; a dozen of 0.004."""
+"""Relative tolerance. Partial sums are rounded and added in another order: some hundred roundings
+of 1e-16, or of 6e-8; a dozen of 0.004."""
 
 SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16, "dropout": 0.1}
 GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 48}
@@ -25,25 +25,25 @@ RULES = {
     "*.attention.out": "row",
     "*.feed": "region",
     "*.feed.0": "column",
-    "*.feed.2": "features",
+    "*.feed.2": "sharded",
     "*.feed.3": "row",
-    "*.feed.4": "whole",
+    "*.feed.4": "replicated",
 }
 MODELS = {
     **{family: {"model": family, "dials": dials} for family, dials in FAMILIES.items()},
-    "a user's model": {"model": "own", "cuts": RULES | {"3": "vocabulary"}},
-    "a user's model with a whole head": {"model": "own", "cuts": RULES},
+    "a user's model": {"model": "own", "sharding_rules": RULES | {"3": "vocabulary"}},
+    "a user's model with a replicated head": {"model": "own", "sharding_rules": RULES},
 }
-GRIDS = {name: model for name, model in MODELS.items() if "whole head" not in name}
-"""A whole head takes all features of a token, which in a grid no slice has."""
+GRIDS = {name: model for name, model in MODELS.items() if "replicated head" not in name}
+"""A replicated head needs all features of a token, which no rank of a grid has."""
 
 
-def cases(slices: int, columns: int, models: dict[str, dict]) -> list[dict]:
-    """Every model so cut, in both wide formats."""
-    named = f"{slices // columns}x{columns}" if columns > 1 else slices
+def cases(degree: int, columns: int, models: dict[str, dict]) -> list[dict]:
+    """Every model with a tensor-parallel degree, in float64 and float32."""
+    label = f"{degree // columns}x{columns}" if columns > 1 else degree
     return [
         {
-            "name": f"{name}, {named} slices, {dtype}", "degree": slices, "columns": columns,
+            "name": f"{name}, {label} ranks, {dtype}", "degree": degree, "columns": columns,
             "dtype": dtype, **model,
         }
         for name, model in models.items()
@@ -57,7 +57,7 @@ CASES = [
     *cases(4, 2, {"six heads": {"model": "gpt-tiny", "dials": {**SMALL, "width": 48, "heads": 6}}}),
     {"name": "bfloat16", "degree": 4, "dtype": "bfloat16", **MODELS["llama-tiny"]},
     {
-        "name": "bfloat16, 2x2 slices", "degree": 4, "columns": 2, "dtype": "bfloat16",
+        "name": "bfloat16, 2x2 ranks", "degree": 4, "columns": 2, "dtype": "bfloat16",
         **MODELS["llama-tiny"],
     },
     {
@@ -65,21 +65,23 @@ CASES = [
         "compiled": True, "layers": [1, 2],
     },
     {
-        "name": "compiled, 2x2 slices", "model": "gpt-j-6b", "dials": SMALL, "degree": 4,
+        "name": "compiled, 2x2 ranks", "model": "gpt-j-6b", "dials": SMALL, "degree": 4,
         "columns": 2, "dtype": "float32", "compiled": True, "layers": [1, 2],
     },
 ]  # fmt: skip
-"""The first two processes run compiled code, the others all else that needs no more than two."""
+"""Processes 0 and 1 run the compiled cases of degree 2, processes 2 and 3 the other ones."""
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
-    """What each of four processes found: by case and tensor, how far it is from the whole."""
-    return found_by(4, CASES, tmp_path_factory.mktemp("slices"))
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    """Errors on each of four processes, by case and tensor."""
+    return errors_by_rank(4, CASES, tmp_path_factory.mktemp("ranks"))
 
 
-def found_by(ranks: int, cases: list[dict], folder: Path) -> list[dict[str, dict[str, float]]]:
-    """What each of so many processes found."""
+def errors_by_rank(
+    ranks: int, cases: list[dict], folder: Path
+) -> list[dict[str, dict[str, float]]]:
+    """Errors on each process, by case and tensor."""
     (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("tensor_parallel_rank.py")
     running = [
@@ -95,26 +97,26 @@ def found_by(ranks: int, cases: list[dict], folder: Path) -> list[dict[str, dict
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_outputs_and_gradients_of_every_slice_are_those_of_the_whole_layer(case: dict, apart: list):
-    require_close(case, apart)
+def test_outputs_and_gradients_of_every_rank_are_those_of_the_full_layer(case: dict, errors: list):
+    require_close(case, errors)
 
 
 @pytest.mark.slow
-def test_so_they_are_in_grids_of_eight_slices(tmp_path: Path):
+def test_outputs_and_gradients_are_those_of_the_full_layer_in_grids_of_eight_ranks(tmp_path: Path):
     wide = {
         **{name: model | {"dials": EIGHT_HEADS} for name, model in GRIDS.items() if name in EVEN},
         "4 key heads": MODELS["llama-tiny"],
     }
     grids = [*cases(8, 2, wide), *cases(8, 4, wide)]
-    apart = found_by(8, grids, tmp_path)
+    errors = errors_by_rank(8, grids, tmp_path)
     for case in grids:
-        require_close(case, apart)
+        require_close(case, errors)
 
 
-def require_close(case: dict, apart: list[dict[str, dict[str, float]]]) -> None:
-    """All tensors of all slices are those of the whole layer."""
-    found = [by_case[case["name"]] for by_case in apart if case["name"] in by_case]
-    assert len(found) == case["degree"]
-    for by_tensor in found:
+def require_close(case: dict, errors: list[dict[str, dict[str, float]]]) -> None:
+    """Requires that all tensors of all ranks are those of the full layer."""
+    of_case = [by_case[case["name"]] for by_case in errors if case["name"] in by_case]
+    assert len(of_case) == case["degree"]
+    for by_tensor in of_case:
         assert len(by_tensor) > 8
         assert {n: x for n, x in by_tensor.items() if not x < CLOSE[case["dtype"]]} == {}

@@ -17,7 +17,7 @@ from windlass.data.batches import Batches
 from windlass.errors import RunBroken, StorageError
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.program.instruction import Program
-from windlass.runtime import param_store as residence
+from windlass.runtime import param_store
 from windlass.runtime.adamw import learning_rate
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tensors
@@ -32,14 +32,14 @@ SAME = 1e-6
 
 
 def plain(
-    chain: LayerStack,
+    stack: LayerStack,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     micro: int,
 ):
     """Losses, norms and weights of a plain PyTorch loop over the whole model."""
-    model = nn.ModuleDict(dict(zip(chain.names, chain.layers, strict=True)))
-    for tied, owner in chain.tied_weights.items():
+    model = nn.ModuleDict(dict(zip(stack.names, stack.layers, strict=True)))
+    for tied, owner in stack.tied_weights.items():
         module, _, leaf = tied.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
     parameters = list(model.parameters())
@@ -59,7 +59,7 @@ def plain(
         optimizer.zero_grad()
         parts = []
         for first in range(0, settings.batch, micro):
-            x, y = map(torch.from_numpy, batches.at(step, first, micro))
+            x, y = map(torch.from_numpy, batches.samples(step, first, micro))
             for layer in model.values():
                 x = layer(x)
             loss = functional.cross_entropy(x.flatten(0, 1), y.flatten())
@@ -102,12 +102,12 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt(model, **dials)
+    stack = gpt(model, **dials)
     asked, data = settings(), batches()
-    cut = plan(chain, micro=micro, accumulation=4 // micro, recompute=recompute)
-    losses, norms, weights = plain(copy.deepcopy(chain), data, asked, micro)
+    cut = plan(stack, micro=micro, accumulation=4 // micro, recompute=recompute)
+    losses, norms, weights = plain(copy.deepcopy(stack), data, asked, micro)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
+        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
     )
     steps = list(train(context, data))
     assert [step.loss for step in steps] == pytest.approx(losses, rel=SAME)
@@ -120,17 +120,17 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
 
 def run_once(
     cut: Plan,
-    chain: LayerStack,
+    stack: LayerStack,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     program: Callable[[Plan], Program],
     folder: Path,
     **options: TimelineRecorder,
 ) -> list[Step]:
-    """All steps of a run, which takes the weights over, with a copy of the chain."""
-    chain = copy.deepcopy(chain)
+    """All steps of a run, which takes the weights over, with a copy of the stack."""
+    stack = copy.deepcopy(stack)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=settings, checkpoints=folder
+        plan=cut, stack=stack, program=program(cut), settings=settings, checkpoints=folder
     )
     return list(train(context, batches, **options))
 
@@ -145,15 +145,15 @@ def test_recompute_and_dropout_change_no_bit(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt(dropout=0.2)
+    stack = gpt(dropout=0.2)
     found = []
     for again in (
         {}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2},
         {"recompute": "selective"},
     ):  # fmt: skip
-        cut = plan(chain, micro=2, accumulation=2, precision=precision, **again)
+        cut = plan(stack, micro=2, accumulation=2, precision=precision, **again)
         place = folder / str(len(found))
-        run_once(cut, chain, batches(), settings(), program, place)
+        run_once(cut, stack, batches(), settings(), program, place)
         found.append(latest_checkpoint(place).manifest.files)
     assert found == found[:1] * 4
 
@@ -178,11 +178,11 @@ def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
     folder: Path,
 ):
     first, *blocks, last = gpt().layers
-    chain = layer_stack_from_module(nn.Sequential(first, *map(Careless, blocks), last), "x")
+    stack = layer_stack_from_module(nn.Sequential(first, *map(Careless, blocks), last), "x")
     found = []
     for recompute in ("none", "selective", "full"):
-        cut = plan(chain, micro=2, accumulation=2, recompute=recompute)
-        run_once(cut, chain, batches(), settings(), program, folder / recompute)
+        cut = plan(stack, micro=2, accumulation=2, recompute=recompute)
+        run_once(cut, stack, batches(), settings(), program, folder / recompute)
         found.append(latest_checkpoint(folder / recompute).manifest.files)
     assert found == found[:1] * 3
 
@@ -195,11 +195,11 @@ def test_dropped_elements_do_not_depend_on_the_micro_batch(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt(dropout=0.2)
+    stack = gpt(dropout=0.2)
     losses = []
     for micro in (1, 4):
-        cut = plan(chain, micro=micro, accumulation=4 // micro)
-        steps = run_once(cut, chain, batches(), settings(), program, folder / str(micro))
+        cut = plan(stack, micro=micro, accumulation=4 // micro)
+        steps = run_once(cut, stack, batches(), settings(), program, folder / str(micro))
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=SAME)
 
@@ -219,11 +219,11 @@ def test_a_compiled_run_is_near_an_eager_one(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt(dropout=0.1)
+    stack = gpt(dropout=0.1)
     losses = []
     for compiled in (False, True):
-        cut = plan(chain, micro=2, accumulation=2, precision=precision, compile=compiled)
-        steps = run_once(cut, chain, batches(), settings(), program, folder / str(compiled))
+        cut = plan(stack, micro=2, accumulation=2, precision=precision, compile=compiled)
+        steps = run_once(cut, stack, batches(), settings(), program, folder / str(compiled))
         losses.append([(step.loss, step.held_out_loss or 0) for step in steps])
     for eager, compiled in zip(*losses, strict=True):
         assert compiled == pytest.approx(eager, rel=near)
@@ -237,12 +237,12 @@ def test_bfloat16_learns_like_float32(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt()
+    stack = gpt()
     losses = []
     for precision in ("float32", "bfloat16"):
-        cut = plan(chain, precision=precision)
+        cut = plan(stack, precision=precision)
         asked = settings(steps=30)
-        steps = run_once(cut, chain, batches(), asked, program, folder / precision)
+        steps = run_once(cut, stack, batches(), asked, program, folder / precision)
         losses.append(steps[-1].loss)
         assert steps[-1].loss < steps[0].loss - 1
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
@@ -256,12 +256,12 @@ def test_a_run_without_a_norm_reports_it_all_the_same(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain = gpt()
+    stack = gpt()
     found = []
     for clip in (True, False):
-        cut = plan(chain, clip=clip)
+        cut = plan(stack, clip=clip)
         asked = settings(clip=None)
-        steps = run_once(cut, chain, batches(), asked, program, folder / str(clip))
+        steps = run_once(cut, stack, batches(), asked, program, folder / str(clip))
         found.append([(step.loss, step.gradient_norm) for step in steps])
     for with_norm, without in zip(*found, strict=True):
         assert without == pytest.approx(with_norm, rel=SAME)
@@ -275,8 +275,8 @@ def test_held_out_loss_is_that_of_the_whole_model(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain, data, asked = gpt(dropout=0.3), batches(), settings()
-    last = run_once(plan(chain), chain, data, asked, program, folder)[-1]
+    stack, data, asked = gpt(dropout=0.3), batches(), settings()
+    last = run_once(plan(stack), stack, data, asked, program, folder)[-1]
     model = gpt(dropout=0.3)
     state = saved_weights(folder)
     total, count = 0.0, 0
@@ -320,12 +320,12 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
 ):
     good = gpt()
     poison = Poison(good.layers[1])
-    chain = layer_stack_from_module(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
+    stack = layer_stack_from_module(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
     poison.left = 6  # two micro-batches a step: in step 3, micro-batch 1
-    cut = plan(chain, micro=2, accumulation=2)
+    cut = plan(stack, micro=2, accumulation=2)
     data = batches()
     with pytest.raises(RunBroken) as broken:
-        run_once(cut, chain, data, settings(steps=5, save_every=1), program, folder)
+        run_once(cut, stack, data, settings(steps=5, save_every=1), program, folder)
     message = str(broken.value)
     assert "step 3, micro-batch 1" in message
     for name in {*data.document_names(3, 2), *data.document_names(3, 3)}:
@@ -356,9 +356,9 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
 ):
     good = gpt()
     layers = [good.layers[0], good.layers[1], Kink(good.layers[2]), good.layers[-1]]
-    chain = layer_stack_from_module(nn.Sequential(*layers), "x")
+    stack = layer_stack_from_module(nn.Sequential(*layers), "x")
     with pytest.raises(RunBroken, match=r"gradient of `0.tokens.weight` and \d+ others.*step 1"):
-        run_once(plan(chain), chain, batches(), settings(), program, folder)
+        run_once(plan(stack), stack, batches(), settings(), program, folder)
 
 
 def test_a_watched_step_gives_its_timeline_with_memory(
@@ -369,11 +369,11 @@ def test_a_watched_step_gives_its_timeline_with_memory(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    chain, taken = gpt(), {}
-    cut = plan(chain, micro=2, accumulation=2)
+    stack, taken = gpt(), {}
+    cut = plan(stack, micro=2, accumulation=2)
     recorder = TimelineRecorder(steps=frozenset({2}), record=taken.__setitem__)
-    steps = run_once(cut, chain, batches(), settings(), program, folder, recorder=recorder)
-    lane = taken.pop(2).lanes[0]
+    steps = run_once(cut, stack, batches(), settings(), program, folder, recorder=recorder)
+    lane = taken.pop(2).devices[0]
     assert taken == {}
     assert list(lane.kinds) == [i.kind for i in program(cut).instructions]
     assert min(lane.memory_bytes) > 2**20
@@ -390,18 +390,18 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    chain = gpt()
+    stack = gpt()
 
     def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
         if "step-00000003" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(path, tensors)
 
-    monkeypatch.setattr(residence, "write_tensors", full)
-    cut, seen = plan(chain), []
+    monkeypatch.setattr(param_store, "write_tensors", full)
+    cut, seen = plan(stack), []
     asked = settings(steps=9, save_every=1)
     context = RankContext(
-        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
+        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
     )
     steps = train(context, batches())
     with pytest.raises(StorageError, match="no space left"):

@@ -1,6 +1,7 @@
-"""Saving beside the training."""
+"""Checkpoints that are saved while training goes on."""
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from windlass.errors import CheckpointError, StorageError
 from windlass.models.layer_stack import LayerStack
-from windlass.runtime import param_store as residence
+from windlass.runtime import param_store
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
     Manifest,
@@ -20,13 +21,18 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
-from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors, write_tensors
+from windlass.runtime.checkpoint.safetensors_io import (
+    FileChecksum,
+    SavedFile,
+    read_tensors,
+    write_tensors,
+)
 from windlass.runtime.parameters import ResidentLayer, resident_layers
 
 
-def saver_of(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
-    def save(index: int, to: Path) -> residence.PendingChecksum | None:
-        return residence.write_layer(layers[index], to)
+def make_saver(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
+    def save(index: int, to: Path) -> SavedFile | None:
+        return param_store.write_layer(layers[index], to)
 
     return AsyncSaver(folder, len(layers), keep=2, save_layer=save)
 
@@ -42,9 +48,9 @@ def layers(gpt: Callable[..., LayerStack]):
 
 @pytest.fixture
 def saver(layers: tuple[ResidentLayer, ...], folder: Path):
-    made = saver_of(folder, layers)
-    yield made
-    made.close()
+    saver = make_saver(folder, layers)
+    yield saver
+    saver.close()
 
 
 def save(saver: AsyncSaver, *steps: int) -> None:
@@ -53,7 +59,7 @@ def save(saver: AsyncSaver, *steps: int) -> None:
         saver.finish()
 
 
-def test_what_is_written_reads_back_with_the_library(tmp_path: Path):
+def test_the_safetensors_library_reads_what_is_written(tmp_path: Path):
     named = {
         "wide": torch.randn(5, 7),
         "half": torch.randn(3).bfloat16(),
@@ -68,21 +74,21 @@ def test_what_is_written_reads_back_with_the_library(tmp_path: Path):
     assert all(torch.equal(read[name], tensor) for name, tensor in named.items())
 
 
-def test_tensors_are_read_into_memory_that_is_there(tmp_path: Path):
+def test_tensors_are_read_into_existing_memory(tmp_path: Path):
     write_tensors(tmp_path / "x", {"a": torch.ones(3), "b": torch.zeros(2)}.items())
     place = torch.zeros(3)
     read_tensors(tmp_path / "x", {"a": place})
     assert torch.equal(place, torch.ones(3))
 
 
-def test_the_newest_checkpoints_are_kept(saver: AsyncSaver, folder: Path):
+def test_only_the_newest_checkpoints_are_kept(saver: AsyncSaver, folder: Path):
     save(saver, 1, 2, 3, 10)
     assert [path.name for path in checkpoint_folders(folder)] == ["step-00000003", "step-00000010"]
     assert latest_checkpoint(folder).manifest.step == 10
     assert saver.newest_step == 10
 
 
-def test_a_folder_without_checkpoints_has_no_latest(folder: Path):
+def test_a_folder_without_checkpoints_has_no_latest_one(folder: Path):
     assert latest_checkpoint(folder) is None
 
 
@@ -101,9 +107,22 @@ def test_any_damage_is_found_and_named(harm: str, name: str, saver: AsyncSaver, 
         file.write_bytes(content[: -7 if harm == "cut" else 0])
     with pytest.raises(CheckpointError, match=name):
         verify_checkpoint(file.parent)
-    found = latest_checkpoint(folder)
-    assert found.manifest.step == 1
-    assert name in found.damaged[0]
+    checkpoint = latest_checkpoint(folder)
+    assert checkpoint.manifest.step == 1
+    assert name in checkpoint.damaged[0]
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_one_sentence(
+    saver: AsyncSaver, folder: Path
+):
+    save(saver, 1, 2)
+    for path in checkpoint_folders(folder):
+        file = path / "manifest.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
+    expected = r"step-00000002/manifest.json` has checkpoint format 1 .* reads format 2"
+    with pytest.raises(CheckpointError, match=expected) as error:
+        latest_checkpoint(folder)
+    assert "step-00000001" not in str(error.value)
 
 
 def test_if_every_checkpoint_is_damaged_all_are_named(saver: AsyncSaver, folder: Path):
@@ -114,21 +133,21 @@ def test_if_every_checkpoint_is_damaged_all_are_named(saver: AsyncSaver, folder:
         latest_checkpoint(folder)
 
 
-def test_a_layer_that_is_not_written_yet_may_not_change(
+def test_a_layer_may_not_change_before_it_is_saved(
     layers: tuple[ResidentLayer, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    saver = saver_of(folder, layers)
+    saver = make_saver(folder, layers)
     reached = []
 
     def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
         if path.name == "layer-0001.safetensors":
-            # The update of the first layer may go on; this one's must wait.
+            # The update of the first layer may start; that of this one must wait.
             saver.wait_for(0)
-            assert not saver._written[1].is_set()
+            assert not saver._saved[1].is_set()
         reached.append(path.name)
         return write_tensors(path, tensors)
 
-    monkeypatch.setattr(residence, "write_tensors", slow)
+    monkeypatch.setattr(param_store, "write_tensors", slow)
     saver.begin(manifest(1))
     saver.wait_for(1)
     assert reached[:2] == ["layer-0000.safetensors", "layer-0001.safetensors"]
@@ -136,7 +155,7 @@ def test_a_layer_that_is_not_written_yet_may_not_change(
     saver.close()
 
 
-def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
+def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(
     saver: AsyncSaver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     save(saver, 1)
@@ -144,7 +163,7 @@ def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
     def full(path: Path, _: object) -> FileChecksum:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(residence, "write_tensors", full)
+    monkeypatch.setattr(param_store, "write_tensors", full)
     saver.begin(manifest(2))
     saver.wait_for(3)
     with pytest.raises(StorageError, match=r"no space left.*step-00000002"):
@@ -154,7 +173,7 @@ def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]
 
 
-def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver: AsyncSaver, folder: Path):
+def test_an_unfinished_checkpoint_is_ignored_and_removed(saver: AsyncSaver, folder: Path):
     save(saver, 1)
     (folder / ".step-00000002.tmp").mkdir()
     (folder / ".step-00000002.tmp" / "layer-0000.safetensors").write_bytes(b"half")

@@ -50,8 +50,8 @@ def trained(
         moments: str = "float32",
         steps: int = 1,
     ) -> Trained:
-        chain = gpt(device="meta")
-        graph = capture_graph(chain)
+        stack = gpt(device="meta")
+        graph = capture_graph(stack)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
             offload=FAR if len(phases) > 1 else Offload(), moments=moments,
@@ -61,16 +61,16 @@ def trained(
         folder = tmp_path / "checkpoints"
         program = lower(plan, graph)[0]
         context = RankContext(
-            plan=plan, stack=chain, program=program, settings=request, checkpoints=folder
+            plan=plan, stack=stack, program=program, settings=request, checkpoints=folder
         )
         done = list(train(context, batches()))
-        return chain, done[-1], checkpoint_folders(folder)[-1], request
+        return stack, done[-1], checkpoint_folders(folder)[-1], request
 
     return run
 
 
-def reference(chain: LayerStack, batches: Callable[..., Batches], precision: str) -> ReferenceStep:
-    return reference_step(chain, batches(), seed=0, precision=precision, batch=BATCH)
+def reference(stack: LayerStack, batches: Callable[..., Batches], precision: str) -> ReferenceStep:
+    return reference_step(stack, batches(), seed=0, precision=precision, batch=BATCH)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
@@ -118,11 +118,11 @@ def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both
     moments: str,
     phases: tuple[tuple[int, int], ...],
 ):
-    chain, step, checkpoint, request = trained(phases=phases, precision=precision, moments=moments)
+    stack, step, checkpoint, request = trained(phases=phases, precision=precision, moments=moments)
     assert step.gradient_norm > 0.1, "it clips, so that the divisor counts"
-    wanted = reference(chain, batches, precision)
+    wanted = reference(stack, batches, precision)
     verified = compare_to_reference(
-        wanted, checkpoint, chain, step, request, precision=precision, moments=moments
+        wanted, checkpoint, stack, step, request, precision=precision, moments=moments
     )
     assert verified.within_tolerance, verified
     assert len(verified.comparisons) == 4
@@ -133,7 +133,7 @@ def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
     """One layer's first moments times a factor, in the checkpoint of a step in phases."""
 
     def spoil(layer: int, factor: float) -> ReferenceComparison:
-        chain, step, checkpoint, request = trained(phases=((0, 2), (2, 5)))
+        stack, step, checkpoint, request = trained(phases=((0, 2), (2, 5)))
         file = checkpoint / layer_file(layer)
         tensors = {
             name: tensor * factor if name.startswith("moment1/") else tensor
@@ -141,8 +141,8 @@ def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
         }
         file.unlink()
         save_file(tensors, file)
-        wanted = reference(chain, batches, "float32")
-        return compare_to_reference(wanted, checkpoint, chain, step, request, precision="float32")
+        wanted = reference(stack, batches, "float32")
+        return compare_to_reference(wanted, checkpoint, stack, step, request, precision="float32")
 
     return spoil
 
@@ -167,7 +167,7 @@ def test_a_moment_that_is_no_number_is_not_taken_for_equal(
 def test_a_checkpoint_of_several_updates_gives_no_gradient_back(
     trained: Callable[..., Trained], batches: Callable[..., Batches]
 ):
-    chain, step, checkpoint, request = trained(phases=((0, 5),), steps=2)
-    wanted = reference(chain, batches, "float32")
+    stack, step, checkpoint, request = trained(phases=((0, 5),), steps=2)
+    wanted = reference(stack, batches, "float32")
     with pytest.raises(CheckpointError, match="after 2 updates"):
-        compare_to_reference(wanted, checkpoint, chain, step, request, precision="float32")
+        compare_to_reference(wanted, checkpoint, stack, step, request, precision="float32")
