@@ -64,10 +64,10 @@ def test_simulated_programs_take_the_time_of_their_schedules_formulas(
 def test_every_distributed_plan_has_a_time_whose_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
-    told = predict(plan, graph, MACHINE, programs)
-    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    prediction = predict(plan, graph, MACHINE, programs)
+    assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
     if plan.parallel.devices > 1:
-        assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+        assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
     for lane in simulate(plan, graph, MACHINE, programs).devices:
         assert len(lane.starts) == len(programs[lane.device].instructions)
         assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
@@ -197,25 +197,25 @@ def test_sharded_layers_take_less_time_and_memory():
     machine = linked(1e30)
     link = machine.links[0].model_copy(update={"latency": 0.0})
     machine = machine.model_copy(update={"links": (link,)})
-    told = [
+    prediction = [
         predict(tiny_plan(CUT, machine, tensor=degree, micro=16), CUT, machine)
         for degree in (1, 2, 4)
     ]
-    assert [one.by_term["matmul"] for one in told] == sorted(
-        (one.by_term["matmul"] for one in told), reverse=True
+    assert [one.by_term["matmul"] for one in prediction] == sorted(
+        (one.by_term["matmul"] for one in prediction), reverse=True
     )
-    peaks = [one.peaks[0].peak_bytes for one in told]
+    peaks = [one.peaks[0].peak_bytes for one in prediction]
     assert peaks == sorted(set(peaks), reverse=True)
-    assert len({one.model_flop for one in told}) == 1
+    assert len({one.model_flop for one in prediction}) == 1
 
 
 @given(drawn=distributed_plans())
 def test_devices_with_equal_programs_take_the_simulated_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
-    told = predict(plan, graph, MACHINE, programs)
+    prediction = predict(plan, graph, MACHINE, programs)
     spans = simulate_programs(
         plan, graph, MACHINE, InstructionCosts(plan, graph, MACHINE), programs
     )
     ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
-    assert told.step_seconds == pytest.approx(max(ends))
+    assert prediction.step_seconds == pytest.approx(max(ends))

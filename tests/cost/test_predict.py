@@ -27,10 +27,10 @@ def _predict(
 
 @given(micro=_sizes, accumulation=_sizes, compiled=st.booleans())
 def test_kinds_and_terms_both_sum_to_the_step(micro: int, accumulation: int, compiled: bool):
-    told = _predict(micro=micro, accumulation=accumulation, compiled=compiled)
-    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
-    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
-    assert told.low_seconds < told.step_seconds < told.high_seconds
+    prediction = _predict(micro=micro, accumulation=accumulation, compiled=compiled)
+    assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
+    assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
+    assert prediction.low_seconds < prediction.step_seconds < prediction.high_seconds
 
 
 @given(micro=_sizes, more=_sizes)
@@ -81,8 +81,8 @@ def test_the_step_of_one_device_ends_with_its_timeline():
     plan = tiny_plan(graph, machine, accumulation=3)
     programs = lower(plan, graph)
     (lane,) = simulate(plan, graph, machine, programs).devices
-    told = predict(plan, graph, machine, programs)
-    assert max(lane.ends) == pytest.approx(told.step_seconds)
+    prediction = predict(plan, graph, machine, programs)
+    assert max(lane.ends) == pytest.approx(prediction.step_seconds)
     assert list(lane.starts) == sorted(lane.starts)
     assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
 
@@ -138,8 +138,8 @@ def test_moments_in_fewer_bits_cost_time_whether_measured_or_not():
     device = machine.device.model_copy(update={"moment_rates": rates})
     measured = machine.model_copy(update={"device": device})
     plain = _predict(machine=measured).by_kind["update"]
-    told = _predict(machine=measured, moments="int8").by_kind["update"]
-    assert told - plain == pytest.approx(tiny_graph().parameter_count / 1e4, rel=0.01)
+    prediction = _predict(machine=measured, moments="int8").by_kind["update"]
+    assert prediction - plain == pytest.approx(tiny_graph().parameter_count / 1e4, rel=0.01)
     guessed = [_predict(moments=each).by_kind["update"] for each in ("bfloat16", "int8")]
     assert _predict().by_kind["update"] < guessed[0] < guessed[1]
 
@@ -160,10 +160,10 @@ def test_a_weight_takes_at_least_one_part_of_the_codec():
     device = machine.device.model_copy(update={"moment_rates": rates})
     measured = machine.model_copy(update={"device": device})
     plain = _predict(machine=measured).by_kind["update"]
-    told = _predict(machine=measured, moments="int8").by_kind["update"]
+    prediction = _predict(machine=measured, moments="int8").by_kind["update"]
     elements, weights = tiny_graph().parameter_count, 3
     each = 1 / 1e4 - 0.5 / 2**17
-    assert told - plain == pytest.approx(elements * each + weights * 0.5, rel=0.01)
+    assert prediction - plain == pytest.approx(elements * each + weights * 0.5, rel=0.01)
 
 
 def test_the_gradient_norm_costs_only_where_something_is_clipped():
@@ -176,8 +176,8 @@ def test_stages_wait_for_each_other_and_the_step_ends_with_the_last(stages: int)
     graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(devices=stages)
     plan = tiny_plan(graph, machine, pipeline=stages, accumulation=4)
     alone = _predict(graph, accumulation=4)
-    told = predict(plan, graph, machine)
+    prediction = predict(plan, graph, machine)
     lanes = simulate(plan, graph, machine, lower(plan, graph)).devices
-    assert told.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
-    assert told.step_seconds > alone.step_seconds / stages
-    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    assert prediction.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
+    assert prediction.step_seconds > alone.step_seconds / stages
+    assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)

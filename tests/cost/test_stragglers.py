@@ -1,4 +1,4 @@
-"""A step over several hosts waits for the slowest, in the simulator and in the batched cost model."""
+"""A step over several hosts waits for the slowest, in the simulator and in batched estimates."""
 
 from math import e
 
@@ -24,15 +24,15 @@ PINS = ("train.batch=8", "train.sequence=32", "train.steps=10", "compile=false")
 
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
     """All plans of a small space, with their step times and lower bounds."""
-    field = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
-    sweep, found = BranchAndBound(field, 1e12), []
-    for cell in field.batches():
+    space = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
+    sweep, found = BranchAndBound(space, 1e12), []
+    for cell in space.batches():
         seconds = sweep.totals(cell).step_seconds
         least = min_batch_seconds(sweep.chain, cell.shape, cell.chunk_bounds, cell.table)[
             cell.table.config
         ]
         found += [
-            (field.plan(cell, at), float(seconds[at]), float(least[at]))
+            (space.plan(cell, at), float(seconds[at]), float(least[at]))
             for at in range(cell.table.count)
         ]
     return found
@@ -62,15 +62,15 @@ def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
 @pytest.mark.parametrize("cut", [{"pipeline": 4}, {"data": 8}, {"tensor": 2, "data": 2}])
 def test_waiting_for_the_slowest_host_is_a_term_of_the_step(cut: dict[str, int]):
     plan = tiny_plan(GRAPH, UNEVEN, accumulation=4, **cut)
-    even, told = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
+    even, prediction = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
 
-    waited = told.by_term["waiting for the slowest host"]
-    assert told.step_seconds == pytest.approx(
+    waited = prediction.by_term["waiting for the slowest host"]
+    assert prediction.step_seconds == pytest.approx(
         even.step_seconds * UNEVEN.straggler_factor(plan.parallel.devices)
     )
-    assert waited == pytest.approx(told.step_seconds - even.step_seconds)
-    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
-    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    assert waited == pytest.approx(prediction.step_seconds - even.step_seconds)
+    assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
+    assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
     assert "waiting for the slowest host" not in even.by_term
 
 
@@ -78,8 +78,8 @@ def test_the_timeline_ends_with_the_step_of_the_slowest_host():
     plan = tiny_plan(GRAPH, UNEVEN, pipeline=4, accumulation=4)
     programs = lower(plan, GRAPH)
     lanes = simulate(plan, GRAPH, UNEVEN, programs).devices
-    told = predict(plan, GRAPH, UNEVEN, programs)
-    assert max(max(lane.ends) for lane in lanes) == pytest.approx(told.step_seconds)
+    prediction = predict(plan, GRAPH, UNEVEN, programs)
+    assert max(max(lane.ends) for lane in lanes) == pytest.approx(prediction.step_seconds)
 
 
 def test_batched_estimates_wait_for_stragglers_as_long_as_the_simulator():

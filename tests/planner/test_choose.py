@@ -29,8 +29,8 @@ def request(*overrides: str, batch: int = 8) -> Request:
 
 def peak(plan: Plan, graph: Graph, machine: Machine) -> int:
     program, *_ = lower(plan, graph)
-    held = machine.device.process_bytes(compiled=plan.compile)
-    return memory_profile(program, plan, graph, runtime_bytes=held).peak_bytes
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    return memory_profile(program, plan, graph, runtime_bytes=process_bytes).peak_bytes
 
 
 graphs = st.builds(
@@ -54,11 +54,11 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     if plan.recompute == "none":
         return [plan]
     most = graph.layers - 2
-    found = [with_recompute(plan, [count]) for count in range(1, most + 1)]
+    plans = [with_recompute(plan, [count]) for count in range(1, most + 1)]
     if not plan.compile and plan.parallel.tensor == 1:
-        found += [with_recompute(plan, [0], [count]) for count in range(1, most + 1)]
-        found += [with_recompute(plan, [count], [most]) for count in range(1, most)]
-    return found
+        plans += [with_recompute(plan, [0], [count]) for count in range(1, most + 1)]
+        plans += [with_recompute(plan, [count], [most]) for count in range(1, most)]
+    return plans
 
 
 @settings(max_examples=30)
@@ -72,9 +72,9 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
     if asked.recompute is None:
         everything = [each for plan in everything for each in counted(plan, graph)]
     smallest = min(peak(plan, graph, MACHINE) for plan in everything)
-    near = max(1, int(share * smallest))
-    asked = request(*pins, f"memory={near}", batch=batch)
-    fitting = [plan for plan in everything if peak(plan, graph, MACHINE) <= near]
+    budget = max(1, int(share * smallest))
+    asked = request(*pins, f"memory={budget}", batch=batch)
+    fitting = [plan for plan in everything if peak(plan, graph, MACHINE) <= budget]
     choice = choose(asked, graph, MACHINE)
     assert choice.fits == bool(fitting)
     if choice.plan is not None:
@@ -88,8 +88,8 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
 def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: int, more: int):
     graph, batch, pins = case
     small, large = (
-        choose(request(*pins, f"memory={near}", batch=batch), graph, MACHINE)
-        for near in (less, less + more)
+        choose(request(*pins, f"memory={budget}", batch=batch), graph, MACHINE)
+        for budget in (less, less + more)
     )
     if small.run_seconds is not None:
         assert large.run_seconds is not None
@@ -105,15 +105,15 @@ def test_a_short_program_gives_the_prediction_of_the_full_one(
     plan = data.draw(
         st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
-    whole = with_budget(predict(plan, graph, MACHINE), 1000)
+    full = with_budget(predict(plan, graph, MACHINE), 1000)
     short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
-    assert short.peaks == whole.peaks
-    assert short.plan == whole.plan
-    assert short.tokens_per_step == whole.tokens_per_step
+    assert short.peaks == full.peaks
+    assert short.plan == full.plan
+    assert short.tokens_per_step == full.tokens_per_step
     for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop", "compile_seconds"):
-        assert getattr(short, name) == pytest.approx(getattr(whole, name), rel=1e-9)
-    assert short.by_term == pytest.approx(whole.by_term)
-    assert short.by_kind == pytest.approx(whole.by_kind)
+        assert getattr(short, name) == pytest.approx(getattr(full, name), rel=1e-9)
+    assert short.by_term == pytest.approx(full.by_term)
+    assert short.by_kind == pytest.approx(full.by_kind)
 
 
 @settings(max_examples=25)
@@ -126,8 +126,8 @@ def test_a_short_program_gives_the_peak_of_the_full_one(
         st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
     program, *_ = lower(plan, graph)
-    held = MACHINE.device.process_bytes(compiled=plan.compile)
-    full = memory_profile(program, plan, graph, runtime_bytes=held)
+    process_bytes = MACHINE.device.process_bytes(compiled=plan.compile)
+    full = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
     memory = peak_memory(plan, graph, MACHINE)
     assert memory.peak_bytes == full.peak_bytes
     assert memory.by_class == full.by_class
@@ -148,21 +148,21 @@ def test_a_capacity_raised_by_exactly_the_missing_bytes_fits():
     smallest = min(
         peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE)
     )
-    near = smallest - 12_345
-    choice = choose(request(f"memory={near}"), GRAPH, MACHINE)
+    budget = smallest - 12_345
+    choice = choose(request(f"memory={budget}"), GRAPH, MACHINE)
     assert choice.plan is None
     assert choice.advice is not None
     assert choice.advice.over_bytes == choice.infeasible[0].over_bytes == 12_345
-    assert choose(request(f"memory={near + 12_345}"), GRAPH, MACHINE).fits
-    assert not choose(request(f"memory={near + 12_344}"), GRAPH, MACHINE).fits
+    assert choose(request(f"memory={budget + 12_345}"), GRAPH, MACHINE).fits
+    assert not choose(request(f"memory={budget + 12_344}"), GRAPH, MACHINE).fits
 
 
 def test_each_infeasible_plan_names_its_fullest_moment_and_bytes():
-    near = 600_000
-    for refusal in choose(request(f"memory={near}"), GRAPH, MACHINE).infeasible:
+    budget = 600_000
+    for refusal in choose(request(f"memory={budget}"), GRAPH, MACHINE).infeasible:
         (program,) = lower(refusal.plan, GRAPH)
         assert program.instructions[refusal.index] == refusal.instruction
-        assert refusal.peak_bytes - near == refusal.over_bytes > 0
+        assert refusal.peak_bytes - budget == refusal.over_bytes > 0
         assert refusal.peak_bytes == sum(refusal.by_class.values())
         assert refusal.peak_bytes == peak(refusal.plan, GRAPH, MACHINE)
 

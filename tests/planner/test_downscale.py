@@ -1,4 +1,4 @@
-"""A downscaled plan keeps its structure; only numbers that communication does not depend on shrink."""
+"""A downscaled plan keeps its structure; only numbers that do not affect communication shrink."""
 
 from itertools import pairwise
 
@@ -114,7 +114,8 @@ def test_stages_of_unequal_length_stay_so() -> None:
     ends = (0, 4, 11, 18, 26)
     plan = large("gpipe", layers=26).model_copy(
         update={
-            "parallel": Parallelism(pipeline=4, data=2, schedule="gpipe"), "offload": Offload(), "sharding": ShardingDegrees(),
+            "parallel": Parallelism(pipeline=4, data=2, schedule="gpipe"),
+            "offload": Offload(), "sharding": ShardingDegrees(),
             "stages": tuple(Stage(phases=(pair,)) for pair in pairwise(ends)),
         }
     )  # fmt: skip

@@ -14,35 +14,35 @@ def request(*overrides: str) -> Request:
 
 def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():
     choice = choose(request(), GRAPH, tiny_machine())
-    told = explain(choice)
-    assert told.verdict.startswith("fits: ")
-    assert "of 1.00 GiB" in told.verdict
-    assert told.help == told.infeasible == ()
-    assert len(told.runners_up) >= 5
-    assert all("slower (+" in line or "as fast" in line for line in told.runners_up)
+    explanation = explain(choice)
+    assert explanation.verdict.startswith("fits: ")
+    assert "of 1.00 GiB" in explanation.verdict
+    assert explanation.help == explanation.infeasible == ()
+    assert len(explanation.runners_up) >= 5
+    assert all("slower (+" in line or "as fast" in line for line in explanation.runners_up)
 
 
 def test_an_infeasible_request_is_explained_with_bytes_and_what_would_help():
     pins = ("recompute=none", "precision=float32", "compile=false", "batch.micro=8")
     choice = choose(request(*pins, "memory=900kB"), GRAPH, tiny_machine())
-    told = explain(choice)
-    assert told.verdict.startswith("does not fit: ")
-    assert "the device has 879 KiB" in told.verdict
-    plan, _, lacks = told.infeasible[0].partition(": ")
+    explanation = explain(choice)
+    assert explanation.verdict.startswith("does not fit: ")
+    assert "the device has 879 KiB" in explanation.verdict
+    plan, _, lacks = explanation.infeasible[0].partition(": ")
     assert plan == "float32, eager, one micro-batch of 8, keeps all activations"
     assert re.match(r"[\d.]+ [KM]iB too much at ", lacks)
-    assert any(line.startswith("`batch.micro=") for line in told.help)
-    assert any(line.startswith("`memory=") for line in told.help)
+    assert any(line.startswith("`batch.micro=") for line in explanation.help)
+    assert any(line.startswith("`memory=") for line in explanation.help)
 
 
 def test_a_model_far_too_large_is_given_in_devices():
-    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
-    assert "weights, gradients and optimizer state alone are " in told.verdict
-    assert told.help[0].startswith("a device with ")
-    assert "at least " in told.help[-1]
+    explanation = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
+    assert "weights, gradients and optimizer state alone are " in explanation.verdict
+    assert explanation.help[0].startswith("a device with ")
+    assert "at least " in explanation.help[-1]
 
 
 def test_a_budget_that_the_process_alone_fills_is_explained_so():
-    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
-    assert told.verdict.endswith("the process alone holds 1.00 MiB")
-    assert told.help[0].startswith("`memory=")  # the machine has more than the budget
+    explanation = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
+    assert explanation.verdict.endswith("the process alone holds 1.00 MiB")
+    assert explanation.help[0].startswith("`memory=")  # the machine has more than the budget

@@ -47,8 +47,8 @@ def request(*overrides: str, batch: int = 4) -> Request:
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
     """All plans that are open."""
-    field = PlanSpace(asked, graph, on)
-    return [field.plan(cell, at) for cell in field.batches() for at in range(cell.table.count)]
+    space = PlanSpace(asked, graph, on)
+    return [space.plan(cell, at) for cell in space.batches() for at in range(cell.table.count)]
 
 
 def fewer(plan: Plan, graph: Graph) -> list[Plan]:
@@ -105,23 +105,25 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
     The near tier has what one of so large a share of the plans, the smallest, needs.
     """
     pins = chance.sample(
-        ["recompute=none", "precision=float32", "compile=false", "parallel.schedule=1f1b", "batch.micro=1",
-         "parallel.tensor=1", "train.clip=inf"],
+        ["recompute=none", "precision=float32", "compile=false", "parallel.schedule=1f1b",
+         "batch.micro=1", "parallel.tensor=1", "train.clip=inf"],
         k=3,
     )  # fmt: skip
     asked = request(*pins, batch=chance.choice([4, 6]))
-    told = [predict(plan, graph, on) for plan in counted(every(asked, graph, on), asked, graph)]
+    predictions = [
+        predict(plan, graph, on) for plan in counted(every(asked, graph, on), asked, graph)
+    ]
     far = on.device.tiers[-1].capacity_bytes
-    held = [each for each in told if each.peaks[-1].peak_bytes <= far]
+    held = [each for each in predictions if each.peaks[-1].peak_bytes <= far]
     peaks = sorted(each.peaks[0].peak_bytes for each in held)
-    near = peaks[chance.randrange(round(smallest * len(peaks)))]
-    fitting = [each for each in held if each.peaks[0].peak_bytes <= near]
+    budget = peaks[chance.randrange(round(smallest * len(peaks)))]
+    fitting = [each for each in held if each.peaks[0].peak_bytes <= budget]
     best = min(run_seconds(each, STEPS) for each in fitting)
-    choice = choose(asked.model_copy(update={"memory": near}), graph, on)
+    choice = choose(asked.model_copy(update={"memory": budget}), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
-    assert choice.run_seconds == pytest.approx(best, rel=1e-9), (pins, near)
-    assert choice.prediction.peaks[0].peak_bytes <= near
+    assert choice.run_seconds == pytest.approx(best, rel=1e-9), (pins, budget)
+    assert choice.prediction.peaks[0].peak_bytes <= budget
     return choice.plan
 
 
@@ -148,11 +150,11 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
 
 
 def test_pruned_plans_are_not_among_the_best():
-    field = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
-    near = 1_000_000
+    space = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
+    budget = 1_000_000
     pruned, whole = (
-        BranchAndBound(field, near).fastest(10),
-        BranchAndBound(field, near).exhaustive(10),
+        BranchAndBound(space, budget).fastest(10),
+        BranchAndBound(space, budget).exhaustive(10),
     )
     assert [found.step_seconds for found in pruned.best] == pytest.approx(
         [found.step_seconds for found in whole.best]
@@ -176,8 +178,8 @@ def test_the_chosen_plan_verifies_at_its_own_peak():
     assert choice.plan is not None
     assert choice.prediction is not None
     held = on.device.process_bytes(compiled=choice.plan.compile)
-    near = choice.prediction.peaks[0].peak_bytes - held
-    verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": near})
+    budget = choice.prediction.peaks[0].peak_bytes - held
+    verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": budget})
 
 
 def test_runners_up_differ_in_something_that_matters():
@@ -201,8 +203,8 @@ def test_if_nothing_fits_the_nearest_plans_are_named_with_their_bytes():
     peaks = [refusal.peak_bytes for refusal in choice.infeasible]
     assert peaks == sorted(peaks)
     assert choice.advice.over_bytes == peaks[0] - 20_000 > 0
-    mended = choose(request(f"memory={peaks[0]}"), graph, on)
-    assert mended.fits
+    fitting = choose(request(f"memory={peaks[0]}"), graph, on)
+    assert fitting.fits
 
 
 def test_all_impossible_pins_are_reported():
@@ -231,7 +233,7 @@ def test_the_minimal_fix_makes_it_fit():
     pins = ("precision=float32", "compile=false", "batch.micro=8", "recompute=none")
     whole = choose(request(*pins, batch=8), graph, on)
     assert whole.prediction is not None
-    told = [
+    predictions = [
         refusal.minimal_fix
         for share in (0.6, 0.8, 1.0)
         for refusal in choose(
@@ -243,8 +245,8 @@ def test_the_minimal_fix_makes_it_fit():
         ).infeasible
         if refusal.minimal_fix is not None
     ]  # fmt: skip
-    assert told
-    for lift in told:
+    assert predictions
+    for lift in predictions:
         assert lift.overrides
         assert plan_errors(lift.plan, graph, on, global_batch=8) == ()
 
@@ -252,12 +254,13 @@ def test_the_minimal_fix_makes_it_fit():
 def test_a_minimal_fix_may_be_host_offload():
     on = machine(2, 1e10, host=10**12)
     pins = (
-        "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1", "parallel.tensor=1",
-        "parallel.data=2", "batch.micro=1", "sharding.parameters=1", "sharding.optimizer=1",
+        "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1",
+        "parallel.tensor=1", "parallel.data=2", "batch.micro=1", "sharding.parameters=1",
+        "sharding.optimizer=1",
     )  # fmt: skip
-    near = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
-    assert near.prediction is not None
-    less = int(0.95 * near.prediction.peaks[0].peak_bytes)
+    budget = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
+    assert budget.prediction is not None
+    less = int(0.95 * budget.prediction.peaks[0].peak_bytes)
     choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)
     assert choice.plan is not None
     assert choice.plan.offload.optimizer == "host"

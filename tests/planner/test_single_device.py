@@ -39,9 +39,9 @@ STEPS = 10
 def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
     """A machine whose host moves this many bytes a second."""
     found = tiny_machine(memory="4 GiB", host=host, runtime=1000, compiler=20_000)
-    near, beyond = found.device.tiers
+    budget, beyond = found.device.tiers
     beyond = beyond.model_copy(update={"read": rate, "write": rate / 2})
-    device = found.device.model_copy(update={"kind": kind, "tiers": (near, beyond)})
+    device = found.device.model_copy(update={"kind": kind, "tiers": (budget, beyond)})
     return found.model_copy(update={"device": device})
 
 
@@ -64,18 +64,18 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
     """All plans that the tiers have room for, with full programs simulated."""
-    near = [
+    budget = [
         each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)
     ]
-    found = list(near)
-    field = PlanSpace(asked, graph, on)
-    turned = [turn for base in base_plans(field) for turn in phase_partitions(base, field)]
+    found = list(budget)
+    space = PlanSpace(asked, graph, on)
+    in_phases = [turn for base in base_plans(space) for turn in phase_partitions(base, space)]
     for tier in offload_tiers(on):
         beyond = (
-            *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in near),
+            *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in budget),
             *(
                 with_state_on(turn, tier.name, activations=out)
-                for turn in turned
+                for turn in in_phases
                 for out in (False, True)
             ),
         )
@@ -95,20 +95,20 @@ def case(seed: int) -> tuple[Request, Graph, Machine, list[tuple[Plan, Predictio
 
 def chosen_kinds(seed: int) -> set[str]:
     """Compares the choice with all plans for some budgets; returns the kinds of plan chosen."""
-    asked, graph, on, told = case(seed)
-    peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
+    asked, graph, on, predictions = case(seed)
+    peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in predictions)
     kinds = set()
     for share in (0.02, 0.1, 0.3, 0.9):
-        near = peaks[int(len(peaks) * share)]
-        fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
-        choice = choose(asked.model_copy(update={"memory": near}), graph, on)
+        budget = peaks[int(len(peaks) * share)]
+        fitting = [each for _, each in predictions if each.peaks[0].peak_bytes <= budget]
+        choice = choose(asked.model_copy(update={"memory": budget}), graph, on)
         assert choice.plan is not None
         best = min(run_seconds(each, STEPS) for each in fitting)
         assert choice.run_seconds == pytest.approx(best, rel=1e-9)
         held = on.device.process_bytes(compiled=choice.plan.compile)
-        verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": near - held})
-        away = "state away" if choice.plan.offloads else "near"
-        kinds.add("phases" if choice.plan.is_offloaded("parameters") else away)
+        verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": budget - held})
+        offloaded = "state away" if choice.plan.offloads else "near"
+        kinds.add("phases" if choice.plan.is_offloaded("parameters") else offloaded)
     return kinds
 
 
@@ -138,10 +138,10 @@ def test_phases_are_chosen_if_every_plan_without_them_is_slower():
 
 @pytest.mark.parametrize("seed", [0, 1, 11])
 def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
-    _, graph, on, told = case(seed)
-    turned = [each for each in told if each[0].is_offloaded("parameters")]
-    assert turned
-    for plan, prediction in turned:
+    _, graph, on, predictions = case(seed)
+    in_phases = [each for each in predictions if each[0].is_offloaded("parameters")]
+    assert in_phases
+    for plan, prediction in in_phases:
         short = TruncatedPlan(plan, graph, on)
         seconds = prediction.step_seconds * (1 + 1e-9)
         assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds
@@ -151,12 +151,12 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
 
 def test_a_plan_with_offloaded_state_is_no_faster_than_its_twin_without_updates():
     for seed in range(3):
-        _, graph, on, told = case(seed)
-        for plan, prediction in told:
+        _, graph, on, predictions = case(seed)
+        for plan, prediction in predictions:
             if plan.offloads and not plan.is_offloaded("parameters"):
                 twin = plan.model_copy(update={"offload": Offload()})
-                near = predict(twin, graph, on)
-                passes = near.step_seconds - near.by_kind.get("update", 0.0)
+                budget = predict(twin, graph, on)
+                passes = budget.step_seconds - budget.by_kind.get("update", 0.0)
                 assert passes <= prediction.step_seconds * (1 + 1e-9)
 
 
@@ -187,13 +187,13 @@ def test_state_is_offloaded_only_to_a_tier_that_holds_it():
 
 
 def test_a_pin_on_recompute_is_kept_if_all_layers_fit():
-    asked, graph, on, told = case(0)
-    near = min(
+    asked, graph, on, predictions = case(0)
+    budget = min(
         each.peaks[0].peak_bytes
-        for plan, each in told
+        for plan, each in predictions
         if plan.recompute == "full" and plan.stages[0].recompute_layers is None
     )
-    pinned = asked.model_copy(update={"memory": near, "recompute": "full"})
+    pinned = asked.model_copy(update={"memory": budget, "recompute": "full"})
     plan = choose(pinned, graph, on).plan
     assert plan is not None
     assert plan.recompute == "full"

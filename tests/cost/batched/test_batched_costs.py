@@ -1,4 +1,4 @@
-"""Costs of many configurations and sharding options at once, against those of one plan at a time."""
+"""Costs of many configurations and sharding options at once, against those of single plans."""
 
 from functools import partial
 

@@ -51,9 +51,9 @@ def test_communication_does_not_count_as_waiting_for_offload():
         offload=HOST_OFFLOAD,
         phases=PHASES,
     )
-    told = predict(plan, graph, on)
-    assert told.by_term["communication and waiting"] > told.step_seconds / 2
-    assert told.offload_efficiency > 1 - 1e-6
+    prediction = predict(plan, graph, on)
+    assert prediction.by_term["communication and waiting"] > prediction.step_seconds / 2
+    assert prediction.offload_efficiency > 1 - 1e-6
 
 
 @given(st.floats(1e5, 1e12), st.floats(1.0, 100.0))
@@ -95,22 +95,22 @@ def test_the_peak_of_an_offload_tier_is_what_is_offloaded_to_it():
 def test_a_first_step_reads_no_less_and_takes_no_less_than_a_steady_one(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
     plan = tiny_plan(graph, on, accumulation=2, offload=HOST_OFFLOAD, phases=PHASES)
-    alone, repeats = (
+    first, steady = (
         first_step_cost(plan, graph, on, lower(plan, graph)[0]),
         predict(plan, graph, on),
     )
-    assert repeats.offload is not None
-    assert alone.written_bytes == repeats.offload.written_bytes
-    assert alone.read_bytes > repeats.offload.read_bytes
-    assert alone.seconds >= repeats.step_seconds * (1 - 1e-9)
+    assert steady.offload is not None
+    assert first.written_bytes == steady.offload.written_bytes
+    assert first.read_bytes > steady.offload.read_bytes
+    assert first.seconds >= steady.step_seconds * (1 - 1e-9)
 
 
 def test_a_first_step_in_memory_is_like_any_other():
     graph, on = tiny_graph(layers=4), machine(1e9)
     plan = tiny_plan(graph, on, accumulation=2)
-    alone = first_step_cost(plan, graph, on, lower(plan, graph)[0])
-    assert alone.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
-    assert (alone.read_bytes, alone.written_bytes) == (0, 0)
+    first = first_step_cost(plan, graph, on, lower(plan, graph)[0])
+    assert first.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
+    assert (first.read_bytes, first.written_bytes) == (0, 0)
 
 
 def test_a_recomputed_layer_waits_for_its_offloaded_input():

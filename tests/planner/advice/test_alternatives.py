@@ -28,10 +28,10 @@ def overridden(request: Request, *overrides: str) -> Request:
 def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among_them(
     pins: dict[str, object],
 ):
-    near = 180 * 2**20
-    advice = choose(asked(memory=near, **pins), GRAPH, MACHINE).advice
+    budget = 180 * 2**20
+    advice = choose(asked(memory=budget, **pins), GRAPH, MACHINE).advice
     assert advice is not None
-    fitting = [change for change in advice.changes if change.peak_bytes <= near]
+    fitting = [change for change in advice.changes if change.peak_bytes <= budget]
     assert len(fitting) >= MIN_ALTERNATIVES
     assert any(each.startswith("phases=") for change in fitting for each in change.overrides)
 
@@ -40,35 +40,35 @@ def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among
 def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
     whole = choose(asked(), GRAPH, MACHINE).plan
     assert whole is not None
-    near = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
-    found = alternatives(request_, GRAPH, MACHINE, near, base=1e-6, count=3)
-    assert len(found) >= MIN_ALTERNATIVES
-    assert {change.plan.offloads for change in found} == {True, False}
-    for change in found:
-        assert change.peak_bytes <= near
-        mended = choose(overridden(request_, f"memory={near}", *change.overrides), GRAPH, MACHINE)
-        assert mended.plan is not None, change.overrides
-        assert mended.plan.stages == change.plan.stages
-        assert mended.plan.batch == change.plan.batch
+    budget = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
+    changes = alternatives(request_, GRAPH, MACHINE, budget, base=1e-6, count=3)
+    assert len(changes) >= MIN_ALTERNATIVES
+    assert {change.plan.offloads for change in changes} == {True, False}
+    for change in changes:
+        assert change.peak_bytes <= budget
+        choice = choose(overridden(request_, f"memory={budget}", *change.overrides), GRAPH, MACHINE)
+        assert choice.plan is not None, change.overrides
+        assert choice.plan.stages == change.plan.stages
+        assert choice.plan.batch == change.plan.batch
 
 
 def test_alternatives_are_sorted_by_cost_and_distinct():
-    found = alternatives(asked(), GRAPH, MACHINE, 2**31, base=1e-6, count=6)
-    costs = [change.cost for change in found]
+    changes = alternatives(asked(), GRAPH, MACHINE, 2**31, base=1e-6, count=6)
+    costs = [change.cost for change in changes]
     assert costs == sorted(costs)
-    assert len({change.overrides for change in found}) == len(found) >= 6
+    assert len({change.overrides for change in changes}) == len(changes) >= 6
 
 
 def test_a_machine_without_offload_tiers_has_no_alternatives_in_phases():
-    found = alternatives(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
-    assert found
-    assert not any(change.plan.offloads for change in found)
+    changes = alternatives(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
+    assert changes
+    assert not any(change.plan.offloads for change in changes)
 
 
 PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
 
 
-def named(refusal: InfeasiblePlan, near: int) -> Request:
+def named(refusal: InfeasiblePlan, budget: int) -> Request:
     """The request for just the plan that does not fit, and what is said to lift that."""
     plan = refusal.plan
     values = (
@@ -85,24 +85,24 @@ def named(refusal: InfeasiblePlan, near: int) -> Request:
         del pins["offload.optimizer"], pins["recompute"]
     words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
     return Request.resolve(
-        overrides=("train.batch=64", "train.sequence=64", f"memory={near}", *words)
+        overrides=("train.batch=64", "train.sequence=64", f"memory={budget}", *words)
     )
 
 
 @pytest.mark.parametrize("mebibytes", [250, 420, 500])
 def test_the_minimal_fix_makes_just_that_plan_fit(mebibytes: int):
-    near = mebibytes * 2**20
-    choice = choose(asked(memory=near), GRAPH, MACHINE)
+    budget = mebibytes * 2**20
+    choice = choose(asked(memory=budget), GRAPH, MACHINE)
     lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
     assert lifted
     for refusal in lifted:
         assert refusal.minimal_fix is not None
         assert refusal.minimal_fix.overrides
-        mended = choose(named(refusal, near), GRAPH, MACHINE)
+        mended = choose(named(refusal, budget), GRAPH, MACHINE)
         assert mended.plan is not None
         assert mended.prediction is not None
         assert mended.plan.batch.micro == refusal.minimal_fix.plan.batch.micro
-        before = evaluate(refusal.plan, GRAPH, MACHINE, budget_bytes=near).step_seconds
+        before = evaluate(refusal.plan, GRAPH, MACHINE, budget_bytes=budget).step_seconds
         told = before * (1 + refusal.minimal_fix.cost)
         assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
 

@@ -26,8 +26,8 @@ def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
         host = chance.choice([None, 10**12])
         kind = chance.choice(["cpu", "cuda"])
         on = machine(chance.choice([4, 6, 8]), chance.choice([1e8, 1e9, 1e10]), host, kind)
-        field = PlanSpace(request(batch=chance.choice([4, 8, 24])), graph, on)
-        found.append((field, LayerCosts(field.base, graph, on)))
+        space = PlanSpace(request(batch=chance.choice([4, 8, 24])), graph, on)
+        found.append((space, LayerCosts(space.base, graph, on)))
     return found
 
 
@@ -46,8 +46,8 @@ def seconds_in(
     full = replace(cell, table=cell.table.select(fits & whole[cell.table.config]))
     if full.table.count:
         none, selects = np.zeros(full.table.count), np.zeros(full.table.count, dtype=bool)
-        fewer, told = minimize_recompute(chain, full, budget_bytes, none, selects)
-        for key, seconds in zip(_keys(fewer).tolist(), told.step_seconds, strict=True):
+        fewer, tightened = minimize_recompute(chain, full, budget_bytes, none, selects)
+        for key, seconds in zip(_keys(fewer).tolist(), tightened.step_seconds, strict=True):
             best[key] = min(best[key], float(seconds))
     return [best[int(key)] for key in _keys(part.batch)[part.items]]
 
@@ -63,43 +63,43 @@ def _keys(cell: PlanBatch) -> np.ndarray:
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_no_bound_is_above_what_a_plan_takes(share: float):
     looked_at = tight = 0
-    for field, chain in fields(4):
-        parts = list(LowerBounds(field, chain, inf).subproblems())
-        cells = [field.batch_of(part.shape, part.items) for part in parts]
+    for space, chain in fields(4):
+        parts = list(LowerBounds(space, chain, inf).subproblems())
+        cells = [space.batch_of(part.shape, part.items) for part in parts]
         sizes = [
             evaluate_batch(chain, each.shape, each.chunk_bounds, each.table).peak_bytes
             for each in cells
         ]
-        near = float(np.quantile(np.concatenate(sizes), share))
-        bounds = LowerBounds(field, chain, near)
+        budget = float(np.quantile(np.concatenate(sizes), share))
+        bounds = LowerBounds(space, chain, budget)
         for part, cell in zip(bounds.subproblems(), cells, strict=True):
             totals = evaluate_batch(chain, cell.shape, cell.chunk_bounds, cell.table)
-            told = bounds.tighten(part, inf)
-            assert told.bound_level == "passes"
-            least = dict(zip(told.items.tolist(), told.bounds, strict=True))
+            tightened = bounds.tighten(part, inf)
+            assert tightened.bound_level == "passes"
+            least = dict(zip(tightened.items.tolist(), tightened.bounds, strict=True))
             of_plans = np.array(
                 [least[at] for at in cell.table.layer_config[cell.table.config].tolist()]
             )
             assert (of_plans <= totals.step_seconds * (1 + ROUNDING)).all()
-            told = bounds.tighten(told, inf)
-            true = np.array(seconds_in(chain, told, cell, near))
-            assert (told.bounds <= true * (1 + ROUNDING)).all()
+            tightened = bounds.tighten(tightened, inf)
+            true = np.array(seconds_in(chain, tightened, cell, budget))
+            assert (tightened.bounds <= true * (1 + ROUNDING)).all()
             looked_at += int(np.isfinite(true).sum())
-            tight += int((told.bounds > 0.7 * true).sum())
+            tight += int((tightened.bounds > 0.7 * true).sum())
     assert looked_at > 1000
     assert tight > looked_at / 10
 
 
 def test_plans_that_cannot_fit_are_pruned_whatever_their_recompute():
-    (field, chain), *_ = fields(1)
-    for part in LowerBounds(field, chain, 1000.0).subproblems():
-        bounds = LowerBounds(field, chain, 1000.0)
+    (space, chain), *_ = fields(1)
+    for part in LowerBounds(space, chain, 1000.0).subproblems():
+        bounds = LowerBounds(space, chain, 1000.0)
         assert not bounds.tighten(bounds.tighten(part, inf), inf).items.size
 
 
 def test_a_queue_gives_the_part_with_the_least_bound_first():
-    (field, chain), *_ = fields(1)
-    queue = BoundQueue(LowerBounds(field, chain, inf).subproblems())
+    (space, chain), *_ = fields(1)
+    queue = BoundQueue(LowerBounds(space, chain, inf).subproblems())
     taken = []
     while queue.least_bound < inf:
         taken.append(queue.least_bound)

@@ -20,19 +20,20 @@ def alone(sweep: BranchAndBound, found: Candidate) -> float:
 
 
 def test_a_plan_taken_out_of_its_table_takes_as_long_as_in_it():
-    field = PlanSpace(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
+    space = PlanSpace(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
     sizes = np.concatenate(
-        [BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.batches()]
+        [BranchAndBound(space, 0).totals(cell).peak_bytes for cell in space.batches()]
     )
     between = 0
-    for near in np.quantile(sizes, [0.1, 0.2, 0.3, 0.5]):
-        sweep = BranchAndBound(field, float(near))
-        told = sweep.fastest(200).best
-        assert [each.step_seconds for each in told] == pytest.approx(
-            list(map(partial(alone, sweep), told))
+    for budget in np.quantile(sizes, [0.1, 0.2, 0.3, 0.5]):
+        sweep = BranchAndBound(space, float(budget))
+        candidates = sweep.fastest(200).best
+        assert [each.step_seconds for each in candidates] == pytest.approx(
+            list(map(partial(alone, sweep), candidates))
         )
-        agains = [
-            each.batch.table.config_of(each.batch.table.config[each.row]).recompute for each in told
+        recomputes = [
+            each.batch.table.config_of(each.batch.table.config[each.row]).recompute
+            for each in candidates
         ]
-        between += sum(len(set(again)) > 1 for again in agains)
+        between += sum(len(set(again)) > 1 for again in recomputes)
     assert between > 0

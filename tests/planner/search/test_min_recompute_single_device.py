@@ -49,15 +49,15 @@ def test_no_plan_that_fits_recomputes_fewer_layers_or_is_faster(
         virtual_stages=chunks,
     )  # fmt: skip
     low, high = max(peaks(plan, graph)), max(peaks(keeping, graph))
-    near = int(low + share * max(0, high - low))
-    found = min_recompute_plans(plan, graph, MACHINE, near)
-    assert all(max(peaks(each, graph)) <= near for each in found)
-    seconds = min(predict(each, graph, MACHINE).step_seconds for each in found)
+    budget = int(low + share * max(0, high - low))
+    plans = min_recompute_plans(plan, graph, MACHINE, budget)
+    assert all(max(peaks(each, graph)) <= budget for each in plans)
+    seconds = min(predict(each, graph, MACHINE).step_seconds for each in plans)
     for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
         steps = RecomputeSteps(plan, selects=(selects,) * pipeline)
         for counts in product(*(range(last + 1) for last in steps.last)):
             other = steps.plan(counts)
-            if max(peaks(other, graph)) <= near:
+            if max(peaks(other, graph)) <= budget:
                 assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
 
 
@@ -67,10 +67,10 @@ def test_stages_with_more_live_micro_batches_recompute_more_layers():
     plan = tiny_plan(
         graph, MACHINE, pipeline=3, accumulation=12, recompute="full", stages=parts
     )  # fmt: skip
-    near = peaks(with_recompute(plan, [5, 6, 6]), graph)[0]
-    whole, _ = min_recompute_plans(plan, graph, MACHINE, near)
-    found = [stage.recompute_layers or 0 for stage in whole.stages]
-    assert found[0] == 5 > found[1] > found[2] == 0
+    budget = peaks(with_recompute(plan, [5, 6, 6]), graph)[0]
+    whole, _ = min_recompute_plans(plan, graph, MACHINE, budget)
+    plans = [stage.recompute_layers or 0 for stage in whole.stages]
+    assert plans[0] == 5 > plans[1] > plans[2] == 0
 
 
 def test_the_peaks_of_many_micro_batches_are_those_of_few():

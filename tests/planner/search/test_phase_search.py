@@ -44,8 +44,8 @@ WIDE = sharded_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
 """A graph whose state is larger than its staging buffers."""
 STEPS = 10
 REPLICAS = (
-    "precision=float32", "compile=false", "parallel.pipeline=1", "parallel.tensor=1", "sharding.parameters=1",
-    "sharding.optimizer=1",
+    "precision=float32", "compile=false", "parallel.pipeline=1", "parallel.tensor=1",
+    "sharding.parameters=1", "sharding.optimizer=1",
 )  # fmt: skip
 """Replicas with copies of their own, so that a device holds all layers or takes turns."""
 ROUNDING = 1 + 1e-9
@@ -64,22 +64,30 @@ def request(*overrides: str, batch: int = 8) -> Request:
     return Request.resolve(overrides=(*sizes, *overrides))
 
 
-def every(field: PlanSpace) -> list[tuple[Plan, Prediction]]:
+def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:
     """All legal plans of the space on the nearest tier that holds them, wherever outputs are."""
     found: list[tuple[Plan, Prediction]] = []
-    for base in base_plans(field):
-        for plan in phase_partitions(base, field):
+    for base in base_plans(space):
+        for plan in phase_partitions(base, space):
             for outputs in (False, True):
-                homes = (
+                offloaded = (
                     (with_state_on(plan, tier.name, activations=outputs), tier.capacity_bytes)
-                    for tier in offload_tiers(field.machine)
+                    for tier in offload_tiers(space.machine)
                 )
-                home = next(
-                    (home for home, room in homes if fullest_offloaded_bytes(home, field) <= room),
+                offloaded_plan = next(
+                    (
+                        offloaded_plan
+                        for offloaded_plan, room in offloaded
+                        if fullest_offloaded_bytes(offloaded_plan, space) <= room
+                    ),
                     None,
                 )
-                if home is not None and not plan_errors(home, field.graph, field.machine):
-                    found.append((home, predict(home, field.graph, field.machine)))
+                if offloaded_plan is not None and not plan_errors(
+                    offloaded_plan, space.graph, space.machine
+                ):
+                    found.append(
+                        (offloaded_plan, predict(offloaded_plan, space.graph, space.machine))
+                    )
     return found
 
 
@@ -99,39 +107,41 @@ def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
     )
     asked = request("precision=float32", "compile=false", *pins, batch=chance.choice([4, 8, 12]))
     on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
-    field = PlanSpace(asked, chance.choice(GRAPHS), on)
-    return field, every(field)
+    space = PlanSpace(asked, chance.choice(GRAPHS), on)
+    return space, every(space)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_plan_found_is_the_fastest_of_all_that_fit(seed: int):
-    field, told = case(seed)
+    space, told = case(seed)
     peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
-    near = peaks[len(peaks) * (1 + seed) // 10]
-    fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
+    budget = peaks[len(peaks) * (1 + seed) // 10]
+    fitting = [each for _, each in told if each.peaks[0].peak_bytes <= budget]
     assert 0 < len(fitting) < len(told)
     best = min(each.step_seconds for each in fitting)
-    plan, prediction = search_phases(field, near).best[0]
+    plan, prediction = search_phases(space, budget).best[0]
     assert prediction.step_seconds == pytest.approx(best, rel=1e-9)
     assert (
-        plan_errors(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
+        plan_errors(plan, space.graph, space.machine, global_batch=space.request.train.batch) == ()
     )
-    held = field.machine.device.process_bytes(compiled=plan.compile)
-    verify_programs(lower(plan, field.graph), plan, field.graph, {"device": near - held})
+    process_bytes = space.machine.device.process_bytes(compiled=plan.compile)
+    verify_programs(lower(plan, space.graph), plan, space.graph, {"device": budget - process_bytes})
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_lower_bound_exceeds_its_plan(seed: int):
-    field, told = case(seed)
-    graph, on = field.graph, field.machine
+    space, told = case(seed)
+    graph, on = space.graph, space.machine
     for plan, prediction in told:
-        held = on.device.process_bytes(compiled=plan.compile)
-        near, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
+        process_bytes = on.device.process_bytes(compiled=plan.compile)
+        budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = TruncatedPlan(plan, graph, on)
-        assert held + min_stage_bytes(plan, plan_layer_sizes(plan, graph)) <= near, plan
-        assert held + waiting_activation_bytes(plan, plan_layer_sizes(plan, graph)) <= near, plan
+        assert process_bytes + min_stage_bytes(plan, plan_layer_sizes(plan, graph)) <= budget, plan
+        assert (
+            process_bytes + waiting_activation_bytes(plan, plan_layer_sizes(plan, graph)) <= budget
+        ), plan
         assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds, plan
-        assert short.peak_bytes <= near, plan
+        assert short.peak_bytes <= budget, plan
         assert short.step_seconds <= seconds, plan
 
 
@@ -149,9 +159,9 @@ def told(choice: PlanningResult) -> str:
 
 def test_a_model_that_no_device_holds_runs_in_phases_on_all():
     graph, on = WIDE, machine(1e10)
-    near = f"memory={narrow(graph, on, *REPLICAS)}"
-    assert not choose(request(near, *REPLICAS, "phases=1"), graph, on).fits
-    choice = choose(request(near, *REPLICAS), graph, on)
+    budget = f"memory={narrow(graph, on, *REPLICAS)}"
+    assert not choose(request(budget, *REPLICAS, "phases=1"), graph, on).fits
+    choice = choose(request(budget, *REPLICAS), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
     assert choice.plan.parallel.devices == on.devices
@@ -160,35 +170,35 @@ def test_a_model_that_no_device_holds_runs_in_phases_on_all():
 
 
 def test_outputs_stay_on_the_device_if_there_is_room():
-    field = PlanSpace(request("precision=float32"), WIDE, machine(1e10))
-    plan, _ = search_phases(field, 2**30).best[0]
+    space = PlanSpace(request("precision=float32"), WIDE, machine(1e10))
+    plan, _ = search_phases(space, 2**30).best[0]
     assert not plan.is_offloaded("activations")
 
 
 def test_if_not_even_phases_fit_the_tier_and_the_missing_bytes_are_named():
     graph, on = WIDE, machine(1e10)
-    near = narrow(graph, on, *REPLICAS)
-    choice = choose(request(f"memory={near - 1}", *REPLICAS), graph, on)
+    budget = narrow(graph, on, *REPLICAS)
+    choice = choose(request(f"memory={budget - 1}", *REPLICAS), graph, on)
     assert re.search(r"phases a stage, p.* in `device`, .* too much", told(choice))
 
 
 def test_a_suggested_change_makes_it_fit():
     graph, on = WIDE, machine(1e10)
-    near = f"memory={narrow(graph, on, *REPLICAS)}"
-    two = choose(request(near, *REPLICAS, "phases=2"), graph, on)
+    budget = f"memory={narrow(graph, on, *REPLICAS)}"
+    two = choose(request(budget, *REPLICAS, "phases=2"), graph, on)
     assert "leaving `phases` = 2 open" in told(two)
-    assert choose(request(near, *REPLICAS), graph, on).plan is not None
+    assert choose(request(budget, *REPLICAS), graph, on).plan is not None
 
 
 def test_a_tier_that_is_too_small_is_named_with_smaller_moments_if_they_help():
     graph, on = WIDE, machine(1e10, devices=2)
-    near = narrow(graph, on, *REPLICAS)
-    field = PlanSpace(request(*REPLICAS, "moments=bfloat16"), graph, on)
-    peaks = [prediction.peaks for _, prediction in every(field)]
-    small = min(far.peak_bytes for fullest, far in peaks if fullest.peak_bytes <= near)
+    budget = narrow(graph, on, *REPLICAS)
+    space = PlanSpace(request(*REPLICAS, "moments=bfloat16"), graph, on)
+    peaks = [prediction.peaks for _, prediction in every(space)]
+    small = min(far.peak_bytes for fullest, far in peaks if fullest.peak_bytes <= budget)
     near_tier, far = on.device.tiers
     tiers = (near_tier, far.model_copy(update={"capacity_bytes": small}))
     tight = on.model_copy(update={"device": on.device.model_copy(update={"tiers": tiers})})
-    asked = request(f"memory={near}", *REPLICAS)
+    asked = request(f"memory={budget}", *REPLICAS)
     words = told(choose(asked, graph, tight))
     assert re.search(r"in `host`, .* too much(.|\n)*`moments=bfloat16`", words)

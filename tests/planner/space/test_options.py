@@ -27,18 +27,18 @@ def test_divisors_are_all_that_divide_in_rising_order(count: int):
 
 
 def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
-    found = open_single_stage_plans(request(), GRAPH, MACHINE)
-    assert len(set(found)) == len(found) == 4 * 2 * 2 * 2
-    assert {plan.batch.micro for plan in found} == {1, 2, 3, 6}
-    assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in found)
+    plans = open_single_stage_plans(request(), GRAPH, MACHINE)
+    assert len(set(plans)) == len(plans) == 4 * 2 * 2 * 2
+    assert {plan.batch.micro for plan in plans} == {1, 2, 3, 6}
+    assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in plans)
 
 
 def test_a_pinned_number_of_recomputed_layers_is_kept_up_to_those_there_are():
     for count, told in ((1, 1), (2, None), (9, None)):
-        found = open_single_stage_plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
-        assert len(found) == 4 * 2 * 2
-        assert {plan.stages[0].recompute_layers for plan in found} == {told}
-        assert {plan.recompute for plan in found} == {"full"}
+        plans = open_single_stage_plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
+        assert len(plans) == 4 * 2 * 2
+        assert {plan.stages[0].recompute_layers for plan in plans} == {told}
+        assert {plan.recompute for plan in plans} == {"full"}
 
 
 def test_every_plan_would_pass_validation():
@@ -59,11 +59,11 @@ def test_every_plan_would_pass_validation():
     ],
 )
 def test_a_pin_is_kept(pin: str, number: int):
-    found = open_single_stage_plans(request(pin), GRAPH, MACHINE)
-    assert len(found) == number
+    plans = open_single_stage_plans(request(pin), GRAPH, MACHINE)
+    assert len(plans) == number
     key, value = pin.split("=")
-    for plan in found:
-        held = {
+    for plan in plans:
+        values = {
             "batch.micro": plan.batch.micro,
             "batch.accumulation": plan.batch.accumulation,
             "recompute": plan.recompute,
@@ -72,12 +72,12 @@ def test_a_pin_is_kept(pin: str, number: int):
             "parallel.schedule": plan.parallel.schedule,
             "parallel.pipeline": plan.parallel.pipeline,
         }
-        assert str(held[key]) == value
+        assert str(values[key]) == value
 
 
 def test_bfloat16_is_left_out_where_the_machine_states_no_rate_for_it():
-    found = open_single_stage_plans(request(), GRAPH, tiny_machine(precisions=("float32",)))
-    assert {plan.precision for plan in found} == {"float32"}
+    plans = open_single_stage_plans(request(), GRAPH, tiny_machine(precisions=("float32",)))
+    assert {plan.precision for plan in plans} == {"float32"}
 
 
 def test_the_sequence_is_the_models_longest_up_to_1024():
@@ -93,8 +93,8 @@ def test_the_sequence_is_the_models_longest_up_to_1024():
 
 def test_all_impossible_pins_are_reported_at_once():
     asked = request(
-        "parallel.tensor=2", "sharding.parameters=2", "parallel.schedule=interleaved", "batch.micro=4",
-        "train.sequence=65", "precision=bfloat16",
+        "parallel.tensor=2", "sharding.parameters=2", "parallel.schedule=interleaved",
+        "batch.micro=4", "train.sequence=65", "precision=bfloat16",
     )  # fmt: skip
     with pytest.raises(InputErrors) as caught:
         open_single_stage_plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
