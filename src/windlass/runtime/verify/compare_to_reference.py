@@ -69,33 +69,25 @@ def compare_to_reference(
     tolerance = TOLERANCE[precision] + MOMENT_TOLERANCE[moments]
     checks = [
         ReferenceCheck(
-            name="loss",
-            error=_relative_error(step.loss, reference.loss),
+            name="loss", error=_relative_error(step.loss, reference.loss),
             tolerance=_LOSS_TOLERANCE[precision],
         ),
         ReferenceCheck(
-            name="gradient norm",
-            error=_relative_error(norm, reference.gradient_norm),
+            name="gradient norm", error=_relative_error(norm, reference.gradient_norm),
             tolerance=TOLERANCE[precision],
         ),
-    ]
-    first_and_last = dict.fromkeys((0, len(stack.layers) - 1))
-    for index in first_and_last:
-        prefix = f"{stack.names[index]}."
-        names = [name for name in reference.gradients if name.startswith(prefix)]
+    ]  # fmt: skip
+    scale = divisor / (1 - beta1)
+    for index in dict.fromkeys((0, len(stack.layers) - 1)):
+        names = [n for n in reference.gradients if n.startswith(f"{stack.names[index]}.")]
         if names:
-            file = checkpoint / layer_file(index)
-            pairs = (
-                (divisor / (1 - beta1) * moment, reference.gradients[name])
-                for name, moment in _first_moments(file, names, reference.gradients)
+            first_moments = _first_moments(
+                checkpoint / layer_file(index), names, reference.gradients
             )
-            checks.append(
-                ReferenceCheck(
-                    name=f"gradient of layer {index}, `{stack.names[index]}`",
-                    error=_gradient_error(pairs),
-                    tolerance=tolerance,
-                )
-            )
+            pairs = ((scale * moment, reference.gradients[name]) for name, moment in first_moments)
+            label = f"gradient of layer {index}, `{stack.names[index]}`"
+            error = _gradient_error(pairs)
+            checks.append(ReferenceCheck(name=label, error=error, tolerance=tolerance))
     return ReferenceComparison(
         loss=step.loss,
         reference_loss=reference.loss,

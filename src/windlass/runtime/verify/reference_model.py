@@ -45,7 +45,13 @@ class _Gradients:
     kept: dict[str, Tensor] = field(default_factory=dict)
     squares: float = 0.0
 
-    def add(self, name: str, gradient: Tensor) -> None:
+    def add_layer(self, stack: LayerStack, index: int, sums: Mapping[str, Tensor]) -> None:
+        """Adds the gradients of a layer, by parameter name inside the layer."""
+        for name, total in sums.items():
+            full = f"{stack.names[index]}.{name}"
+            self._add(stack.tied_weights.get(full, full), total)
+
+    def _add(self, name: str, gradient: Tensor) -> None:
         """Adds the full gradient of one use of a parameter."""
         if name not in self.wanted:
             self.squares += _square(gradient)
@@ -70,9 +76,8 @@ def reference_step(
 ) -> ReferenceStep:
     """Loss and gradients of the first step, before any update.
 
-    The forward pass runs without autograd and keeps the inputs of all layers: all micro-batches
-    pass through a layer before the next one is created. The backward pass then goes through the
-    layers in reverse, running each forward again first.
+    All micro-batches pass forward through a layer, without autograd, before the next is created.
+    The backward pass runs each layer's forward pass again, from inputs that the first one kept.
 
     Args:
         stack: the model; it must not use dropout.
@@ -98,6 +103,7 @@ def reference_step(
     gradients = _Gradients(wanted=_wanted_names(stack))
     losses: list[float] = []
     output_gradients: list[Tensor] = []
+    scale = torch.tensor(1 / batch.accumulation)
     for index in reversed(range(count)):
         report(_LABEL, 2 * count - 1 - index, 2 * count)
         layer = _make_layer(stack, index, seed, precision)
@@ -108,13 +114,10 @@ def reference_step(
             if index == count - 1:
                 output = _loss(output, targets[micro])
                 losses.append(float(output.detach()))
-            scale = torch.tensor(1 / batch.accumulation)
             gradient = output_gradients[micro] if output_gradients else scale
             input_gradients += _backward(layer, x if index else None, output, gradient, sums)
         output_gradients = input_gradients
-        for name, total in sums.items():
-            full = f"{stack.names[index]}.{name}"
-            gradients.add(stack.tied_weights.get(full, full), total)
+        gradients.add_layer(stack, index, sums)
         del layer
     report(_LABEL, 2 * count, 2 * count)
     return ReferenceStep(
