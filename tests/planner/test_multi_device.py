@@ -258,9 +258,9 @@ def test_a_minimal_fix_may_be_host_offload():
         "parallel.tensor=1", "parallel.data=2", "batch.micro=1", "sharding.parameters=1",
         "sharding.optimizer=1",
     )  # fmt: skip
-    budget = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
-    assert budget.prediction is not None
-    less = int(0.95 * budget.prediction.peaks[0].peak_bytes)
+    on_device = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
+    assert on_device.prediction is not None
+    less = int(0.95 * on_device.prediction.peaks[0].peak_bytes)
     choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)
     assert choice.plan is not None
     assert choice.plan.offload.optimizer == "host"

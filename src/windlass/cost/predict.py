@@ -74,7 +74,7 @@ def predict_time(
         program, times = programs[last], spans[last]
         overlaps = plan.offloads and machine.device.kind != "cpu"
         if len(programs) > 1 or overlaps:
-            by_kind, by_term = _totals_on_last_device(costs, program, times, beside=overlaps)
+            by_kind, by_term = _totals_on_last_device(costs, program, times, overlaps=overlaps)
         else:
             by_kind, by_term = _totals_of_equal_instructions(costs, program)
             waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
@@ -135,7 +135,7 @@ def _at_pace(
 
 
 def _totals_on_last_device(
-    costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, beside: bool
+    costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, overlaps: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and by term on the device that finishes last.
 
@@ -145,7 +145,7 @@ def _totals_on_last_device(
         costs: costs of the plan's instructions.
         program: program of the device.
         spans: start and end of its instructions.
-        beside: whether updates that move offloaded state overlap with what follows them too.
+        overlaps: whether updates that move offloaded state overlap with what follows them too.
     """
     by_kind: dict[str, float] = defaultdict(float)
     done, end = 0.0, step_seconds(program, spans)
@@ -155,7 +155,7 @@ def _totals_on_last_device(
         seen = max(0.0, until - max(start, done))
         by_kind[instruction.kind] += seen
         work = costs.terms(instruction, program.device)
-        hidden = beside and instruction.kind == "update" and work.total > seen
+        hidden = overlaps and instruction.kind == "update" and work.total > seen
         worked[work] += seen / work.total if hidden else 1.0
         if start > done:
             by_kind[_WAITING] += start - done

@@ -178,13 +178,13 @@ def _shorter(
 def _change(
     request: Request,
     dropped: Sequence[str],
-    weighed: EvaluatedPlan,
+    fitting: EvaluatedPlan,
     base: float,
     *,
     sequence: bool = False,
 ) -> Change:
     """The change that replaces dropped pins by the plan's values; what was open stays open."""
-    plan, prediction = weighed
+    plan, prediction = fitting
     overrides: list[str] = []
     if "batch" in dropped and request.batch.micro is not None:
         overrides.append(f"batch.micro={plan.batch.micro}")

@@ -119,18 +119,18 @@ class LowerBounds:
     def tighten(self, part: Subproblem, limit: float) -> Subproblem:
         """The subproblem with the next bound of each item, without items slower than a limit."""
         if part.bound_level == "products":
-            cell = self._least_recompute_batch(part)
-            least = self._least(part.shape, min_batch_seconds(*self._of(cell)))
+            batch = self._least_recompute_batch(part)
+            least = self._least(part.shape, min_batch_seconds(*self._of(batch)))
             return self._within_limit(
-                Subproblem(part.shape, "passes", least, cell.table.layer_config), limit
+                Subproblem(part.shape, "passes", least, batch.table.layer_config), limit
             )
-        cell = self._least_recompute_batch(part)
-        places = np.arange(cell.table.count)
+        batch = self._least_recompute_batch(part)
+        places = np.arange(batch.table.count)
         return self._within_limit(
-            Subproblem(part.shape, "room", self.in_memory(cell), places, cell), limit
+            Subproblem(part.shape, "room", self.in_memory(batch), places, batch), limit
         )
 
-    def in_memory(self, cell: PlanBatch) -> Floats:
+    def in_memory(self, batch: PlanBatch) -> Floats:
         """Lower bounds on plans that recompute nothing, or that all recompute the same.
 
         If recompute is open, each plan is charged with the recompute that it needs to fit, at least
@@ -139,34 +139,34 @@ class LowerBounds:
         room = MemoryLimit(
             self._budget_bytes,
             self._field.minimizes_recompute,
-            self._allows_selective(cell.shape, cell.table),
+            self._allows_selective(batch.shape, batch.table),
         )
-        return self._least(cell.shape, min_batch_seconds_in_memory(*self._of(cell), room))
+        return self._least(batch.shape, min_batch_seconds_in_memory(*self._of(batch), room))
 
     def batch_of(self, part: Subproblem) -> PlanBatch:
         """The plans of a subproblem bounded in memory, with all their recompute modes."""
         plain = part.batch or self._least_recompute_batch(part)
-        cell = self._field.batch_of(part.shape, np.unique(plain.table.layer_config))
-        chosen = np.isin(_keys(cell.table), _keys(plain.table)[part.items])
-        return replace(cell, table=cell.table.select(chosen))
+        batch = self._field.batch_of(part.shape, np.unique(plain.table.layer_config))
+        chosen = np.isin(_keys(batch.table), _keys(plain.table)[part.items])
+        return replace(batch, table=batch.table.select(chosen))
 
     def _within_limit(self, part: Subproblem, limit: float) -> Subproblem:
         kept = np.isfinite(part.bounds) & (part.bounds <= limit)
         return replace(part, bounds=part.bounds[kept], items=part.items[kept])
 
-    def _of(self, cell: PlanBatch) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
-        return self._chain, cell.shape, cell.chunk_bounds, cell.table
+    def _of(self, batch: PlanBatch) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
+        return self._chain, batch.shape, batch.chunk_bounds, batch.table
 
     def _least(self, shape: PipelineShape, seconds: Floats) -> Floats:
         return seconds * (1 - _STEADY_STATE_ERROR) if shape.repeats else seconds
 
     def _least_recompute_batch(self, part: Subproblem) -> PlanBatch:
         """The plans of a subproblem's configurations with the least recompute."""
-        cell = self._field.batch_of(part.shape, part.items)
-        rows, least = cell.table, int(cell.table.recompute.min())
+        batch = self._field.batch_of(part.shape, part.items)
+        rows, least = batch.table, int(batch.table.recompute.min())
         rows = rows.select((rows.recompute == least)[rows.config])
         rows = replace(rows, recomputes=(rows.recomputes[least],), recompute=rows.recompute * 0)
-        return replace(cell, table=rows)
+        return replace(batch, table=rows)
 
     def _allows_selective(self, shape: PipelineShape, rows: PlanTable) -> Bools:
         """Whether layers of each configuration can recompute selectively."""

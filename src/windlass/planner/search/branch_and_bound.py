@@ -45,9 +45,9 @@ class BranchAndBound:
         self.chain = chain or LayerCosts(space.base, space.graph, space.machine)
         self._bounds = LowerBounds(space, self.chain, budget_bytes)
 
-    def totals(self, cell: PlanBatch) -> PlanTotals:
+    def totals(self, batch: PlanBatch) -> PlanTotals:
         """Seconds and bytes of all plans of a batch."""
-        return evaluate_batch(self.chain, cell.shape, cell.chunk_bounds, cell.table)
+        return evaluate_batch(self.chain, batch.shape, batch.chunk_bounds, batch.table)
 
     @gc_paused
     def exhaustive(self, count: int) -> SearchResult:
@@ -56,20 +56,20 @@ class BranchAndBound:
         Args:
             count: most plans that are returned.
         """
-        found = TopK(count)
-        taken = (self._add(cell, found) for cell in self.space.batches())
+        top = TopK(count)
+        taken = (self._add(batch, top) for batch in self.space.batches())
         able = [spares for spares in taken if spares is not None]
         for spares in sorted(able, key=lambda each: float(each.least.min())):
-            self._add_min_recompute(spares, found)
-        return found.result(of=self._count)
+            self._add_min_recompute(spares, top)
+        return top.result(of=self._count)
 
-    def scores(self, cell: PlanBatch, totals: PlanTotals) -> Floats:
+    def scores(self, batch: PlanBatch, totals: PlanTotals) -> Floats:
         """Seconds of a step, with its share of the compilation that comes before the first step."""
         device, graph = self.space.machine.device, self.space.graph
         once = len({span.kind for span in graph.layer_runs}) * device.compile_seconds
-        compiled = cell.table.layer_configs.compiled[cell.table.layer_config]
+        compiled = batch.table.layer_configs.compiled[batch.table.layer_config]
         share = once / self.space.request.train.steps
-        return np.asarray(totals.step_seconds + share * compiled[cell.table.config])
+        return np.asarray(totals.step_seconds + share * compiled[batch.table.config])
 
     def fastest(self, count: int, *, within: float = inf, families: int = 0) -> SearchResult:
         """The fastest plans, without evaluating those that are provably slower or do not fit.
@@ -83,35 +83,35 @@ class BranchAndBound:
 
     def first_feasible(self, count: int) -> SearchResult:
         """Some plans that fit, found quickly: of the shape with the fewest stages that has any."""
-        found = TopK(count)
+        top = TopK(count)
         for shape, able in self.space.open_shapes():
             if shape.schedule == "1f1b":
                 table = self.space.config_table(shape)
                 largest = able[table.devices[able] == table.devices[able].max()]
                 chosen = largest[table.options[largest] == table.options[largest].max()]
-                cell = self.space.batch_of(shape, chosen)
-                totals = self.totals(cell)
-                found.add(cell, self.scores(cell, totals), totals, self._budget)
-            if found.by_family:
+                batch = self.space.batch_of(shape, chosen)
+                totals = self.totals(batch)
+                top.add(batch, self.scores(batch, totals), totals, self._budget)
+            if top.by_family:
                 break
-        return found.result(of=found.evaluated)
+        return top.result(of=top.evaluated)
 
     def faster(self, seconds: float) -> SearchResult:
         """The fastest plans that take less than this many seconds, and how many there are."""
         return self._search(TopK(_FASTEST, below=seconds))
 
     @gc_paused
-    def _search(self, found: TopK) -> SearchResult:
+    def _search(self, top: TopK) -> SearchResult:
         """Evaluates the subproblem with the lowest bound until all others are slower."""
         queue = BoundQueue(self._bounds.subproblems())
-        while queue.least_bound <= (limit := found.limit) and queue.least_bound < inf:
+        while queue.least_bound <= (limit := top.limit) and queue.least_bound < inf:
             first, rest = queue.pop().split(limit)
             queue.push(rest)
             if first.bound_level == "room":
-                self._evaluate(self._bounds.batch_of(first), found)
+                self._evaluate(self._bounds.batch_of(first), top)
             else:
                 queue.push(self._bounds.tighten(first, limit))
-        return found.result(of=self._count)
+        return top.result(of=self._count)
 
     @cached_property
     def _count(self) -> int:
@@ -124,65 +124,65 @@ class BranchAndBound:
         It shards as much as possible, in the smallest micro-batches, with recompute, under the
         schedule that keeps the fewest micro-batches alive.
         """
-        found = TopK(1)
+        top = TopK(1)
         for shape, able in self.space.open_shapes():
             if shape.schedule != "1f1b" and self.space.request.parallel.schedule is None:
                 continue
-            cell = self.space.batch_of(shape, self._smallest_microbatches(shape, able))
-            rows = cell.table
+            batch = self.space.batch_of(shape, self._smallest_microbatches(shape, able))
+            rows = batch.table
             modes = np.array([RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])[
                 rows.recompute
             ]
             kept = _shards_most(rows)[rows.sharding] & (modes == modes.max())[rows.config]
-            cell = PlanBatch(shape, cell.chunk_bounds, rows.select(kept))
-            totals = self.totals(cell)
-            found.add(cell, self.scores(cell, totals), totals, -inf)
-        return found.result(of=found.evaluated)
+            batch = PlanBatch(shape, batch.chunk_bounds, rows.select(kept))
+            totals = self.totals(batch)
+            top.add(batch, self.scores(batch, totals), totals, -inf)
+        return top.result(of=top.evaluated)
 
-    def _evaluate(self, cell: PlanBatch, found: TopK) -> None:
+    def _evaluate(self, batch: PlanBatch, top: TopK) -> None:
         """Adds a batch, with as little recompute as fits if that is open."""
-        spares = self._add(cell, found)
+        spares = self._add(batch, top)
         if spares is not None:
-            self._add_min_recompute(spares, found)
+            self._add_min_recompute(spares, top)
 
-    def _add(self, cell: PlanBatch, found: TopK) -> "_NeedsRecompute | None":
+    def _add(self, batch: PlanBatch, top: TopK) -> "_NeedsRecompute | None":
         """Adds a batch; returns the plans that fit only with recompute."""
-        totals = self.totals(cell)
-        scores = self.scores(cell, totals)
+        totals = self.totals(batch)
+        scores = self.scores(batch, totals)
         if not self.space.minimizes_recompute:
-            found.add(cell, scores, totals, self._budget)
+            top.add(batch, scores, totals, self._budget)
             return None
         fits = (totals.peak_bytes <= self._budget) & (totals.offload_fill <= 1)
-        twin, some, whole = (recompute_twins(cell.table, mode) for mode in RECOMPUTE_MODES)
+        twin, some, whole = (recompute_twins(batch.table, mode) for mode in RECOMPUTE_MODES)
         spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._budget)
-        found.add(cell, np.where(spares, inf, scores), totals, self._budget)
-        own = np.arange(cell.table.count)  # one of two twins that fit is enough
+        top.add(batch, np.where(spares, inf, scores), totals, self._budget)
+        own = np.arange(batch.table.count)  # one of two twins that fit is enough
         spares &= (whole == own) | (whole < 0) | ~fits[whole]
-        spares &= scores[twin] <= found.needed_seconds
+        spares &= scores[twin] <= top.needed_seconds
         if not spares.any():
             return None
-        rows = cell.table.select(spares)
+        rows = batch.table.select(spares)
         plain = replace(rows, recomputes=(RecomputeConfig(),), recompute=rows.recompute * 0)
         return _NeedsRecompute(
-            cell=replace(cell, table=rows),
-            least=self._bounds.in_memory(replace(cell, table=plain)),
+            cell=replace(batch, table=rows),
+            least=self._bounds.in_memory(replace(batch, table=plain)),
             far_full=totals.offload_fill[spares],
             selects=some[spares] >= 0,
         )
 
-    def _add_min_recompute(self, spares: "_NeedsRecompute", found: TopK) -> None:
+    def _add_min_recompute(self, spares: "_NeedsRecompute", top: TopK) -> None:
         """Adds plans with as little recompute as fits, those with the lowest bounds first."""
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
             batch = by_bound[first : first + _BATCH]
-            batch = batch[spares.least[batch] <= found.needed_seconds]
+            batch = batch[spares.least[batch] <= top.needed_seconds]
             if not batch.size:
                 return
             chosen = np.isin(np.arange(len(by_bound)), batch)
             part = replace(spares.cell, table=spares.cell.table.select(chosen))
             far_full, selects = spares.far_full[chosen], spares.selects[chosen]
-            fewer, told = minimize_recompute(self.chain, part, self._budget, far_full, selects)
-            found.add(fewer, self.scores(fewer, told), told, self._budget, counted=False)
+            fewer, totals = minimize_recompute(self.chain, part, self._budget, far_full, selects)
+            top.add(fewer, self.scores(fewer, totals), totals, self._budget, counted=False)
 
     def _smallest_microbatches(self, shape: PipelineShape, able: Ints) -> Ints:
         """The configurations with the smallest micro-batch for their degrees."""

@@ -44,31 +44,31 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of a single-stage plan."""
     short = _shortened(plan, _SHORT_MICROBATCHES)
     program, *_ = lower(short, graph)  # tensor-parallel ranks run the same program
-    held = machine.device.process_bytes(compiled=plan.compile)
-    full = memory_profile(program, short, graph, runtime_bytes=held)
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    profile = memory_profile(program, short, graph, runtime_bytes=process_bytes)
     return DevicePeak(
-        peak_bytes=full.peak_bytes,
-        by_class=full.by_class,
-        index=_full_program_index(full.peak_instruction, plan, program),
-        instruction=program.instructions[full.peak_instruction],
+        peak_bytes=profile.peak_bytes,
+        by_class=profile.by_class,
+        index=_full_program_index(profile.peak_instruction, plan, program),
+        instruction=program.instructions[profile.peak_instruction],
     )
 
 
 def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of the fullest of several stages."""
-    held = machine.device.process_bytes(compiled=plan.compile)
-    found = []
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    peaks = []
     for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
-        full = memory_profile(program, plan, graph, runtime_bytes=held)
-        found.append(
+        profile = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
+        peaks.append(
             DevicePeak(
-                peak_bytes=full.peak_bytes,
-                by_class=full.by_class,
-                index=full.peak_instruction,
-                instruction=program.instructions[full.peak_instruction],
+                peak_bytes=profile.peak_bytes,
+                by_class=profile.by_class,
+                index=profile.peak_instruction,
+                instruction=program.instructions[profile.peak_instruction],
             )
         )
-    return max(found, key=lambda memory: memory.peak_bytes)
+    return max(peaks, key=lambda memory: memory.peak_bytes)
 
 
 def evaluate(plan: Plan, graph: Graph, machine: Machine, *, budget_bytes: int) -> Prediction:
@@ -135,9 +135,9 @@ def steady_state_microbatches(plan: Plan) -> Plan:
 
 def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
     """The prediction with another capacity of device memory, which is the first tier."""
-    near, *others = prediction.peaks
-    near = near.model_copy(update={"capacity_bytes": budget_bytes})
-    return prediction.model_copy(update={"peaks": (near, *others)})
+    device, *others = prediction.peaks
+    device = device.model_copy(update={"capacity_bytes": budget_bytes})
+    return prediction.model_copy(update={"peaks": (device, *others)})
 
 
 def _shortened(plan: Plan, accumulation: int) -> Plan:

@@ -151,17 +151,17 @@ def _min_recompute(
         for count in np.unique(step[open_]):
             asked = open_ & (step == count)
             needed = asked.any(axis=1)
-            held = np.full(side, np.nan)
+            stage_sizes = np.full(side, np.nan)
             tried = _with_recompute(
                 rows.select(needed), _recompute_config(way(np.minimum(count, last)))
             )
-            held[needed] = stage_bytes(chain, shape, cell.chunk_bounds, tried)
-            fits = asked & (held <= budget_bytes)
-            nbytes[fits], high[fits] = held[fits], count
+            stage_sizes[needed] = stage_bytes(chain, shape, cell.chunk_bounds, tried)
+            fits = asked & (stage_sizes <= budget_bytes)
+            nbytes[fits], high[fits] = stage_sizes[fits], count
             fails = asked & ~fits
             low[fails] = np.minimum(count + 1, high[fails])
             none = fails & (count == last)
-            nbytes[none] = held[none]
+            nbytes[none] = stage_sizes[none]
         step = (low + high) // 2
     return _MinRecompute(way(low), nbytes)
 
@@ -297,9 +297,10 @@ class RecomputeSteps:
 
 def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Peak device memory of each stage, `[stage]`."""
-    held = machine.device.process_bytes(compiled=plan.compile)
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
     short = steady_state_microbatches(plan)
     programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return tuple(
-        memory_profile(program, short, graph, runtime_bytes=held).peak_bytes for program in programs
+        memory_profile(program, short, graph, runtime_bytes=process_bytes).peak_bytes
+        for program in programs
     )

@@ -102,7 +102,7 @@ class _Search:
 
     def found(self) -> tuple[EvaluatedPlan, ...]:
         """Plans that fit, as far as needed, the fastest run first."""
-        weighed: list[tuple[float, int, EvaluatedPlan]] = []
+        evaluated: list[tuple[float, int, EvaluatedPlan]] = []
         best, steps = self._below, self._field.request.train.steps
         while self._open and self._open[0][0] < best:
             _, _, item = heappop(self._open)
@@ -115,9 +115,9 @@ class _Search:
                     self._truncate(item.plan, (True,))
                 continue
             seconds = prediction.step_seconds + prediction.compile_seconds / steps
-            weighed.append((seconds, len(weighed), (item.plan, prediction)))
+            evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
             best = min(best, seconds)
-        return tuple(each for _, _, each in sorted(weighed, key=itemgetter(0, 1)))
+        return tuple(each for _, _, each in sorted(evaluated, key=itemgetter(0, 1)))
 
     def _truncate(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
         """Adds the plan again if it fits, as far as short programs tell."""
@@ -178,18 +178,18 @@ def with_offload_tiers(
             the device if there is room: a transfer that is not needed delays nothing.
     """
     sizes, nearest = plan_layer_sizes(plan, space.graph), offload_tiers(space.machine)[0].name
-    for there in outputs:
+    for activations in outputs:
         if (
-            waiting_activation_bytes(with_state_on(plan, nearest, activations=there), sizes)
+            waiting_activation_bytes(with_state_on(plan, nearest, activations=activations), sizes)
             > budget_bytes
         ):
             continue
         for tier in offload_tiers(space.machine):
-            home = with_state_on(plan, tier.name, activations=there)
-            if fullest_offloaded_bytes(home, space) <= tier.capacity_bytes:
-                short = TruncatedPlan(home, space.graph, space.machine)
+            offloaded = with_state_on(plan, tier.name, activations=activations)
+            if fullest_offloaded_bytes(offloaded, space) <= tier.capacity_bytes:
+                short = TruncatedPlan(offloaded, space.graph, space.machine)
                 if (
-                    not plan_errors(home, space.graph, space.machine)
+                    not plan_errors(offloaded, space.graph, space.machine)
                     and short.peak_bytes <= budget_bytes
                 ):
                     yield short

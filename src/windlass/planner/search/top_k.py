@@ -104,7 +104,7 @@ class TopK:
 
     def add(
         self,
-        cell: PlanBatch,
+        batch: PlanBatch,
         score: Floats,
         totals: PlanTotals,
         budget_bytes: float,
@@ -114,22 +114,24 @@ class TopK:
         """Adds the fastest plans of a batch.
 
         Args:
-            cell: the plans.
+            batch: the plans.
             score: seconds that they are ranked by, `[plan]`; infinite for plans that do not count.
             totals: estimated time and memory of the plans.
             budget_bytes: device memory budget.
             counted: whether the plans are among those that the space counts.
         """
         self.evaluated += counted * len(score)
-        near = totals.peak_bytes <= budget_bytes
-        fits = near & (totals.offload_fill <= 1) & (score < (self._below or inf))
+        in_memory = totals.peak_bytes <= budget_bytes
+        fits = in_memory & (totals.offload_fill <= 1) & (score < (self._below or inf))
         self.faster += 0 if self._below is None else int(fits.sum())
 
         def found(place: np.intp) -> Candidate:
-            return Candidate(float(score[place]), float(totals.peak_bytes[place]), cell, int(place))
+            return Candidate(
+                float(score[place]), float(totals.peak_bytes[place]), batch, int(place)
+            )
 
         self._keep(np.flatnonzero(fits & (score < self.last)), score, found)
-        traits, of_plan = _families_of(cell)
+        traits, of_plan = _families_of(batch)
         fastest = np.array([_seconds(self.by_family.get(trait)) for trait in traits])
         quick = np.flatnonzero(fits & (score < fastest[of_plan]))
         for place in _firsts(quick, of_plan, score):
@@ -140,8 +142,8 @@ class TopK:
                 for each in traits
             ]
         )
-        small = np.flatnonzero(~near & (totals.peak_bytes < smallest[of_plan]))
-        for place in _firsts(small, of_plan, totals.peak_bytes):
+        smaller = np.flatnonzero(~in_memory & (totals.peak_bytes < smallest[of_plan]))
+        for place in _firsts(smaller, of_plan, totals.peak_bytes):
             self.infeasible[traits[of_plan[place]]] = found(place)
 
     def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Candidate]) -> None:
@@ -180,23 +182,24 @@ def _bytes(found: Candidate | None) -> float:
     return inf if found is None else found.peak_bytes
 
 
-def _families_of(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
+def _families_of(batch: PlanBatch) -> tuple[list[PlanFamily], Ints]:
     """The families of a batch's plans, and the index of each plan's family, `[plan]`."""
-    rows, shape = cell.table, cell.shape
-    modes = np.array([RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])
+    table, shape = batch.table, batch.shape
+    modes = np.array([RECOMPUTE_MODES.index(each.mode) for each in table.recomputes])
     of_run = (
-        rows.layer_configs.tensor[rows.layer_config] * len(RECOMPUTE_MODES) + modes[rows.recompute]
+        table.layer_configs.tensor[table.layer_config] * len(RECOMPUTE_MODES)
+        + modes[table.recompute]
     )
-    of_pair = rows.optimizer_tier * len(_SHARDING) + (rows.pairs > 1).sum(axis=1)
-    homes = rows.sharding_table.optimizer_tiers
+    of_pair = table.optimizer_tier * len(_SHARDING) + (table.pairs > 1).sum(axis=1)
+    tiers = table.sharding_table.optimizer_tiers
     traits = [
-        PlanFamily(shape.pipeline, tensor, shape.schedule, mode, shares, home)
-        for tensor, mode, home, shares in product(
-            rows.layer_configs.tensors, RECOMPUTE_MODES, homes, _SHARDING
+        PlanFamily(shape.pipeline, tensor, shape.schedule, mode, sharding, tier)
+        for tensor, mode, tier, sharding in product(
+            table.layer_configs.tensors, RECOMPUTE_MODES, tiers, _SHARDING
         )
     ]
-    pairs = len(homes) * len(_SHARDING)
-    return traits, np.asarray((of_run * pairs)[rows.config] + of_pair[rows.sharding])
+    pairs = len(tiers) * len(_SHARDING)
+    return traits, np.asarray((of_run * pairs)[table.config] + of_pair[table.sharding])
 
 
 def _firsts(places: Ints, groups: Ints, values: Floats) -> npt.NDArray[np.intp]:

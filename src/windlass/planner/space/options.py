@@ -307,25 +307,25 @@ def _recompute_faults(request: Request, machine: Machine) -> Iterator[str]:
 
 def _optimizer_tier_faults(request: Request, machine: Machine) -> Iterator[str]:
     """Why optimizer state cannot live where the request wants it."""
-    home = request.offload.optimizer
-    if home is None:
+    wanted = request.offload.optimizer
+    if wanted is None:
         return
     tiers = [
         tier.name for tier in machine.device.tiers if tier is machine.device.memory or tier.read
     ]
-    if home not in tiers:
+    if wanted not in tiers:
         yield (
-            f"`offload.optimizer` = {home}, but `{machine.name}` has only "
+            f"`offload.optimizer` = {wanted}, but `{machine.name}` has only "
             f"{', '.join(tiers)}; choose one of them"
         )
     if request.phases not in (None, 1):
         yield (
-            f"`offload.optimizer` = {home} with `phases` = {request.phases}: phases offload "
+            f"`offload.optimizer` = {wanted} with `phases` = {request.phases}: phases offload "
             "weights and optimizer state together; leave one of them out"
         )
-    if home != DEVICE_TIER and request.precision == "float64":
+    if wanted != DEVICE_TIER and request.precision == "float64":
         yield (
-            f"`offload.optimizer` = {home} with `precision` = float64, which verifies "
+            f"`offload.optimizer` = {wanted} with `precision` = float64, which verifies "
             f"plans in memory; set `offload.optimizer` = {DEVICE_TIER}, or `precision` = float32"
         )
 

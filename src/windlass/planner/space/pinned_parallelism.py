@@ -63,10 +63,10 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
     if request.phases and request.phases > 1:
         first = _in_phases(first, request.phases, machine)
     plans = open_plans(first, _replica_request(request, parallel.data), graph, machine)
-    told = [plan_errors(plan, graph, machine) for plan in plans]
-    legal = tuple(plan for plan, faulty in zip(plans, told, strict=True) if not faulty)
+    errors = [plan_errors(plan, graph, machine) for plan in plans]
+    legal = tuple(plan for plan, faulty in zip(plans, errors, strict=True) if not faulty)
     if not legal:
-        raise InputErrors(tuple(dict.fromkeys(fault for faulty in told for fault in faulty)))
+        raise InputErrors(tuple(dict.fromkeys(fault for faulty in errors for fault in faulty)))
     return legal
 
 
@@ -79,8 +79,8 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
         Stage(phases=tuple(_even_ranges(stage.first_layer, stage.end_layer, phases)))
         for stage in plan.stages
     )
-    home = Offload(parameters=tier, gradients=tier, optimizer=tier)
-    return plan.model_copy(update={"offload": home, "stages": stages})
+    offload = Offload(parameters=tier, gradients=tier, optimizer=tier)
+    return plan.model_copy(update={"offload": offload, "stages": stages})
 
 
 def _even_ranges(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
