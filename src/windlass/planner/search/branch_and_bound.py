@@ -81,21 +81,6 @@ class BranchAndBound:
         """
         return self._search(TopK(count, within=within, families=families))
 
-    def first_feasible(self, count: int) -> SearchResult:
-        """Some plans that fit, found quickly: of the shape with the fewest stages that has any."""
-        top = TopK(count)
-        for shape, able in self.space.open_shapes():
-            if shape.schedule == "1f1b":
-                table = self.space.config_table(shape)
-                largest = able[table.devices[able] == table.devices[able].max()]
-                chosen = largest[table.options[largest] == table.options[largest].max()]
-                batch = self.space.batch_of(shape, chosen)
-                totals = self.totals(batch)
-                top.add(batch, self.scores(batch, totals), totals, self._budget)
-            if top.by_family:
-                break
-        return top.result(of=top.evaluated)
-
     def faster(self, seconds: float) -> SearchResult:
         """The fastest plans that take less than this many seconds, and how many there are."""
         return self._search(TopK(_FASTEST, below=seconds))
