@@ -1,4 +1,4 @@
-"""Starts the real command line in processes of its own."""
+"""Runs the real command line, each in a process of its own."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ Windlass = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def start(surroundings: dict[str, str], folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Begins a command line that the test will stop or kill."""
+    """Starts a command line that the test will stop or kill."""
     return subprocess.Popen(
         (sys.executable, "-m", "windlass", *words),
         cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

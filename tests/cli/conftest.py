@@ -1,4 +1,4 @@
-"""A command line with a cache of its own, on a machine that is known already."""
+"""The command line with a cache of its own, which already holds this machine."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.pods import STAGES, ended
+from cli.rank_processes import STAGES, ended
 from command_line import Windlass, start
 from factories import tiny_machine
 from windlass.hardware.local_machine import save_local_machine, system_fingerprint
@@ -15,11 +15,11 @@ from windlass.hardware.local_machine import save_local_machine, system_fingerpri
 
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables that lead to a cache which holds a machine named `here`."""
+    """Environment variables that point to a cache with a machine named `here`."""
     cache = tmp_path_factory.mktemp("cache")
     machine = tiny_machine(memory="8 GiB", host="8 GiB")
-    near, far = machine.device.tiers
-    tiers = (near, far.model_copy(update={"name": "disk"}))
+    device_memory, host = machine.device.tiers
+    tiers = (device_memory, host.model_copy(update={"name": "disk"}))
     device = machine.device.model_copy(update={"tiers": tiers})
     machine = machine.model_copy(
         update={"name": "here", "system": system_fingerprint(), "device": device}
@@ -30,7 +30,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
-    """Runs one command line in an empty folder, to its end."""
+    """Runs a command line in an empty folder, and waits for its end."""
 
     def run(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -44,7 +44,7 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
 
 @pytest.fixture(scope="session")
 def whole(surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two stages that nobody disturbed."""
+    """A run on two pipeline stages that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     process = start(surroundings, folder, "train", *STAGES, "--folder", "run")
     assert process.wait(timeout=120) == 0, ended(process)

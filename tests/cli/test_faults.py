@@ -1,4 +1,4 @@
-"""A device of several is killed, stopped, or lacks memory or disk: told, ended, gone on with."""
+"""A rank is killed, stopped, or lacks memory or disk: it is named, all end, the run resumes."""
 
 import random
 import re
@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from cli.pods import (
-    POD,
+from cli.rank_processes import (
+    HANG_SECONDS,
     REPLICAS,
-    SILENCE,
+    RUN,
+    SHORT_TIMEOUT,
     STAGES,
-    WATCHED,
-    device_processes,
     ended,
     last_step,
+    leave_no_disk,
     leave_no_memory,
-    leave_no_room,
     numbers,
+    rank_processes,
     send,
-    wait_for_devices,
+    wait_for_ranks,
     wait_for_step,
     wait_until_gone,
     weights,
@@ -34,47 +34,48 @@ from windlass.tracking.load_run import load_run
 Surroundings = dict[str, str]
 
 SUMMED = 0.01
-"""Two gradients are summed in another order, in float32: 120 updates carry 1e-7 to this."""
+"""Largest difference of the losses: the sum of two float32 gradients in another order differs by
+1e-7, which grows to this over 120 updates."""
 
 
 def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
-    """Losses and weights of a run are those of another one, bit for bit."""
+    """Asserts that losses and weights of a run equal those of another one bit for bit."""
     assert load_run(folder).state == "finished"
     assert numbers(load_run(folder)) == numbers(load_run(whole))
     assert weights(folder) == weights(whole)
 
 
-def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
+def test_a_run_resumes_bit_for_bit_after_its_parent_is_killed_and_a_rank_killed_or_stopped(
     surroundings: Surroundings, tmp_path: Path, whole: Path
 ) -> None:
     folder, resume = tmp_path / "run", ("resume", "run", "--runs", ".")
 
-    process = start(surroundings, tmp_path, "train", *STAGES, *WATCHED, "--folder", "run")
-    devices = wait_for_devices(process.pid)
-    send(devices[1], signal.SIGSTOP)
+    process = start(surroundings, tmp_path, "train", *STAGES, *SHORT_TIMEOUT, "--folder", "run")
+    ranks = wait_for_ranks(process.pid)
+    send(ranks[1], signal.SIGSTOP)
     process.kill()
-    wait_until_gone(devices)
+    wait_until_gone(ranks)
     ended(process)
     assert load_run(folder).state == "killed"
 
     process = start(surroundings, tmp_path, *resume)
-    devices = wait_for_devices(process.pid)
+    ranks = wait_for_ranks(process.pid)
     wait_for_step(folder, 7)
-    send(devices[1], signal.SIGKILL)
-    wait_until_gone(devices)
+    send(ranks[1], signal.SIGKILL)
+    wait_until_gone(ranks)
     news = ended(process)
     assert process.returncode == 1, news
     assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0) in step" in news
     assert "was killed by SIGKILL" in news
-    assert re.search(r"checkpoints/step-\d+`; `windlass resume run` goes on", news)
+    assert re.search(r"checkpoints/step-\d+`; continue with `windlass resume run", news)
     assert "Traceback" not in news
 
     done = load_run(folder).steps[-1].step
     process = start(surroundings, tmp_path, *resume)
-    devices = wait_for_devices(process.pid)
-    wait_for_step(folder, done + 3)  # one that only this attempt has done
-    send(devices[0], signal.SIGSTOP)
-    wait_until_gone(devices, SILENCE + 10)
+    ranks = wait_for_ranks(process.pid)
+    wait_for_step(folder, done + 3)  # a step that only this attempt has done
+    send(ranks[0], signal.SIGSTOP)
+    wait_until_gone(ranks, HANG_SECONDS + 10)
     news = ended(process)
     assert process.returncode == 1, news
     assert "rank 0 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 0) in step" in news
@@ -87,15 +88,15 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
 
 
 @pytest.mark.slow
-def test_a_full_disk_in_one_device_is_told_and_nothing_half_is_left(
+def test_a_full_disk_of_one_rank_is_reported_and_leaves_nothing_incomplete(
     surroundings: Surroundings, tmp_path: Path, whole: Path
 ) -> None:
     folder = tmp_path / "run"
     process = start(surroundings, tmp_path, "train", *STAGES, "--folder", "run")
-    devices = wait_for_devices(process.pid)
+    ranks = wait_for_ranks(process.pid)
     wait_for_step(folder, 22)
-    leave_no_room(devices[1])
-    wait_until_gone(devices)
+    leave_no_disk(ranks[1])
+    wait_until_gone(ranks)
     news = ended(process)
     assert process.returncode == 2, news
     assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0)" in news
@@ -109,15 +110,13 @@ def test_a_full_disk_in_one_device_is_told_and_nothing_half_is_left(
 
 
 @pytest.mark.slow
-def test_a_device_without_memory_is_named_with_plans_that_fit(
-    surroundings: Surroundings, tmp_path: Path
-) -> None:
-    words = (*POD, "parallel.data=2", "model.width=256", "train.steps=2000")
+def test_a_rank_without_memory_is_named(surroundings: Surroundings, tmp_path: Path) -> None:
+    words = (*RUN, "parallel.data=2", "model.width=256", "train.steps=2000")
     process = start(surroundings, tmp_path, "train", *words, "--folder", "run")
-    devices = wait_for_devices(process.pid)
+    ranks = wait_for_ranks(process.pid)
     wait_for_step(tmp_path / "run", 1)
-    leave_no_memory(devices[1])
-    wait_until_gone(devices, 30)
+    leave_no_memory(ranks[1])
+    wait_until_gone(ranks, 30)
     news = ended(process)
     assert process.returncode == 2, news
     assert "rank 1 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 1)" in news
@@ -147,7 +146,7 @@ def build():
 
 
 @pytest.mark.slow
-def test_an_error_of_the_models_own_code_is_told_with_its_device_and_where_its_trace_lies(
+def test_an_error_in_a_users_model_is_reported_with_its_rank_and_traceback_file(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
@@ -167,15 +166,15 @@ def test_an_error_of_the_models_own_code_is_told_with_its_device_and_where_its_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_wish_to_stop_ends_the_step_under_way_saves_it_and_ends_all(
+def test_a_stop_request_completes_and_saves_the_current_step_and_ends_all_ranks(
     surroundings: Surroundings, tmp_path: Path, whole: Path, number: signal.Signals
 ) -> None:
     words = ("train", *STAGES, "train.save_every=1000", "--folder", "run")
     process = start(surroundings, tmp_path, *words)
-    devices = wait_for_devices(process.pid)
+    ranks = wait_for_ranks(process.pid)
     wait_for_step(tmp_path / "run", 7)
     send(process.pid, number)
-    wait_until_gone(devices)
+    wait_until_gone(ranks)
     news = ended(process)
     assert process.returncode == 130, news
     record = load_run(tmp_path / "run")
@@ -190,23 +189,23 @@ def test_a_wish_to_stop_ends_the_step_under_way_saves_it_and_ends_all(
 
 
 @pytest.mark.slow
-def test_an_elastic_run_that_loses_a_replica_goes_on_without_it(
+def test_an_elastic_run_that_loses_a_replica_continues_without_it(
     surroundings: Surroundings, tmp_path: Path, windlass: Windlass
 ) -> None:
     words = (*REPLICAS, "train.steps=120")
     assert windlass("train", *words, "--folder", "whole").returncode == 0
     process = start(surroundings, tmp_path, "train", *words, "--elastic", "--folder", "run")
-    devices = wait_for_devices(process.pid)
+    ranks = wait_for_ranks(process.pid)
     folder = tmp_path / "run"
     wait_for_step(folder, 7)
-    send(devices[1], signal.SIGKILL)
-    wait_until_gone(devices)
+    send(ranks[1], signal.SIGKILL)
+    wait_until_gone(ranks)
     news = ended(process)
     assert process.returncode == 0, news
     assert "was killed by SIGKILL" in news
     record = load_run(folder)
     begun = record.current_plan_steps[0].step
-    assert f"2 devices are 1 now (parallel.data=1); goes on after step {begun - 1}" in news
+    assert f"1 of 2 devices are left (parallel.data=1); continues after step {first - 1}" in news
     assert (record.state, record.attempts) == ("finished", 2)
     assert record.plan is not None
     assert record.plan.parallel.devices == 1
@@ -214,7 +213,7 @@ def test_an_elastic_run_that_loses_a_replica_goes_on_without_it(
 
     whole, run = load_run(tmp_path / "whole").steps, record.steps
     assert [step.step for step in run] == [step.step for step in whole]
-    assert [step.loss for step in run[: begun - 1]] == [step.loss for step in whole[: begun - 1]]
+    assert [step.loss for step in run[: first - 1]] == [step.loss for step in whole[: first - 1]]
     assert [step.loss for step in run] == pytest.approx([s.loss for s in whole], abs=SUMMED)
 
 
@@ -230,7 +229,7 @@ def test_fifty_random_kills_and_stops_lose_nothing(
 ) -> None:
     words = (
         *words,
-        *WATCHED,
+        *SHORT_TIMEOUT,
         "train.steps=2000",
         "train.save_every=10",
         "train.evaluate_every=500",
@@ -243,28 +242,28 @@ def test_fifty_random_kills_and_stops_lose_nothing(
     for turn in range(50):
         done = last_step(folder)
         process = start(surroundings, tmp_path, *verb)
-        devices = wait_for_devices(process.pid)
+        ranks = wait_for_ranks(process.pid)
         if turn % 5 == 4:
-            time.sleep(draw.uniform(0.0, 4.0))  # anywhere in the set-up, or soon after it
+            time.sleep(draw.uniform(0.0, 4.0))  # during start-up, or soon after it
         else:
             wait_for_step(folder, min(done + draw.randint(1, 30), 1990))
             time.sleep(draw.uniform(0.0, 0.05))
-        victim = draw.choice([devices[0], devices[1], process.pid])
-        # A parent that is stopped is a person's wish: it is only ever killed.
+        victim = draw.choice([ranks[0], ranks[1], process.pid])
+        # Only a person stops a parent process, so that it is killed here but never stopped.
         stops = victim != process.pid and draw.random() < 0.3
         assert process.poll() is None
         send(victim, signal.SIGSTOP if stops else signal.SIGKILL)
         news = ended(process)
-        wait_until_gone(devices)
+        wait_until_gone(ranks)
         assert "Traceback" not in news
         if victim != process.pid:
-            device = next(at for at, pid in devices.items() if pid == victim)
+            device = next(at for at, pid in ranks.items() if pid == victim)
             how = "is stopped" if stops else "was killed by SIGKILL"
             assert process.returncode == 1, news
             assert f"rank {device} (" in news
             assert how in news
         verb = ("resume", "run", "--runs", ".")
-    assert not device_processes(process.pid)
+    assert not rank_processes(process.pid)
 
     process = start(surroundings, tmp_path, *verb)
     assert process.wait(timeout=300) == 0, ended(process)

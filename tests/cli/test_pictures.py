@@ -60,7 +60,7 @@ def test_the_predicted_timeline_is_written_as_a_trace(windlass: Windlass, tmp_pa
     ("words", "told"),
     [
         (("--trace", "plan.txt"), "write `plan.json`"),
-        (("--trace", "nowhere/deep/plan.json"), "nowhere"),
+        (("--trace", "/proc/plan.json"), "/proc/plan.json"),
         (("--picture", "plan.jpg"), ".html or .svg or .png"),
         (("--picture", "plan.svg", "--only", "waterfal"), "did you mean `waterfall`"),
         (("--picture", "plan.html", "--only", "waterfall"), "a page holds all pictures"),

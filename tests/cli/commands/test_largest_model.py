@@ -42,8 +42,8 @@ def test_the_result_is_one_table_with_the_transfers_and_the_verdict(
                     "--keep-checkpoint")  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    for words in ("near peak", "far, on disk", "written", "MFU", "bytes near",
-                  "moving takes as long as computing", "equal to the reference",
+    for words in ("device memory peak", "offloaded, on disk", "written", "MFU",
+                  "bytes in device memory", "take as long as compute", "equal to the reference",
                   "gradient of layer 0", "gradient of layer 3"):  # fmt: skip
         assert words in done.stdout
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]

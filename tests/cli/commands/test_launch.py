@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.pods import (
-    POD,
-    SILENCE,
+from cli.rank_processes import (
+    HANG_SECONDS,
+    RUN,
+    SHORT_TIMEOUT,
     STAGES,
-    WATCHED,
-    leave_no_room,
+    leave_no_disk,
     numbers,
     wait_for_step,
     wait_until_gone,
@@ -176,13 +176,13 @@ def test_a_rank_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_nam
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path,
     number: signal.Signals, told: str, host: int,
 ) -> None:  # fmt: skip
-    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
+    prepare(windlass, *STAGES, *SHORT_TIMEOUT, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
     hosts = start_hosts(folder, 2, RESTARTS="0")
     wait_for_step(folder, 5, seconds=120)
     processes = {rank: rank_process(folder, rank) for rank in range(2)}
     os.kill(processes[host], number)
-    wait_until_gone(processes, SILENCE + WITHIN)
+    wait_until_gone(processes, HANG_SECONDS + WITHIN)
     where = f"pipeline stage {host}, tensor-parallel rank 0, data-parallel rank 0"
     named = f"rank {host} ({where}) in step"
     for code, words in outcome(hosts):
@@ -207,13 +207,13 @@ def link() -> Iterator[Link]:
 def test_a_link_that_drops_all_packets_ends_both_hosts_with_an_error_that_names_a_rank(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path, link: Link
 ) -> None:
-    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
+    prepare(windlass, *STAGES, *SHORT_TIMEOUT, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
     hosts = start_hosts(folder, 2, link, RESTARTS="0")
     wait_for_step(folder, 100, seconds=120)
     processes = {rank: rank_process(folder, rank) for rank in range(2)}
     link.swallow()
-    wait_until_gone(processes, SILENCE + WITHIN)
+    wait_until_gone(processes, HANG_SECONDS + WITHIN)
     link.take_up()  # torchrun ends only then
     for code, words in outcome(hosts):
         assert code != 0
@@ -226,7 +226,7 @@ def test_a_link_that_drops_all_packets_ends_both_hosts_with_an_error_that_names_
 def test_four_ranks_on_two_hosts_restart_from_the_last_checkpoint_when_one_is_killed(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:
-    words = (*POD, "batch.micro=1", "parallel.pipeline=2", "parallel.data=2", "train.steps=200")
+    words = (*RUN, "batch.micro=1", "parallel.pipeline=2", "parallel.data=2", "train.steps=200")
     prepare(windlass, *words, "--nodes", "2", "--per-node", "2")
     folder = tmp_path / "run"
     hosts = start_hosts(folder, 2)
@@ -274,7 +274,7 @@ def test_a_rank_that_fails_under_torchrun_leaves_a_report_and_all_end(
     folder = tmp_path / "run"
     hosts = start_hosts(folder, 1, RESTARTS="0")
     wait_for_step(folder, 20, seconds=120)
-    leave_no_room(rank_process(folder, 1))
+    leave_no_disk(rank_process(folder, 1))
     ((code, told),) = outcome(hosts)
     assert code != 0
     assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0) in step" in told

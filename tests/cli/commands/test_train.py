@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.pods import numbers, wait_for_step, weights
+from cli.rank_processes import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.tracking.load_run import load_run
 
 
-def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
+def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     done = windlass("train", *TINY, "train.steps=6", "--folder", "run")
@@ -49,7 +49,7 @@ def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
 
 
 @pytest.mark.parametrize("more", [(), ("phases=3",)], ids=["in memory", "in phases"])
-def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stopped(
+def test_an_interrupted_run_saves_exits_130_and_resumes_bit_for_bit(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     words = (*TINY, *more, "train.steps=60", "train.evaluate_every=20", "train.save_every=1000")
@@ -76,7 +76,7 @@ def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stoppe
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_documents(
+def test_a_loss_that_is_nan_ends_the_run_and_names_its_step_and_text_files(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     done = windlass("train", *TINY, "train.steps=20", "train.learning_rate=1e38",
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_documents(
     assert "Traceback" not in done.stderr
 
 
-def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_continues(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
 ) -> None:
     words = ("train", *TINY, "train.steps=2000", "--folder", "run")
@@ -108,7 +108,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(
     assert process.returncode == 130
 
 
-def test_a_checkpoint_with_a_flipped_byte_is_told_and_the_one_before_it_serves(
+def test_a_checkpoint_with_a_flipped_byte_is_reported_and_the_previous_one_is_used(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     words = (*TINY, "train.steps=30", "train.save_every=10", "train.keep=3")
@@ -130,7 +130,7 @@ def test_a_checkpoint_with_a_flipped_byte_is_told_and_the_one_before_it_serves(
     assert weights(tmp_path / "run") == expected
 
 
-def test_a_disk_that_fills_up_while_saving_is_one_message_and_keeps_the_last_good_checkpoint(
+def test_a_disk_that_fills_up_during_a_save_is_one_message_and_keeps_the_last_good_checkpoint(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     words = (*TINY, "train.steps=40", "train.save_every=10")
@@ -138,8 +138,7 @@ def test_a_disk_that_fills_up_while_saving_is_one_message_and_keeps_the_last_goo
     largest = max(p.stat().st_size for p in (tmp_path / "sizes" / "checkpoints").rglob("*.*s"))
 
     def fill() -> None:
-        # A limit on the size of files stands for the end of the disk: the system's answer to a
-        # write beyond it takes the same way.
+        # A limit on file sizes simulates a full disk: a write beyond it fails in the same way.
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
 
     done = windlass("train", *words, "--folder", "run", preexec_fn=fill)
@@ -151,7 +150,7 @@ def test_a_disk_that_fills_up_while_saving_is_one_message_and_keeps_the_last_goo
     assert not any("tmp" in name for name in left)
 
 
-def test_a_model_of_ones_own_begins_with_the_weights_that_its_code_gives(
+def test_a_users_own_model_starts_with_the_weights_that_its_code_makes(
     windlass: Windlass, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
@@ -168,7 +167,7 @@ def test_a_model_of_ones_own_begins_with_the_weights_that_its_code_gives(
     done = windlass("train", *words, *more, "--folder", "run")
 
     assert done.returncode == 0, done.stderr
-    # Logits of zero give every token the same chance.
+    # Logits of zero give every token the same probability.
     assert load_run(tmp_path / "run").steps[0].loss == pytest.approx(math.log(257), rel=1e-6)
 
 
@@ -185,7 +184,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(
     for turn in range(20):
         process = start(surroundings, tmp_path, *verb)
         if turn % 4 == 3:
-            time.sleep(draw.uniform(0.1, 3.0))  # anywhere in the set-up, or soon after it
+            time.sleep(draw.uniform(0.1, 3.0))  # during start-up, or soon after it
         else:
             done = len(load_run(folder).steps) if (folder / "id").exists() else 0
             # Saving takes most of a step here, so most of these kills fall into a save.
@@ -205,7 +204,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(
     assert weights(folder) == weights(tmp_path / "whole")
 
 
-def test_check_proves_a_run_in_phases_equal_to_the_run_in_memory(windlass: Windlass) -> None:
+def test_check_verifies_a_run_in_phases_against_the_run_in_memory(windlass: Windlass) -> None:
     done = windlass("check", *TINY, "phases=3", "--json")
 
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A run whose memory ends: what it says, and that it can go on."""
+"""A run that runs out of memory says what would fit, and can be resumed."""
 
 import re
 import resource
@@ -15,27 +15,27 @@ from windlass.units import parse_bytes
 WIDE = (*TINY[:1], "model.layers=4", "model.width=64", *TINY[3:6], "train.sequence=256",
         "train.batch=64", "batch.micro=64", "train.evaluate_sequences=1", *TINY[9:11],
         "train.steps=2", "train.save_every=1")  # fmt: skip
-"""Little to compute, and hundreds of MiB of activations to keep."""
-LITTLE = 2**28
-"""Beyond what the libraries take: less than half of what the run needs, and more than all that it
+"""Little compute, and hundreds of MiB of activations."""
+EXTRA_BYTES = 2**28
+"""Memory beyond what the libraries take: less than half of what the run needs, and more than it
 allocates before its first step."""
 
 
 @pytest.fixture(scope="module")
 def libraries_bytes() -> int:
-    """What Linux counts as data of a process that has only imported torch."""
+    """Data segment, as Linux counts it, of a process that has only imported torch."""
     words = "import torch, windlass.api; torch.ones(99999).sum(); "
     words += "print(open('/proc/self/status').read())"
     told = subprocess.run((sys.executable, "-c", words), capture_output=True, text=True, check=True)
     return 1024 * int(re.search(r"VmData:\s*(\d+)", told.stdout)[1])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count what is mapped")
-def test_memory_that_ends_mid_run_is_told_with_three_plans_that_fit_and_the_run_can_go_on(
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit mapped memory")
+def test_running_out_of_memory_names_three_plans_that_fit_and_the_run_can_be_resumed(
     windlass: Windlass, libraries_bytes: int, tmp_path: Path
 ) -> None:
     def little() -> None:
-        limit = libraries_bytes + LITTLE
+        limit = libraries_bytes + EXTRA_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     done = windlass("train", *WIDE, "--folder", "run", preexec_fn=little)
@@ -49,8 +49,8 @@ def test_memory_that_ends_mid_run_is_told_with_three_plans_that_fit_and_the_run_
     )
     assert len(plans) == 3, done.stderr
     assert any("phases=" in words for _, words, _ in plans)
-    for near, _, peak in plans:
-        assert parse_bytes(peak) <= parse_bytes(near) * 1.005
+    for memory, _, peak in plans:
+        assert parse_bytes(peak) <= parse_bytes(memory) * 1.005
     assert load_run(tmp_path / "run").state == "broken"
     resumed = windlass("resume", "run", "--runs", ".")
     assert resumed.returncode == 0, resumed.stderr

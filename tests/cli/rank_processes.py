@@ -1,4 +1,4 @@
-"""Runs on several devices whose processes a test may reach: to kill, to stop, to starve."""
+"""Runs on several ranks whose processes a test kills, stops or deprives of memory and disk."""
 
 import contextlib
 import os
@@ -13,52 +13,53 @@ from safetensors.numpy import load_file
 from command_line import TINY
 from windlass.tracking.load_run import RunRecord, load_run
 
-SILENCE = 3
-"""Seconds after which a device counts as hanging: a step takes some hundredths of one."""
+HANG_SECONDS = 3
+"""Time without progress after which a rank counts as hanging; a step takes some hundredths of a
+second."""
 
-WATCHED = (f"train.hang_timeout_seconds={SILENCE}",)
-"""For runs in which something is stopped. All others have the minute that users have, which a
-machine that others use too may need."""
+SHORT_TIMEOUT = (f"train.hang_timeout_seconds={HANG_SECONDS}",)
+"""For runs in which a process is stopped. All others have the default of a minute, which a busy
+machine may need."""
 
-POD = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20")
-REPLICAS = (*POD, "parallel.data=2")
-STAGES = (*POD, "parallel.pipeline=2")
+RUN = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20")
+REPLICAS = (*RUN, "parallel.data=2")
+STAGES = (*RUN, "parallel.pipeline=2")
 
 
-def device_processes(parent: int) -> dict[int, int]:
-    """Process of each device that a process has started, by device."""
-    found: dict[int, int] = {}
+def rank_processes(parent: int) -> dict[int, int]:
+    """The process of each rank that a process has started, by rank."""
+    processes: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            ours = _parent(int(entry.name)) == parent
-            words = (entry / "cmdline").read_bytes().decode().split("\0") if ours else []
+            is_child = _parent(int(entry.name)) == parent
+            words = (entry / "cmdline").read_bytes().decode().split("\0") if is_child else []
             if "--rank" in words:
-                found[int(words[words.index("--rank") + 1])] = int(entry.name)
-    return found
+                processes[int(words[words.index("--rank") + 1])] = int(entry.name)
+    return processes
 
 
-def wait_for_devices(parent: int, count: int = 2, seconds: float = 60) -> dict[int, int]:
-    """The same once all have been started."""
+def wait_for_ranks(parent: int, count: int = 2, seconds: float = 60) -> dict[int, int]:
+    """The same, once all of them have been started."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if len(found := device_processes(parent)) == count:
-            return found
+        if len(processes := rank_processes(parent)) == count:
+            return processes
         time.sleep(0.02)
-    raise TimeoutError(f"no {count} devices in {seconds} s")
+    raise TimeoutError(f"no {count} ranks in {seconds} s")
 
 
 def wait_until_gone(processes: dict[int, int], seconds: float = 10) -> float:
-    """Returns after how many seconds none of some processes was left."""
-    begun = time.monotonic()
+    """Waits until some processes have ended, and returns the seconds that it took."""
+    start = time.monotonic()
     while any(_alive(process) for process in processes.values()):
-        if time.monotonic() > begun + seconds:
-            raise TimeoutError(f"of {processes} some are left after {seconds} s")
+        if time.monotonic() > start + seconds:
+            raise TimeoutError(f"some of {processes} are left after {seconds} s")
         time.sleep(0.02)
-    return time.monotonic() - begun
+    return time.monotonic() - start
 
 
 def wait_for_step(folder: Path, step: int, seconds: float = 60) -> None:
-    """Waits until a run has journalled a step."""
+    """Waits until a run has a step on record."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (folder / "id").exists():
@@ -74,20 +75,20 @@ def last_step(folder: Path) -> int:
     return max((step.step for step in load_run(folder).steps), default=0) if folder.exists() else 0
 
 
-def leave_no_room(process: int) -> None:
-    """Ends the disk for a running process: a limit on sizes of files takes the same way."""
+def leave_no_disk(process: int) -> None:
+    """Simulates a full disk for a running process by a limit on file sizes, which fails alike."""
     resource.prlimit(process, resource.RLIMIT_FSIZE, (4096, 4096))
 
 
 def leave_no_memory(process: int) -> None:
-    """Ends memory for a running process: it gets no more than it has."""
+    """Lets a running process allocate no more memory than it has."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE")
     resource.prlimit(process, resource.RLIMIT_AS, (limit, limit))
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    """Every tensor of the newest checkpoint, as bytes."""
+    """The bytes of every tensor in the newest checkpoint, by file and name."""
     newest = max((folder / "checkpoints").glob("step-*"))
     return {
         f"{file.name} {name}": tensor.tobytes()
@@ -97,14 +98,14 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def numbers(record: RunRecord) -> list[tuple[float, ...]]:
-    """What must be equal between two runs, bit for bit."""
+    """Step, loss, gradient norm and held-out loss of every step, to be compared bit for bit."""
     return [(s.step, s.loss, s.gradient_norm, s.held_out_loss or 0.0) for s in record.steps]
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What a command line said on its way out."""
-    _, news = process.communicate(timeout=60)
-    return news
+    """Waits until a command line has ended, and returns what it wrote to stderr."""
+    _, stderr = process.communicate(timeout=60)
+    return stderr
 
 
 def _alive(process: int) -> bool:
