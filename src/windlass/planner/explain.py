@@ -134,16 +134,16 @@ def show_plan(plan: Plan) -> str:
 
 
 def show_parallelism(plan: Plan) -> str:
-    """A plan's parallelism in short: `p8 t8 r4 rts 1 rts' 4, 1f1b`."""
+    """A plan's parallelism in short: `PP=8 TP=8 DP=4 FSDP=2 ZeRO-1=4, 1f1b, 2 virtual stages`."""
     parallel, sharding = plan.parallel, plan.sharding
-    degrees = f" rts {sharding.parameters} rts' {sharding.optimizer}" if parallel.data > 1 else ""
-    schedule = "" if parallel.pipeline == 1 else f", {plan.parallel.schedule}"
-    chunks = (
-        f", {plan.parallel.virtual_stages} virtual stages"
-        if plan.parallel.virtual_stages > 1
-        else ""
-    )
-    return f"p{parallel.pipeline} t{parallel.tensor} r{parallel.data}{degrees}{schedule}{chunks}"
+    degrees = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
+    if sharding.parameters > 1:
+        degrees.append(f"FSDP={sharding.parameters}")
+    if sharding.optimizer not in (1, sharding.parameters):
+        degrees.append(f"ZeRO-1={sharding.optimizer}")
+    schedule = f", {parallel.schedule}" if parallel.pipeline > 1 else ""
+    chunks = f", {parallel.virtual_stages} virtual stages" if parallel.virtual_stages > 1 else ""
+    return f"{' '.join(degrees)}{schedule}{chunks}"
 
 
 def _verdict(result: PlanningResult) -> str:

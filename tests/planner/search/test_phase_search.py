@@ -179,7 +179,7 @@ def test_if_not_even_phases_fit_the_tier_and_the_missing_bytes_are_named():
     graph, on = WIDE, machine(1e10)
     budget = narrow(graph, on, *REPLICAS)
     choice = choose(request(f"memory={budget - 1}", *REPLICAS), graph, on)
-    assert re.search(r"phases a stage, p.* in `device`, .* too much", told(choice))
+    assert re.search(r"phases a stage, PP=.* in `device`, .* too much", told(choice))
 
 
 def test_a_suggested_change_makes_it_fit():

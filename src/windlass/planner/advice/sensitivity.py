@@ -45,7 +45,7 @@ def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
         yield "waiting for the slowest host", fewer
     for at, link in enumerate(machine.links):
         for name, faster in (
-            ("rate", {"rate": link.rate * BETTER}),
+            ("bandwidth", {"rate": link.rate * BETTER}),
             ("latency", {"latency": link.latency / BETTER}),
         ):
             links = list(machine.links)

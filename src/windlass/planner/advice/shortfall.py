@@ -61,10 +61,9 @@ def shortfall(space: PlanSpace, budget_bytes: int) -> Shortfall | None:
         return None
     parallel = closest.plan.parallel
     lacks = (
-        f"in {closest.phases} phases a stage, p{parallel.pipeline} t{parallel.tensor} "
-        f"r{parallel.data}, rts {closest.plan.sharding.parameters}, micro-batch "
-        f"{closest.plan.batch.micro}: "
-        f"{' and '.join(_missing_bytes(closest, budget_bytes))}"
+        f"in {closest.phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
+        f"DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
+        f"{closest.plan.batch.micro}: {' and '.join(_missing_bytes(closest, budget_bytes))}"
     )
     return Shortfall(
         plan=closest.plan, sentences=(lacks, *_suggestions(closest, space, budget_bytes))
