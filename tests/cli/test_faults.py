@@ -156,10 +156,10 @@ def test_an_error_in_a_users_model_is_reported_with_its_rank_and_traceback_file(
     done = windlass("train", *words, *more, "--folder", "run")
 
     assert done.returncode == 3, done.stderr
-    assert "ValueError: the frail one breaks; its trace is in `run/ranks/" in done.stderr
+    assert "ValueError: the frail one breaks; its traceback is in `run/ranks/" in done.stderr
     where = r"pipeline stage \d, tensor-parallel rank 0, data-parallel rank 0"
     assert re.search(rf"rank \d \({where}\) in step \d+, at", done.stderr)
-    trace = re.search(r"its trace is in `([^`]+)`", done.stderr)
+    trace = re.search(r"its traceback is in `([^`]+)`", done.stderr)
     assert trace is not None
     assert "own.py" in (tmp_path / trace[1]).read_text()
 
@@ -204,7 +204,7 @@ def test_an_elastic_run_that_loses_a_replica_continues_without_it(
     assert process.returncode == 0, news
     assert "was killed by SIGKILL" in news
     record = load_run(folder)
-    begun = record.current_plan_steps[0].step
+    first = record.current_plan_steps[0].step
     assert f"1 of 2 devices are left (parallel.data=1); continues after step {first - 1}" in news
     assert (record.state, record.attempts) == ("finished", 2)
     assert record.plan is not None
@@ -257,10 +257,10 @@ def test_fifty_random_kills_and_stops_lose_nothing(
         wait_until_gone(ranks)
         assert "Traceback" not in news
         if victim != process.pid:
-            device = next(at for at, pid in ranks.items() if pid == victim)
+            rank = next(rank for rank, pid in ranks.items() if pid == victim)
             how = "is stopped" if stops else "was killed by SIGKILL"
             assert process.returncode == 1, news
-            assert f"rank {device} (" in news
+            assert f"rank {rank} (" in news
             assert how in news
         verb = ("resume", "run", "--runs", ".")
     assert not rank_processes(process.pid)
