@@ -1,4 +1,4 @@
-"""The environment tells which code, packages and processor a run ran on."""
+"""The environment records the code, packages and processor of a run."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The journal loses nothing, reads what is whole, and is readable without Windlass."""
+"""The journal loses nothing, reads all whole records, and is readable without Windlass."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert abs(journal.rows[0].time - time.time()) < 60
 
 
-def test_rows_with_other_names_open_a_schema_of_their_own(tmp_path: Path):
+def test_rows_with_other_names_get_a_new_schema(tmp_path: Path):
     path = tmp_path / "0.1.j"
     with JournalWriter(path) as journal:
         journal.append_row(1, {"loss": 1.0})
@@ -152,12 +152,12 @@ def test_kill_9_loses_no_row(tmp_path: Path):
             [sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
-            told = [process.stdout.readline() for _ in range(100 + 37 * trial)]
+            printed = [process.stdout.readline() for _ in range(100 + 37 * trial)]
             process.send_signal(signal.SIGKILL)
-            told += process.stdout.readlines()
-        last = int([line for line in told if line.endswith("\n")][-1])
+            printed += process.stdout.readlines()
+        last = int([line for line in printed if line.endswith("\n")][-1])
         journal = read_journal(path)
-        # A row is written before it is told, so the file may be one ahead, never behind.
+        # A row is written before it is printed, so the file may be one ahead, never behind.
         assert journal.rows[-1].step in (last, last + 1)
         assert [row.step for row in journal.rows] == list(range(1, journal.rows[-1].step + 1))
         assert journal.unread_bytes == 0
@@ -169,7 +169,7 @@ def test_a_journal_has_one_writer_for_ever(tmp_path: Path):
         JournalWriter(tmp_path / "0.1.j")
 
 
-def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path):
+def test_a_full_disk_is_reported(tmp_path: Path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     journal = JournalWriter(tmp_path / "0.1.j")
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path):
         journal.append_row(1, {"loss": 1.0})
 
 
-def test_after_a_full_disk_no_record_is_torn(tmp_path: Path):
+def test_no_record_is_torn_after_a_full_disk(tmp_path: Path):
     resource = pytest.importorskip("resource")
     path = tmp_path / "0.1.j"
     journal = JournalWriter(path)
@@ -203,7 +203,7 @@ def test_after_a_full_disk_no_record_is_torn(tmp_path: Path):
     assert back.unread_bytes == 0
 
 
-def test_the_ends_of_a_long_journal_are_those_of_the_whole(tmp_path: Path):
+def test_head_and_tail_of_a_long_journal_match_the_full_journal(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=5000)
     whole, ends = read_journal(path), read_head_and_tail(path)
     assert ends.meta == whole.meta
@@ -213,12 +213,12 @@ def test_the_ends_of_a_long_journal_are_those_of_the_whole(tmp_path: Path):
     assert len(ends.rows) < 2000
 
 
-def test_the_ends_of_a_short_journal_are_the_whole(tmp_path: Path):
+def test_head_and_tail_of_a_short_journal_are_the_full_journal(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=20)
     assert read_head_and_tail(path) == read_journal(path)
 
 
-def test_the_ends_of_a_long_torn_journal_tell_its_last_whole_rows(tmp_path: Path):
+def test_the_tail_of_a_long_torn_journal_has_its_last_whole_rows(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=5000)
     path.write_bytes(path.read_bytes()[:-7])
     ends = read_head_and_tail(path)
@@ -227,7 +227,7 @@ def test_the_ends_of_a_long_torn_journal_tell_its_last_whole_rows(tmp_path: Path
     assert ends.unread_bytes > 0
 
 
-def test_a_missing_journal_is_told_by_name(tmp_path: Path):
+def test_a_missing_journal_is_reported_by_name(tmp_path: Path):
     with pytest.raises(RecordError, match=r"journal `.*0\.9\.j` cannot be read"):
         read_journal(tmp_path / "0.9.j")
 
@@ -242,12 +242,12 @@ def test_the_reader_in_the_documentation_reads_the_same(tmp_path: Path):
     script.write_text(
         code.group(1) + "\nimport sys\nfor item in read(sys.argv[1]):\n    print(json.dumps(item))"
     )
-    # Isolated: neither Windlass nor any other package is there to help.
-    told = subprocess.run(
+    # Isolated mode: the script can import neither Windlass nor any other package.
+    printed = subprocess.run(
         [sys.executable, "-I", "-S", "-W", "ignore", str(script), str(path)],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    items = [json.loads(line) for line in told.splitlines()]
+    items = [json.loads(line) for line in printed.splitlines()]
     journal: Journal = read_journal(path)
     assert journal.unread_bytes == 3
     rows = [{"step": r.step, "time": r.time, **r.values} for r in journal.rows]

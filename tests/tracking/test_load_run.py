@@ -1,4 +1,4 @@
-"""A record tells all that its folder holds, and damage to one file hides no other."""
+"""A run record holds all files of its folder, and damage to one file hides no other."""
 
 import math
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_step_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, s
     assert read_steps([read_journal(path)]) == tuple(steps)
 
 
-def test_a_journal_from_before_traffic_was_counted_is_read_as_one_where_nothing_moves(
+def test_a_journal_without_traffic_is_read_with_zero_traffic(
     tmp_path: Path,
 ):
     with JournalWriter(tmp_path / "0.1.j") as journal:
@@ -74,7 +74,7 @@ def test_an_evaluation_in_bits_per_byte_comes_back(tmp_path: Path):
     assert read_steps([read_journal(tmp_path / "0.1.j")]) == (item,)
 
 
-def test_a_later_attempt_replaces_the_steps_that_it_did_again(tmp_path: Path):
+def test_a_later_attempt_replaces_the_steps_that_it_repeats(tmp_path: Path):
     run = create_run_folder(tmp_path, "gpt", documents={}, meta={"steps": 9})
     for number in range(1, 8):
         run.append_step(step(number, loss=1.0))
@@ -91,7 +91,7 @@ def test_a_later_attempt_replaces_the_steps_that_it_did_again(tmp_path: Path):
     assert (record.attempts, record.state, record.meta["steps"]) == (3, "interrupted", 12)
 
 
-def test_missing_files_are_none_and_damaged_ones_are_told(tmp_path: Path):
+def test_missing_files_are_none_and_damaged_ones_are_faults(tmp_path: Path):
     run = create_run_folder(tmp_path, "gpt", documents={REQUEST_FILE: Request()}, meta={})
     run.append_step(step(1))
     run.end("broken", reason="loss is nan")
@@ -107,7 +107,7 @@ def test_missing_files_are_none_and_damaged_ones_are_told(tmp_path: Path):
     assert any("5 bytes after byte" in fault for fault in record.faults)
 
 
-def test_files_of_another_form_are_faults_not_traces(tmp_path: Path):
+def test_unreadable_files_are_faults_and_raise_nothing(tmp_path: Path):
     run = create_run_folder(tmp_path, "gpt", documents={}, meta={})
     run.close()
     (run.path / "plan.toml").write_bytes(b"\xff\xfe")
@@ -117,13 +117,13 @@ def test_files_of_another_form_are_faults_not_traces(tmp_path: Path):
     assert (record.plan, record.machine, record.model) == (None, None, "?")
 
 
-def test_a_run_that_is_held_is_running(tmp_path: Path):
+def test_a_locked_run_is_running(tmp_path: Path):
     with create_run_folder(tmp_path, "gpt", documents={}, meta={}) as run:
         assert load_run(run.path).state == "running"
     assert load_run(run.path).state == "killed"
 
 
-def test_a_loss_that_is_no_number_comes_back_as_such(tmp_path: Path):
+def test_a_loss_that_is_nan_is_read_back_as_nan(tmp_path: Path):
     run = create_run_folder(tmp_path, "gpt", documents={}, meta={})
     run.append_step(step(1, loss=math.nan))
     run.close()
@@ -135,30 +135,30 @@ def test_a_folder_without_a_run_cannot_be_loaded(tmp_path: Path):
         load_run(tmp_path)
 
 
-def test_each_device_tells_its_own_steps_of_the_last_attempt_and_none_counts_twice(tmp_path: Path):
-    def attempt(held: RunFolder, *numbers: int) -> Path:
-        with held, rank_journal(held.path, 1, held.attempt) as other:
+def test_each_rank_has_its_steps_of_the_last_attempt_and_none_counts_twice(tmp_path: Path):
+    def attempt(run: RunFolder, *numbers: int) -> Path:
+        with run, rank_journal(run.path, 1, run.attempt) as other:
             for number in numbers:
-                held.append_step(step(number))
+                run.append_step(step(number))
                 append_step(other, step(number, loss=9.0))
-        return held.path
+        return run.path
 
     folder = attempt(create_run_folder(tmp_path, "m", documents={}, meta={}), 1, 2)
     attempt(reopen_run_folder(folder, meta={}), 3, 4)
     record = load_run(folder)
-    assert [each.step for each in record.steps] == [1, 2, 3, 4]
-    assert all(each.loss == 1.0 for each in record.steps)
-    assert [[each.step for each in device] for device in record.steps_by_rank] == [[3, 4], [3, 4]]
+    assert [step.step for step in record.steps] == [1, 2, 3, 4]
+    assert all(step.loss == 1.0 for step in record.steps)
+    assert [[step.step for step in steps] for steps in record.steps_by_rank] == [[3, 4], [3, 4]]
     (summary,) = list_runs(tmp_path)
     assert (summary.step, summary.attempts, summary.state) == (4, 2, "killed")
 
 
-def test_only_steps_under_the_plan_at_hand_are_held_against_its_prediction(tmp_path: Path):
+def test_only_steps_of_the_current_plan_are_compared_with_its_prediction(tmp_path: Path):
     with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
         run.append_step(step(1))
     (run.path / ATTEMPTS_FOLDER / "1").mkdir(parents=True)
     with reopen_run_folder(run.path, meta={}) as run:
         run.append_step(step(2))
     record = load_run(run.path)
-    assert [each.step for each in record.steps] == [1, 2]
-    assert [each.step for each in record.current_plan_steps] == [2]
+    assert [step.step for step in record.steps] == [1, 2]
+    assert [step.step for step in record.current_plan_steps] == [2]

@@ -1,4 +1,4 @@
-"""A run folder has one holder, and its name and id can be told apart."""
+"""A run folder is locked by one process, and its name ends with its id."""
 
 import re
 import subprocess
@@ -56,7 +56,7 @@ def test_a_model_named_by_a_file_gives_a_plain_folder_name(tmp_path: Path):
         assert re.fullmatch(r"[0-9-]+-my-models-.py-build-[0-9a-f]{6}", run.path.name)
 
 
-def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path):
+def test_a_second_process_is_refused_with_the_pid_of_the_holder(tmp_path: Path):
     with make(tmp_path) as run:
         folder = run.path
     with subprocess.Popen(
@@ -68,7 +68,7 @@ def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path):
             reopen_run_folder(folder, meta={})
         process.kill()
         process.wait()
-        # A killed holder frees the folder at once, and what it left counts as an attempt.
+        # A killed holder releases the folder at once, and its journal counts as an attempt.
         assert not is_locked(folder / LOCK_FILE)
         with reopen_run_folder(folder, meta={}) as run:
             assert run.attempt == 3
@@ -86,7 +86,7 @@ def test_a_refused_second_holder_leaves_no_attempt_behind(tmp_path: Path):
         assert [file.name for file in (run.path / "journal").iterdir()] == ["0.1.j"]
 
 
-def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path):
+def test_asking_whether_a_folder_is_locked_never_refuses_its_holder(tmp_path: Path):
     with make(tmp_path) as run:
         folder = run.path
     ask = (
@@ -113,12 +113,12 @@ def test_a_folder_given_by_name_is_not_overwritten(tmp_path: Path):
     reopen_run_folder(folder, meta={}).close()
 
 
-def test_a_folder_without_a_run_is_told_as_such(tmp_path: Path):
+def test_a_folder_without_a_run_is_reported(tmp_path: Path):
     with pytest.raises(RecordError, match=r"holds no run: it has no file `id`"):
         reopen_run_folder(tmp_path, meta={})
 
 
-def test_ids_are_uuids_of_version_7_in_the_order_of_their_making():
+def test_ids_are_version_7_uuids_in_the_order_of_creation():
     ids = []
     for _ in range(20):
         ids.append(uuid7())

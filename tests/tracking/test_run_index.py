@@ -26,7 +26,7 @@ def step(number: int) -> Step:
     )  # fmt: skip
 
 
-def test_the_list_tells_state_steps_and_losses(tmp_path: Path):
+def test_the_list_shows_state_steps_and_losses(tmp_path: Path):
     make(tmp_path).end("finished")
     killed = make(tmp_path, "gpt2-124m", steps=2)
     killed.close()
@@ -40,7 +40,7 @@ def test_the_list_tells_state_steps_and_losses(tmp_path: Path):
     assert (newest.step, newest.short_id) == (0, running.id[-6:])
 
 
-def test_a_long_finished_run_tells_its_last_held_out_loss(tmp_path: Path):
+def test_a_long_finished_run_shows_its_last_held_out_loss(tmp_path: Path):
     make(tmp_path, steps=6).end("finished")
     long = make(tmp_path, steps=5)
     for number in range(6, 1000):
@@ -49,7 +49,7 @@ def test_a_long_finished_run_tells_its_last_held_out_loss(tmp_path: Path):
     assert [(run.step, run.held_out_loss) for run in list_runs(tmp_path)] == [(999, 5.0), (6, 5.0)]
 
 
-def test_a_run_ends_as_its_last_attempt_did(tmp_path: Path):
+def test_the_state_of_a_run_is_that_of_its_last_attempt(tmp_path: Path):
     first = make(tmp_path)
     first.end("interrupted")
     assert list_runs(tmp_path)[0].state == "interrupted"
@@ -77,7 +77,7 @@ def test_a_run_is_found_by_path_name_id_their_beginnings_and_last(tmp_path: Path
     assert find_run(tmp_path, "last") == second.path
 
 
-def test_a_text_that_means_several_runs_names_them(tmp_path: Path):
+def test_a_query_that_matches_several_runs_names_them(tmp_path: Path):
     first, second = make(tmp_path), make(tmp_path)
     first.close()
     second.close()
@@ -85,7 +85,7 @@ def test_a_text_that_means_several_runs_names_them(tmp_path: Path):
         find_run(tmp_path, first.path.name[:12])
 
 
-def test_a_slip_of_the_finger_is_answered_with_the_nearest_name(tmp_path: Path):
+def test_a_misspelt_name_is_answered_with_the_nearest_name(tmp_path: Path):
     run = make(tmp_path)
     run.close()
     wrong = run.path.name.replace("tiny", "tinny")
@@ -103,8 +103,8 @@ def test_a_run_folder_elsewhere_is_found_by_its_name(
     assert find_run(tmp_path / "runs", "mine") == Path("mine")
 
 
-def test_an_empty_root_says_how_to_begin(tmp_path: Path):
-    with pytest.raises(RecordError, match=r"no run in .*begin one with `windlass train`"):
+def test_an_empty_root_says_how_to_start_a_run(tmp_path: Path):
+    with pytest.raises(RecordError, match=r"no run in .*start one with `windlass train`"):
         find_run(tmp_path, "last")
     with pytest.raises(RecordError, match="holds no run"):
         find_run(tmp_path, str(tmp_path / "nothing"))

@@ -104,7 +104,7 @@ def _without_overlap(lane: DeviceTimeline, indices: Sequence[int]) -> list[list[
     tracks: list[list[int]] = []
     free_from: list[int] = []
     for start, end, index in sorted((*_span(lane, index), index) for index in indices):
-        track = next((at for at, free in enumerate(free_from) if free <= start), len(tracks))
+        track = next((i for i, end_time in enumerate(free_from) if end_time <= start), len(tracks))
         if track == len(tracks):
             tracks.append([])
             free_from.append(0)

@@ -165,7 +165,7 @@ def _no_match(
     if not ids:
         others = describe_other_formats(root)
         more = f" ({others})" if others else ""
-        return RecordError(f"no run in `{root}`{more}; begin one with `windlass train`")
+        return RecordError(f"no run in `{root}`{more}; start one with `windlass train`")
     names = [name for folder in ids for name in (folder.name, ids[folder][-SHORT_ID_DIGITS:])]
     return RecordError(f"no run `{query}` in `{root}`{did_you_mean(query, (LAST, *names))}")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import cut_graph, tiny_graph, tiny_plan
-from program.pod_plans import MACHINE, pod_plans
+from factories import sharded_graph, tiny_graph, tiny_plan
+from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
@@ -59,7 +59,7 @@ def words(svg: str) -> str:
     return " | ".join(text.text or "" for text in parsed(svg).iter(f"{SVG}text"))
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 @settings(max_examples=25)
 def test_figures_of_every_plan_are_well_formed_and_labelled_predicted(
     drawn: tuple[Graph, Plan],
@@ -81,7 +81,7 @@ def test_figures_of_every_plan_are_well_formed_and_labelled_predicted(
     replicas=st.sampled_from([1, 2, 4]),
 )
 def test_every_rank_has_its_cell(stages: int, slices: int, replicas: int):
-    plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, data=replicas)
+    plan = tiny_plan(sharded_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, data=replicas)
     cells = [text for text, _ in rects(device_mesh_figure(plan)) if text.startswith("rank")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
     assert numbers == list(range(plan.parallel.devices))
@@ -134,7 +134,7 @@ def test_the_heat_map_has_each_layer_once_forward_and_once_backward():
     assert sorted(cells) == sorted(ways)
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 @settings(max_examples=25)
 def test_the_terms_of_a_waterfall_reach_from_zero_to_the_step_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
@@ -151,7 +151,7 @@ def test_the_terms_of_a_waterfall_reach_from_zero_to_the_step_time(drawn: tuple[
     assert drawn_end == pytest.approx(whole[0] + whole[1], abs=0.8 + TO_A_HUNDREDTH)
 
 
-@given(drawn=pod_plans())
+@given(drawn=distributed_plans())
 @settings(max_examples=25)
 def test_memory_bars_are_proportional_to_their_bytes(drawn: tuple[Graph, Plan]):
     graph, plan = drawn

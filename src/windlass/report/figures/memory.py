@@ -70,15 +70,15 @@ def memory_over_time_figure(forecast: PlanForecast) -> str:
     capacity = forecast.prediction.peaks[0].capacity_bytes
     highest = max((max(one.ys) for one in series), default=1.0)
     longest = max((one.xs[-1] for one in series), default=1.0)
-    rules = []
+    reference_lines = []
     if highest > capacity / 2:
         name = f"capacity {format_bytes(capacity)}"
-        rules = [ReferenceLine(name=name, y=float(capacity), colour="var(--grey)")]
+        reference_lines = [ReferenceLine(name=name, y=float(capacity), colour="var(--grey)")]
     axes = ChartAxes(
         x_name="time in the step", y_name="memory, predicted", x_unit=seconds_unit(longest),
         y_unit=bytes_unit(highest), y_from_zero=True,
     )  # fmt: skip
-    return line_chart("predicted memory over the step", series, axes, rules)
+    return line_chart("predicted memory over the step", series, axes, reference_lines)
 
 
 def memory_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:

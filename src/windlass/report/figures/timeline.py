@@ -18,7 +18,7 @@ from windlass.schema.prediction import DeviceTimeline, Timeline
 from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
-_LANE_HEIGHT, _LANE_GAP, _DEVICE_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
+_LANE_HEIGHT, _LANE_GAP, _RANK_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
 _NAMED_KINDS = 2
 """Instruction kinds of one colour that the legend names."""
 _SHORTEST_SHARE = 1 / 2400
@@ -63,7 +63,7 @@ def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str
     has_pairs = len({lane.device for _, lane in lanes}) < len(lanes)
     for text, lane in lanes:
         if lane.device != device:
-            y, device = y + (_DEVICE_GAP if has_pairs else 0.0), lane.device
+            y, device = y + (_RANK_GAP if has_pairs else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
         parts.append(text_label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
         bars += [_bar(bar, y, end) for bar in merge_short_instructions(lane, end * _SHORTEST_SHARE)]

@@ -19,8 +19,8 @@ _SMALLEST_SHARE = 0.002
 """Share of the step below which terms are added up."""
 _COLOURS = {
     "matmul": "blue", "attention": "sky", "traffic": "orange", "launch": "grey",
-    "update": "green", "norm": "pink", "load": "brown", "exchange and waiting": "violet",
-    "waiting for far memory": "red", "waiting for the slowest host": "yellow",
+    "update": "green", "norm": "pink", "load": "brown", "communication and waiting": "violet",
+    "waiting for offload": "red", "waiting for the slowest host": "yellow",
 }  # fmt: skip
 
 

@@ -114,6 +114,6 @@ def _numbers(forecast: MachineForecast) -> tuple[str, str, str]:
 
 
 def _slowest_term(forecast: MachineForecast) -> str:
-    """`45 % matmul`: the first word of the term, for a narrow column."""
+    """`45 % matmul`, `30 % comm`: the first word of the term, short for a narrow column."""
     term, share = forecast.slowest_term
-    return f"{100 * share:.0f} % {term.split()[0]}"
+    return f"{100 * share:.0f} % {term.split()[0].replace('communication', 'comm')}"
