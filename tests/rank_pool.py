@@ -83,7 +83,7 @@ class RankPool:
         self._ranks = self._start_processes()
 
     def _start_processes(self) -> list[subprocess.Popen[str]]:
-        script = str(Path(__file__).parent / "runtime" / "pool_rank.py")
+        script = str(Path(__file__).parent / "runtime" / "distributed" / "pool_rank.py")
         return [
             subprocess.Popen(
                 [sys.executable, script, str(rank), str(self._folder)],

@@ -1,7 +1,7 @@
 """Any legal plan trains a model as a single device does, and sends the bytes of its program.
 
-`pytest -m slow tests/runtime/test_distributed_training.py` runs the full grid of plans on 1 to 8
-processes, which takes about ten minutes on two cores.
+`pytest -m slow tests/runtime/distributed/test_distributed_training.py` runs the full grid of plans
+on 1 to 8 processes, which takes about ten minutes on two cores.
 """
 
 from collections.abc import Iterator
