@@ -88,10 +88,10 @@ def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
 def numbers_table(machine: Machine, numbers: Sequence[StatedNumber]) -> RenderableType:
     """Every number of a machine with its kind of evidence and its source."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("number", no_wrap=True)
-    table.add_column("value", overflow="fold")
+    table.add_column("number", overflow="fold", min_width=26)
+    table.add_column("value", overflow="fold", min_width=11)
     table.add_column("how", no_wrap=True)
-    table.add_column("source", overflow="fold")
+    table.add_column("source", overflow="fold", min_width=24)
     for number in numbers:
         how = number.source.how
         table.add_row(
