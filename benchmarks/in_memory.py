@@ -1,23 +1,31 @@
-"""How fast is a step when the model fits: Windlass beside what one would write or pick instead.
+"""Step time of a model that fits in memory: Windlass against the usual alternatives.
 
     python benchmarks/in_memory.py [--rounds 5] [--micro 4] [--accumulation 1]
-        [--trainer-python PATH]
+        [--only NAME ...] [--no-huge-pages] [--trainer-python PATH]
 
-Each contestant waits in a process of its own, where only Windlass has its allocator, and all take
-one step in turn, so that the moods of a shared machine hit all alike; ratios are taken within a
-round. All train `gpt2-124m` (the published shape) at sequence 512 on the same tokens with AdamW and
-clipping by the global norm:
+Each contestant runs in a process of its own, and they take one step in turn, so that changes in
+the speed of a shared machine affect all alike. Ratios are computed within a round. All train
+`gpt2-124m` (the published shape) at sequence length 512 on the same tokens with AdamW and clipping
+by the global norm:
 
-- `eager`: a plain PyTorch loop, float32;
-- `autocast`: the usual fast loop: bfloat16 autocast, model and loss compiled whole, fused AdamW;
-- `pure`: weights themselves bfloat16 (no float32 masters), compiled whole, fused AdamW;
+- `eager`: a plain PyTorch loop in float32;
+- `autocast`: the usual fast loop: bfloat16 autocast, model and loss compiled, fused AdamW;
+- `plain-attention`: the same with attention written out as softmax(Q K^T) V and compiled, in place
+  of `scaled_dot_product_attention`;
+- `pure`: bfloat16 weights without float32 masters, compiled, fused AdamW;
 - `trainer`: the Hugging Face Trainer on its own GPT2LMHeadModel, bfloat16 autocast, fused AdamW;
-  left out where its interpreter has no transformers;
-- `windlass`: the plan that the planner picks for this machine, float32 masters kept.
+  left out if its interpreter has no transformers;
+- `windlass-no-allocator`: the plan that the planner picks, with torch's own CPU allocator;
+- `windlass`: the same plan with Windlass's allocator. Both keep float32 masters.
+
+Windlass's allocator uses transparent huge pages. All others get them from torch's own allocator
+(`THP_MEM_ALLOC_ENABLE=1`) unless `--no-huge-pages` is given. The table shows how much memory of
+each process lies in huge pages. Measure the machine first with `windlass probe`.
 """
 
 import argparse
 import itertools
+import math
 import os
 import statistics
 import subprocess
@@ -34,15 +42,19 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the field's name for it
 
 from results import append_row
+from windlass.atomic_files import cache_folder
+from windlass.hardware.local_machine import load_local_machine
 
 SEQUENCE = 512
 VOCABULARY = 50257
 Step = Callable[[], float]
-CONTESTANTS = ("eager", "autocast", "pure", "trainer", "windlass")
+CONTESTANTS = (
+    "eager", "autocast", "plain-attention", "pure", "trainer", "windlass-no-allocator", "windlass",
+)  # fmt: skip
 
 
 def tokens(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """One batch of random tokens and their successors, `[b s]` each; content costs no time."""
+    """One batch of random tokens and their successors, `[b s]` each."""
     generator = torch.Generator().manual_seed(seed)
     window = torch.randint(0, VOCABULARY, (batch, SEQUENCE + 1), generator=generator)
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
@@ -52,20 +64,33 @@ def plain_model() -> nn.Sequential:
     """GPT-2 124M as one plain module with its tied head."""
     from windlass.models.build import build_layer_stack
 
-    chain = build_layer_stack("gpt2-124m", {}, device="cpu", seed=0)
-    model = nn.Sequential(*chain.layers)
-    parameters = dict(zip(chain.names, chain.layers, strict=True))
-    for tied, owner in chain.tied_weights.items():
-        (layer, _, name), (home, _, source) = tied.partition("."), owner.partition(".")
+    stack = build_layer_stack("gpt2-124m", {}, device="cpu", seed=0)
+    model = nn.Sequential(*stack.layers)
+    layers = dict(zip(stack.names, stack.layers, strict=True))
+    for tied, owner in stack.tied_weights.items():
+        (layer, _, name), (owner_layer, _, owner_name) = tied.partition("."), owner.partition(".")
         module, _, leaf = name.rpartition(".")
-        setattr(
-            parameters[layer].get_submodule(module), leaf, parameters[home].get_parameter(source)
-        )
+        weight = layers[owner_layer].get_parameter(owner_name)
+        setattr(layers[layer].get_submodule(module), leaf, weight)
     return model
 
 
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool, **_: object
+) -> torch.Tensor:
+    """Attention as written by hand, softmax(Q K^T) V; maps `[b h s k]` to `[b h s k]`."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if is_causal:
+        length = scores.shape[-1]
+        visible = torch.ones(length, length, dtype=torch.bool).tril()
+        scores = scores.masked_fill(~visible, float("-inf"))
+    return scores.softmax(-1) @ value
+
+
 def plain_loop(batch: int, accumulation: int, mode: str) -> Step:
-    """One optimizer step of a hand-written loop; `mode` is eager, autocast or pure."""
+    """A hand-written loop; `mode` is eager, autocast, plain-attention or pure."""
+    if mode == "plain-attention":
+        F.scaled_dot_product_attention = plain_attention  # the layers look it up by this name
     model = plain_model()
     if mode == "pure":
         model.to(torch.bfloat16)
@@ -74,12 +99,13 @@ def plain_loop(batch: int, accumulation: int, mode: str) -> Step:
         return F.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
 
     run = loss_of if mode == "eager" else torch.compile(loss_of)
+    autocast = mode in {"autocast", "plain-attention"}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=mode != "eager")
     inputs, targets = tokens(batch)
 
     def step() -> float:
         for _ in range(accumulation):
-            with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = run(inputs, targets)
             (loss / accumulation).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -91,7 +117,7 @@ def plain_loop(batch: int, accumulation: int, mode: str) -> Step:
 
 
 def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
-    """One optimizer step of the Hugging Face Trainer, run in its own loop on another thread."""
+    """The Hugging Face Trainer; its own loop runs on a thread and waits before each step."""
     from transformers import (
         GPT2Config,
         GPT2LMHeadModel,
@@ -100,13 +126,13 @@ def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
         TrainingArguments,
     )
 
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    start, done = threading.Semaphore(0), threading.Semaphore(0)
     inputs, _ = tokens(batch)
     rows = [{"input_ids": row, "labels": row} for row in inputs]
 
-    class Turns(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    class WaitForTurn(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
         def on_step_begin(self, *_: object, **__: object) -> None:
-            go.acquire()
+            start.acquire()
 
         def on_step_end(self, *_: object, **__: object) -> None:
             done.release()
@@ -122,79 +148,94 @@ def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
     )  # fmt: skip
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Endless(),
-                      callbacks=[Turns()])  # fmt: skip
+                      callbacks=[WaitForTurn()])  # fmt: skip
     threading.Thread(target=trainer.train, daemon=True).start()
 
     def step() -> float:
-        go.release()
+        start.release()
         done.acquire()
         return 0.0
 
     return step
 
 
-class Constant:
-    """The same batch at every step, in the form that the runtime asks for."""
+class ConstantBatches:
+    """The same batch at every step, with the interface that the runtime needs."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.inputs, self.targets = (part.numpy() for part in tokens(batch))
 
     def samples(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Samples first..first+count, repeated as often as the accumulation asks."""
+        """Samples first to first + count, repeated if the step needs more than there are."""
         del step
         rows = [(first + i) % len(self.inputs) for i in range(count)]
         return self.inputs[rows], self.targets[rows]
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
-        """None: the tokens are random."""
+        """No names: the tokens are random."""
         del step, sample
         return ()
 
 
-def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
-    """One step of the plan that Windlass picks; it says which."""
+def windlass_loop(batch: int, accumulation: int, folder: str, *, own_allocator: bool) -> Step:
+    """The plan that Windlass picks, which is printed.
+
+    Args:
+        batch: sequences in a micro-batch.
+        accumulation: micro-batches in a step.
+        folder: for the run's files.
+        own_allocator: whether Windlass's allocator replaces torch's, as it does by default.
+    """
     import windlass
     from windlass.models.build import build_layer_stack
     from windlass.program.lowering.lower import lower
     from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import train
+    from windlass.torch_ext import cpu_allocator
 
+    if not own_allocator:  # install_allocator then changes nothing
+        cpu_allocator._library = cpu_allocator._keep_heap = lambda: None  # noqa: SLF001
     planned = windlass.plan(
         "gpt2-124m", f"train.sequence={SEQUENCE}", f"train.batch={batch * accumulation}",
         "train.steps=10000", "train.evaluate_every=10000", "train.save_every=10000",
         f"batch.micro={batch}", f"batch.accumulation={accumulation}",
     )  # fmt: skip
-    chain = build_layer_stack("gpt2-124m", {}, device="meta", seed=0)
+    stack = build_layer_stack("gpt2-124m", {}, device="meta", seed=0)
     context = RankContext(
-        plan=planned.plan, stack=chain, program=lower(planned.plan, planned.graph)[0],
+        plan=planned.plan, stack=stack, program=lower(planned.plan, planned.graph)[0],
         settings=planned.request.train, checkpoints=Path(folder),
     )  # fmt: skip
-    steps = train(context, Constant(batch * accumulation))
+    steps = train(context, ConstantBatches(batch * accumulation))
     plan = planned.plan
     print(f"plan: {plan.precision}, compile {plan.compile}, {plan.recompute} recompute")
     return lambda: next(steps).loss
 
 
 class Contestant:
-    """A process that takes one step whenever it is told to.
+    """A process that takes one step on request.
 
     Args:
-        name: which contestant.
-        python: the interpreter that it runs in.
+        name: one of `CONTESTANTS`.
+        python: interpreter of the process.
         micro: sequences in a micro-batch.
         accumulation: micro-batches in a step.
+        huge_pages: whether torch's allocator uses transparent huge pages.
     """
 
-    def __init__(self, name: str, python: str, micro: int, accumulation: int) -> None:
+    def __init__(
+        self, name: str, python: str, micro: int, accumulation: int, *, huge_pages: bool
+    ) -> None:
         self.name = name
+        self.huge_pages = huge_pages and name != "windlass"
         self._process = subprocess.Popen(
             [python, __file__, "--child", name, str(micro), str(accumulation)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"THP_MEM_ALLOC_ENABLE": "1" if self.huge_pages else "0"},
         )  # fmt: skip
 
     def step(self) -> float:
-        """Seconds of one step, by the process's own clock."""
+        """Takes one step and returns its seconds by the process's own clock."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -207,76 +248,91 @@ class Contestant:
             sys.exit(f"{self.name} ended with {self._process.wait()}")
         return float(answer)
 
+    def huge_page_bytes(self) -> int:
+        """Bytes of the process that lie in transparent huge pages now."""
+        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("AnonHugePages:"))
+        return int(line.split()[1]) * 1024
+
     def end(self) -> None:
-        """Ends the process; it may be in the middle of nothing but waiting."""
+        """Kills the process, which is waiting for its next turn."""
         self._process.kill()
         self._process.wait()
 
 
 def wait_for_turns(name: str, micro: int, accumulation: int, folder: str) -> None:
-    """What a contestant's process does: a step for each line that comes, its seconds as answer."""
+    """Runs in a contestant's process: takes a step for each input line and writes its seconds."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     if name == "trainer":
         step = trainer_loop(micro, accumulation, folder)
-    elif name == "windlass":
-        step = windlass_loop(micro, accumulation, folder)
+    elif name.startswith("windlass"):
+        step = windlass_loop(micro, accumulation, folder, own_allocator=name == "windlass")
     else:
         step = plain_loop(micro, accumulation, name)
     for _ in sys.stdin:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         step()
-        answers.write(f"{time.perf_counter() - begun}\n")
+        answers.write(f"{time.perf_counter() - start}\n")
         answers.flush()
 
 
 def has_transformers(python: str) -> bool:
-    """Whether an interpreter finds the Trainer and what it needs."""
-    words = "import accelerate, transformers"
-    return not subprocess.run([python, "-c", words], capture_output=True, check=False).returncode
+    """Whether an interpreter has the Trainer and its dependencies."""
+    code = "import accelerate, transformers"
+    return not subprocess.run([python, "-c", code], capture_output=True, check=False).returncode
 
 
 def main() -> None:
-    """Prints each contestant's median step and its ratio to Windlass, and appends the rows."""
+    """Prints each contestant's median step time and its ratio to Windlass, and appends the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--huge-pages", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--trainer-python", default=sys.executable)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         name, micro, accumulation = options.child
-        # The run's last files are the parent's to remove, for it ends this process at once.
+        # The parent kills this process, so it is the parent that removes the folder.
         wait_for_turns(name, int(micro), int(accumulation), tempfile.gettempdir())
         return
     names = [name for name in options.only if name != "windlass"] + ["windlass"]
     if "trainer" in names and not has_transformers(options.trainer_python):
         print(f"trainer: transformers or accelerate is not installed for {options.trainer_python}")
         names.remove("trainer")
+    if load_local_machine(cache_folder()) is None:
+        sys.exit("measure this machine first: `windlass probe`")
     pythons = {"trainer": options.trainer_python}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         contestants = [
-            Contestant(name, pythons.get(name, sys.executable), options.micro, options.accumulation)
+            Contestant(
+                name,
+                pythons.get(name, sys.executable),
+                options.micro,
+                options.accumulation,
+                huge_pages=options.huge_pages,
+            )
             for name in names
         ]
         try:
             seconds = compare(contestants, options.rounds)
+            conclude(contestants, seconds, options.micro, options.accumulation)
         finally:
             for contestant in contestants:
                 contestant.end()
-    conclude(seconds, options.micro, options.accumulation)
 
 
 def compare(contestants: list[Contestant], rounds: int) -> dict[str, list[float]]:
-    """Warms every contestant up, then times `rounds` interleaved steps of each."""
+    """Warms up every contestant, then times `rounds` interleaved steps of each."""
     for contestant in contestants:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(2):
             contestant.step()
-        print(f"{contestant.name}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"{contestant.name}: ready after {time.perf_counter() - start:.0f} s", flush=True)
     seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
         for contestant in contestants:
@@ -286,19 +342,25 @@ def compare(contestants: list[Contestant], rounds: int) -> dict[str, list[float]
     return seconds
 
 
-def conclude(seconds: dict[str, list[float]], micro: int, accumulation: int) -> None:
+def conclude(
+    contestants: list[Contestant], seconds: dict[str, list[float]], micro: int, accumulation: int
+) -> None:
     """Prints the table and appends its rows."""
-    print(f"\n{'':10} {'median':>8}  windlass / it (median of rounds, lowest to highest)")
-    for name, times in seconds.items():
+    print(f"\n{'':22} {'median':>8}  huge pages  windlass / it (median of rounds, min to max)")
+    for contestant in contestants:
+        name, times = contestant.name, seconds[contestant.name]
         ratios = sorted(ours / it for ours, it in zip(seconds["windlass"], times, strict=True))
-        middle = statistics.median(ratios)
+        median_ratio = statistics.median(ratios)
         print(
-            f"{name:10} {statistics.median(times):7.2f}s"
-            f"  {middle:.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            f"{name:22} {statistics.median(times):7.2f}s"
+            f"  {contestant.huge_page_bytes() / 2**20:6.0f} MiB"
+            f"  {median_ratio:.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         )
         append_row(
-            "in_memory", contestant=name, micro=micro, accumulation=accumulation, rounds=len(times),
-            median_seconds=f"{statistics.median(times):.4f}", windlass_over_it=f"{middle:.4f}",
+            "in_memory", contestant=name + (" +huge-pages" if contestant.huge_pages else ""),
+            micro=micro, accumulation=accumulation, rounds=len(times),
+            median_seconds=f"{statistics.median(times):.4f}",
+            windlass_over_it=f"{median_ratio:.4f}",
             lowest=f"{ratios[0]:.4f}", highest=f"{ratios[-1]:.4f}",
         )  # fmt: skip
 

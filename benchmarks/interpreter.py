@@ -1,8 +1,8 @@
-"""What does the interpreter cost for each instruction, and what share of a step is that?
+"""The interpreter's cost for each instruction, and its share of a step.
 
-Runs the program of a `gpt2-124m` step (12 blocks, so many micro-batches) with handlers that do
-nothing, interleaved with a bare loop that calls the same handlers without a clock, and sets the
-difference against the step time given.
+Runs the program of a `gpt2-124m` step (12 blocks, some micro-batches) with handlers that do
+nothing, interleaved with a bare loop that calls the same handlers without timing them, and compares
+the cost with the given step time.
 
     python benchmarks/interpreter.py --micro-batches 1 --step-seconds 2.8
 """
@@ -24,23 +24,23 @@ ROUNDS = 200
 
 
 def program(micros: int) -> Program:
-    """One step of a chain of `LAYERS` layers."""
+    """The program of one step of `LAYERS` layers."""
     steps: list[Instruction] = []
     for micro in range(micros):
-        steps.append(Instruction("load", None, micro))
+        steps.append(Instruction("load_batch", None, micro))
         steps += [Instruction("forward", layer, micro) for layer in range(LAYERS)]
         steps += [Instruction("backward", layer, micro) for layer in reversed(range(LAYERS))]
-    steps.append(Instruction("norm"))
+    steps.append(Instruction("grad_norm"))
     steps += [Instruction("update", layer) for layer in range(LAYERS)]
     return Program(plan="0" * 12, device=0, instructions=(*steps, Instruction("sync")))
 
 
 def nothing(layer: int, micro: int) -> None:
-    """A handler that leaves all the time to the interpreter."""
+    """A handler that does nothing, so that only the interpreter takes time."""
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Seconds that a call takes."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -51,10 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--step-seconds", type=float, default=2.8)
-    asked = parser.parse_args()
-    steps = program(asked.micro_batches)
+    options = parser.parse_args()
+    steps = program(options.micro_batches)
     length = len(steps.instructions)
-    handlers = dict.fromkeys(("load", "forward", "backward", "norm", "update", "sync"), nothing)
+    kinds = {instruction.kind for instruction in steps.instructions}
+    handlers = dict.fromkeys(kinds, nothing)
     interpreter = Interpreter(steps, handlers, timer_for(torch.device("cpu"), length))
     calls = [(nothing, 0, 0)] * length
 
@@ -71,18 +72,18 @@ def main() -> None:
     ours = statistics.median(pair[0] for pair in pairs)
     spread = statistics.quantiles([pair[0] for pair in pairs], n=10)
     each = ours / length
-    share = ours / asked.step_seconds
+    share = ours / options.step_seconds
     sys.stdout.write(
         f"{length} instructions: {each * 1e6:.2f} us each (80 % of rounds within "
         f"{spread[0] / length * 1e6:.2f} to {spread[-1] / length * 1e6:.2f}), of which the call "
         f"itself {statistics.median(pair[1] for pair in pairs) / length * 1e6:.2f} us; "
-        f"{share:.4%} of a step of {asked.step_seconds} s\n"
+        f"{share:.4%} of a step of {options.step_seconds} s\n"
     )
     append_row(
         "interpreter",
         instructions=length,
         us_each=f"{each * 1e6:.3f}",
-        step_seconds=asked.step_seconds,
+        step_seconds=options.step_seconds,
         share=f"{share:.6f}",
     )
 

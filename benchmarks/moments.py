@@ -1,9 +1,9 @@
-"""What keeping the optimizer's moments in fewer bits costs: loss, bytes and time.
+"""What storing the optimizer's moments in fewer bits costs: loss, bytes and time.
 
     python benchmarks/moments.py [--model gpt-tiny] [--steps 300] [--seeds 2] [--beta2 0.95]
 
-Trains the same model on the same text in each format and from each seed, in turn. The table sets
-held-out losses beside the spread between seeds, which is what a difference has to be held against.
+Trains the same model on the same text in each format and from each seed, in turn. The table shows
+held-out losses for each seed, because a difference only counts against the spread between seeds.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from windlass.schema.plan import MomentFormat
 
 SEQUENCE, BATCH = 128, 8
 WARM = 20
-"""Steps that do not count for the step time."""
+"""First steps, which the step time leaves out."""
 
 
 def run(model: str, moments: str, seed: int, steps: int, beta2: float) -> dict[str, float]:
-    """Trains once; gives held-out loss, bytes a parameter and seconds of steps and of updates."""
+    """Trains once; returns held-out loss, bytes a parameter, seconds of steps and updates."""
     planned = windlass.plan(
         model, f"moments={moments}", f"train.seed={seed}", f"train.steps={steps}",
         f"train.batch={BATCH}", f"train.sequence={SEQUENCE}", f"train.betas=[0.9, {beta2}]",
@@ -30,15 +30,15 @@ def run(model: str, moments: str, seed: int, steps: int, beta2: float) -> dict[s
         f"train.evaluate_every={steps}", f"train.save_every={steps}", "train.keep=1",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        told = list(windlass.train(planned, folder=Path(folder) / "run"))
-    plan, counted = planned.plan, told[WARM:]
+        steps_done = list(windlass.train(planned, folder=Path(folder) / "run"))
+    plan, measured = planned.plan, steps_done[WARM:]
     return {
-        "held_out_loss": told[-1].held_out_loss or float("nan"),
+        "held_out_loss": steps_done[-1].held_out_loss or float("nan"),
         "bytes_a_parameter": plan.parameter_itemsize
         + plan.gradient_itemsize
         + plan.optimizer_bytes_per_parameter,
-        "step_seconds": statistics.median(step.seconds for step in counted),
-        "update_seconds": statistics.median(step.by_kind["update"] for step in counted),
+        "step_seconds": statistics.median(step.seconds for step in measured),
+        "update_seconds": statistics.median(step.by_kind["update"] for step in measured),
         "predicted_update_seconds": planned.prediction.by_kind["update"],
     }
 
@@ -50,14 +50,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--beta2", type=float, default=0.95)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("moments   seed  held-out loss  bytes a parameter  step ms  update ms (predicted)")
-    for seed in range(asked.seeds):
+    for seed in range(options.seeds):
         for moments in get_args(MomentFormat):
-            row = run(asked.model, moments, seed, asked.steps, asked.beta2)
+            row = run(options.model, moments, seed, options.steps, options.beta2)
             append_row(
-                "moments", model=asked.model, moments=moments, seed=seed, steps=asked.steps,
-                beta2=asked.beta2, tokens=BATCH * SEQUENCE, **row,
+                "moments", model=options.model, moments=moments, seed=seed, steps=options.steps,
+                beta2=options.beta2, tokens=BATCH * SEQUENCE, **row,
             )  # fmt: skip
             print(
                 f"{moments:9} {seed:4}  {row['held_out_loss']:13.4f}  "

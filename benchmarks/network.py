@@ -1,11 +1,11 @@
-"""Two hosts on a slow network: is a step as long as predicted, and which cut is really faster?
+"""Two hosts on a slow network: predicted and measured step time of data and pipeline parallelism.
 
     python benchmarks/network.py [--model gpt-tiny] [--rates 50 200 1000] [--rounds 2]
 
-The hosts are two network namespaces of this machine, joined by a pair of virtual cables whose rate
-is held down (`tc ... tbf`); each has one device, which is a half of this machine. That needs root.
-Runs are prepared and started as on a cluster: `windlass launch`, and torch's launcher in each
-namespace. Two replicas exchange gradients, two stages exchange activations; rates are in Mbit/s.
+The hosts are two network namespaces of this machine, joined by a pair of virtual Ethernet devices
+with a limited rate (`tc ... tbf`). Each host has one device, which is half of this machine. This
+needs root. Runs are prepared and started as on a cluster, by `windlass launch` and torchrun in each
+namespace. Two replicas exchange gradients, two pipeline stages activations; rates are in Mbit/s.
 """
 
 import argparse
@@ -26,59 +26,63 @@ from windlass.schema.machine import Link, Machine
 STEPS, WARM = 8, 3
 HOSTS = {"windlass0": "10.213.7.1", "windlass1": "10.213.7.2"}
 CABLES = ("windlassv0", "windlassv1")
-CUTS = {
+PARALLELISM = {
     "replicas": ("parallel.data=2", "sharding.parameters=1", "sharding.optimizer=1"),
     "stages": ("parallel.pipeline=2",),
 }
 PORT = "29417"
-"""Of a namespace of our own, where nobody else has any."""
+"""Port of the rendezvous; nothing else runs in the namespaces."""
 
 
 def main() -> None:
-    """Reads the command line, runs each cut at each rate and prints the table."""
+    """Reads the command line, runs both cases at each rate and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt-tiny")
     parser.add_argument("--rates", type=int, nargs="+", default=[50, 200, 1000])
     parser.add_argument("--rounds", type=int, default=2)
-    asked = parser.parse_args()
-    print("Mbit/s  cut       predicted  measured  measured / predicted (least to most)")
-    for rate in asked.rates:
+    options = parser.parse_args()
+    print("Mbit/s  case      predicted  measured  measured / predicted (min to max)")
+    for rate in options.rates:
         with network(rate):
-            found = {cut: compared(asked.model, cut, rate, asked.rounds) for cut in CUTS}
-        foretold, measured = ({cut: pair[at] for cut, pair in found.items()} for at in (0, 1))
-        said, faster = (min(side, key=lambda cut: side[cut]) for side in (foretold, measured))
-        print(f"{rate:6}  predicted faster: {said}; measured faster: {faster}")
+            seconds = {
+                case: compare(options.model, case, rate, options.rounds) for case in PARALLELISM
+            }
+        predicted = min(seconds, key=lambda case: seconds[case][0])
+        measured = min(seconds, key=lambda case: seconds[case][1])
+        print(f"{rate:6}  predicted faster: {predicted}; measured faster: {measured}")
 
 
-def compared(model: str, cut: str, rate: int, rounds: int) -> tuple[float, float]:
-    """Predicted and measured seconds of a step; tells them, and appends a row."""
+def compare(model: str, case: str, rate: int, rounds: int) -> tuple[float, float]:
+    """Predicted and measured seconds of a step; prints them and appends a row."""
     with tempfile.TemporaryDirectory() as folder:
         machine = two_hosts(rate)
         machine.save(Path(folder) / "two.toml")
         planned = windlass.plan(
-            model, *CUTS[cut], "train.batch=16", "batch.micro=2", f"train.steps={STEPS}",
+            model, *PARALLELISM[case], "train.batch=16", "batch.micro=2", f"train.steps={STEPS}",
             "precision=float32", "compile=false", "recompute=none", "train.evaluate_sequences=0",
             f"train.save_every={STEPS}", machine=str(Path(folder) / "two.toml"),
         )  # fmt: skip
-        runs = [trained(planned, Path(folder) / f"run{at}") for at in range(rounds)]
-    foretold, measured = planned.prediction.step_seconds, statistics.median(runs)
-    ratios = sorted(each / foretold for each in runs)
+        runs = [train(planned, Path(folder) / f"run{index}") for index in range(rounds)]
+    predicted, measured = planned.prediction.step_seconds, statistics.median(runs)
+    ratios = sorted(seconds / predicted for seconds in runs)
     append_row(
-        "network", model=model, mbit=rate, cut=cut, predicted_seconds=foretold,
-        measured_seconds=measured, ratio=measured / foretold,
+        "network", model=model, mbit=rate, cut=case, predicted_seconds=predicted,
+        measured_seconds=measured, ratio=measured / predicted,
     )  # fmt: skip
     print(
-        f"{rate:6}  {cut:8}  {foretold:7.3f} s  {measured:6.3f} s  {measured / foretold:.2f} "
+        f"{rate:6}  {case:8}  {predicted:7.3f} s  {measured:6.3f} s  {measured / predicted:.2f} "
         f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
     )
-    return foretold, measured
+    return predicted, measured
 
 
-def trained(planned: windlass.api.Planned, folder: Path) -> float:
-    """Median seconds of a step of a run on both hosts."""
-    script = windlass.api.prepare(planned, nodes=2, per_node=1, launcher="torchrun", folder=folder)
+def train(planned: windlass.api.Planned, folder: Path) -> float:
+    """Trains on both hosts and returns the median seconds of a step."""
+    script = windlass.api.prepare_cluster_run(
+        planned, nodes=2, per_node=1, launcher="torchrun", folder=folder
+    )
     head = next(iter(HOSTS.values()))
-    running = [
+    processes = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, "sh", str(script)],
             env=os.environ
@@ -88,18 +92,18 @@ def trained(planned: windlass.api.Planned, folder: Path) -> float:
         )
         for (host, address), cable in zip(HOSTS.items(), CABLES, strict=True)
     ]  # fmt: skip
-    told = [process.communicate()[1] for process in running]
-    if any(process.returncode for process in running):
-        raise SystemExit("\n".join(told))
+    errors = [process.communicate()[1] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit("\n".join(errors))
     return statistics.median(step.seconds for step in windlass.api.load(folder).steps[WARM:])
 
 
 def two_hosts(rate: int) -> Machine:
-    """This machine as two hosts of one device each, which a link of that rate joins."""
-    here = load_local_machine(cache_folder())
-    if here is None:
-        raise SystemExit("this machine is not measured yet: `windlass probe`")
-    halves = here.split(2)
+    """This machine as two hosts of one device each, joined by a link of that rate."""
+    machine = load_local_machine(cache_folder())
+    if machine is None:
+        raise SystemExit("measure this machine first: `windlass probe`")
+    halves = machine.split(2)
     link = Link(name="cable", joins=2, latency=halves.links[0].latency, rate=rate * 1e6 / 8)
     return halves.model_copy(
         update={"name": f"two-{rate}", "hosts": 2, "devices_per_host": 1, "links": (link,)}
@@ -108,7 +112,7 @@ def two_hosts(rate: int) -> Machine:
 
 @contextmanager
 def network(rate: int) -> Iterator[None]:
-    """Two namespaces joined by a cable of so many Mbit/s; gone at the end."""
+    """Two namespaces joined by a cable of so many Mbit/s; they are removed at the end."""
     try:
         for host in HOSTS:
             _ip("netns", "add", host)
@@ -118,27 +122,27 @@ def network(rate: int) -> Iterator[None]:
             _ip("-n", host, "addr", "add", f"{address}/24", "dev", cable)
             _ip("-n", host, "link", "set", "lo", "up")
             _ip("-n", host, "link", "set", cable, "up")
-            slow = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "400ms")
-            _run("tc", "-n", host, "qdisc", "add", "dev", cable, *slow)
+            limit = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "400ms")
+            _run("tc", "-n", host, "qdisc", "add", "dev", cable, *limit)
         yield
     finally:
         for host in HOSTS:
             subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False)
 
 
-def _ip(*words: str) -> None:
-    _run("ip", *words)
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
 
 
-def _run(*words: str) -> None:
+def _run(*command: str) -> None:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise SystemExit(f"skipped: `{words[0]}` is not installed") from None
-    if done.returncode:
+        raise SystemExit(f"skipped: `{command[0]}` is not installed") from None
+    if result.returncode:
         raise SystemExit(
-            f"skipped: networks cannot be made here, `{' '.join(words)}` says: "
-            f"{done.stderr.strip()}; it takes root, and a kernel with veth and tbf"
+            f"skipped: networks cannot be created here, `{' '.join(command)}` says: "
+            f"{result.stderr.strip()}; it needs root and a kernel with veth and tbf"
         )
 
 

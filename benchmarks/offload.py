@@ -1,4 +1,4 @@
-"""What it moves and takes to train beyond memory: Windlass in phases beside what others do.
+"""Training beyond memory: bytes moved and step time of Windlass in phases and of its rivals.
 
     python benchmarks/offload.py [--phases 6] [--accumulations 1 8] [--only windlass fsdp2 ...]
         [--rivals-python PATH]
@@ -8,22 +8,23 @@ float32 masters, AdamW and clipping by the global norm, each in processes of its
 step warms up, three are measured.
 
 - `in_memory`: Windlass with all in memory, for comparison;
-- `windlass`: Windlass in phases, weights, gradients and optimizer state at home on disk;
-- `fsdp2`: PyTorch's `fully_shard` for each block with CPUOffloadPolicy, which gathers each
-  micro-batch anew; nothing is recomputed. On a CPU its weights move from memory to memory. In
-  `fsdp2_pair` two ranks of one thread share the micro-batches, and their figures are summed;
-- `zero_infinity`: DeepSpeed ZeRO-3, weights at home on disk, all else in memory; it needs libaio
-  and a C++ compiler, and builds its own libraries for minutes when it runs first;
-- `accelerate_cpu`, `accelerate_disk`: whether these let a model train at all;
-- `zero_infinity_formula`: what its paper says, for the same case, with all its state on disk.
+- `windlass`: Windlass in phases, with weights, gradients and optimizer state offloaded to disk;
+- `fsdp2`: PyTorch's `fully_shard` for each block with CPUOffloadPolicy, which all-gathers the
+  weights for each micro-batch; nothing is recomputed. On a CPU its weights move from memory to
+  memory. In `fsdp2_pair` two ranks of one thread share the micro-batches, and their figures are
+  summed;
+- `zero_infinity`: DeepSpeed ZeRO-3, weights offloaded to disk, all else in memory; it needs libaio
+  and a C++ compiler, and on its first run it builds its own libraries for minutes;
+- `accelerate_cpu`, `accelerate_disk`: whether a model under these hooks can train at all;
+- `zero_infinity_formula`: the formula of its paper for the same case, with all state on disk.
 
-Weights count when they come to the copy that computes, in that copy's precision (FSDP2 carries them
-as float32 up to there, so over a real link twice as much), gradients when they leave for home.
-Peaks are the kernel's for the whole process after the warm step (`VmHWM`), disk bytes the kernel's
-for each step (`/proc/self/io`). `known` says where the moved bytes come from: `program` are those
-that Windlass's program states, to be held against the disk bytes beside them, which include the
-optimizer state; `counted` at each move while it ran; `kernel` disk bytes that are nothing else;
-`formula` from a paper.
+Weights are counted when they reach the copy that computes, in that copy's precision (FSDP2
+transfers them as float32, so twice as much over a real link), gradients when they are offloaded.
+Peaks are the kernel's for the whole process after the warm-up step (`VmHWM`), disk bytes the
+kernel's for each step (`/proc/self/io`). `known` states where the moved bytes come from: `program`
+means the bytes that Windlass's program states, to be compared with the disk bytes beside them,
+which include the optimizer state; `counted` means counted at each transfer; `kernel` means disk
+bytes that are nothing else; `formula` means from a paper.
 """
 
 import argparse
@@ -53,25 +54,25 @@ from results import append_row
 MODEL, SEQUENCE = "gpt2-124m", 512
 WARM, MEASURED = 1, 3
 PARAMETERS = 124_439_808
-Told = dict[str, Any]
-"""Figures of one contestant, or one word under `note` why there are none."""
+Figures = dict[str, Any]
+"""Figures of one contestant, or under `note` the reason why there are none."""
 
 
-def measured(step: Callable[[], object], moved: Callable[[], tuple[int, int]]) -> Told:
-    """Takes the steps, and the median of what each took.
+def measure(step: Callable[[], object], moved: Callable[[], tuple[int, int]]) -> Figures:
+    """Takes all steps and returns the medians of the measured ones.
 
     Args:
-        step: takes one.
-        moved: bytes of weights that came and of gradients that left since the start.
+        step: takes one step.
+        moved: returns bytes of weights that arrived and of gradients that left since the start.
     """
     rows = []
     for number in range(WARM + MEASURED):
         if number == WARM:
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
-        before, begun = (*disk_bytes(), *moved()), time.perf_counter()
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before, start = (*disk_bytes(), *moved()), time.perf_counter()
         step()
         after = (*disk_bytes(), *moved())
-        rows.append((time.perf_counter() - begun, *(b - a for a, b in zip(before, after))))  # noqa: B905
+        rows.append((time.perf_counter() - start, *(b - a for a, b in zip(before, after))))  # noqa: B905
     seconds, read, written, weights, gradients = (
         statistics.median(column) for column in zip(*rows[WARM:], strict=True)
     )
@@ -82,14 +83,14 @@ def measured(step: Callable[[], object], moved: Callable[[], tuple[int, int]]) -
 
 
 def disk_bytes() -> tuple[int, int]:
-    """What this process has read from and written to disks."""
+    """Bytes that this process has read from and written to disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
-    counted = dict(line.split(": ") for line in lines)
-    return int(counted["read_bytes"]), int(counted["write_bytes"])
+    counters = dict(line.split(": ") for line in lines)
+    return int(counters["read_bytes"]), int(counters["write_bytes"])
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held."""
+    """Peak resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(line for line in lines if line.startswith("VmHWM"))
     return int(peak.split()[1]) * 1024
@@ -106,53 +107,53 @@ def plain_step(run: nn.Module, accumulation: int, optimizer: torch.optim.Optimiz
     optimizer.zero_grad()
 
 
-def windlass(accumulation: int, phases: int, folder: Path) -> Told:
-    """Our own run, weights and gradients counted in its program."""
+def windlass(accumulation: int, phases: int, folder: Path) -> Figures:
+    """A run of Windlass; weights and gradients are counted in its program."""
     import windlass
     from windlass.program.lowering.lower import lower
     from windlass.program.memory.tier_traffic import instruction_transfer
     from windlass.program.phases import deferred_update_layers
 
-    steps = WARM + MEASURED + 1  # the last one evaluates and saves too, and is not taken
+    steps = WARM + MEASURED + 1  # the last one also evaluates and saves, and does not run
     planned = windlass.plan(
         MODEL, f"phases={phases}", "batch.micro=1", f"train.batch={accumulation}",
         f"train.sequence={SEQUENCE}", f"train.steps={steps}", "precision=bfloat16", "compile=false",
         "recompute=none", f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
     )  # fmt: skip
     plan, graph = planned.plan, planned.graph
-    late = deferred_update_layers(plan, graph)
+    deferred = deferred_update_layers(plan, graph)
     weights = gradients = 0
     for instruction in lower(plan, graph)[0].instructions:
-        # An update that was put off brings its layer near, as a fetch does.
-        if instruction.kind == "fetch" or (
-            instruction.kind == "update" and instruction.layer in late
+        # A deferred update brings its layer into device memory, as a prefetch does.
+        if instruction.kind == "prefetch_weights" or (
+            instruction.kind == "update" and instruction.layer in deferred
         ):
             weights += instruction_transfer(plan, graph, instruction, stored=False).read
-        elif instruction.kind == "store":
+        elif instruction.kind == "offload_grads":
             gradients += instruction_transfer(plan, graph, instruction).written
     run = iter(windlass.train(planned, folder=folder / "run"))
-    told = measured(lambda: next(run), lambda: (0, 0))
+    figures = measure(lambda: next(run), lambda: (0, 0))
     return {
-        **told, "weight_bytes": weights, "gradient_bytes": gradients, "known": "program",
+        **figures, "weight_bytes": weights, "gradient_bytes": gradients, "known": "program",
     }  # fmt: skip
 
 
-class Reduced(TorchDispatchMode):
-    """Counts the gradients that FSDP2 lays out to be reduced."""
+class ReducedBytes(TorchDispatchMode):
+    """Counts the bytes of gradients that FSDP2 prepares for reduction."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Runs an operation, and counts it if it is that one."""
+        """Runs an operation and counts its output if it prepares a reduction."""
         if str(function) == "fsdp.chunk_cat.default":
             self.bytes += kwargs["out"].nbytes
         return function(*args, **(kwargs or {}))
 
 
-def fsdp2(accumulation: int, ranks: int, rank: int, folder: Path) -> Told:
-    """PyTorch's own, each rank with its share of the micro-batches."""
+def fsdp2(accumulation: int, ranks: int, rank: int, folder: Path) -> Figures:
+    """PyTorch's FSDP2; each rank takes its share of the micro-batches."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -163,7 +164,7 @@ def fsdp2(accumulation: int, ranks: int, rank: int, folder: Path) -> Told:
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
-    words: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=False),
         "mp_policy": MixedPrecisionPolicy(
@@ -171,35 +172,35 @@ def fsdp2(accumulation: int, ranks: int, rank: int, folder: Path) -> Told:
         ),
     }
     model = plain_model()
-    shared = {id(weight) for layer in (model[0], model[-1]) for weight in layer.parameters()}
+    tied = {id(weight) for layer in (model[0], model[-1]) for weight in layer.parameters()}
     for layer in model:
-        if not any(id(weight) in shared for weight in layer.parameters()):
-            fully_shard(layer, reshard_after_forward=True, **words)
-    fully_shard(model, **words)  # the embedding and the head, which share a weight
+        if not any(id(weight) in tied for weight in layer.parameters()):
+            fully_shard(layer, reshard_after_forward=True, **options)
+    fully_shard(model, **options)  # the embedding and the head, whose weights are tied
     gathered = 0
-    place = FSDPParam.init_unsharded_param
+    original = FSDPParam.init_unsharded_param
 
-    def placed(weight: FSDPParam) -> None:
+    def init_and_count(weight: FSDPParam) -> None:
         nonlocal gathered
         gathered += sum(part.nbytes for part in weight.all_gather_outputs)
-        place(weight)
+        original(weight)
 
-    FSDPParam.init_unsharded_param = placed  # type: ignore[method-assign]
+    FSDPParam.init_unsharded_param = init_and_count  # type: ignore[method-assign]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    with Reduced() as reduced:
-        told = measured(
+    with ReducedBytes() as reduced:
+        figures = measure(
             lambda: plain_step(model, accumulation // ranks, optimizer),
             lambda: (gathered, reduced.bytes),
         )
     dist.destroy_process_group()
-    return {**told, "known": "counted"}
+    return {**figures, "known": "counted"}
 
 
-def zero_infinity(accumulation: int, folder: Path) -> Told:
-    """DeepSpeed ZeRO-3 with weights on disk, told to keep none for later.
+def zero_infinity(accumulation: int, folder: Path) -> Figures:
+    """DeepSpeed ZeRO-3 with weights on disk, configured to cache none of them.
 
-    A model as small as this one would stay in memory with the defaults of `max_in_cpu` and
-    `stage3_max_live_parameters`, which are 1e9 parameters each.
+    With the defaults of `max_in_cpu` and `stage3_max_live_parameters`, 1e9 parameters each, a model
+    as small as this one would stay in memory.
     """
     for name, value in {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu",
@@ -237,16 +238,16 @@ def zero_infinity(accumulation: int, folder: Path) -> Told:
             engine.backward(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
             engine.step()
 
-    told = measured(step, lambda: (disk_bytes()[0], 0))
-    return {**told, "gradient_bytes": math.nan, "known": "kernel"}
+    figures = measure(step, lambda: (disk_bytes()[0], 0))
+    return {**figures, "gradient_bytes": math.nan, "known": "kernel"}
 
 
-def zero_infinity_formula(accumulation: int) -> Told:
-    """Weights come for the forward and for the backward pass of each micro-batch, gradients leave.
+def zero_infinity_formula(accumulation: int) -> Figures:
+    """Weights arrive for each forward and each backward pass, gradients leave for each micro-batch.
 
-    So 2 x 2 and 2 bytes a parameter each; float32 masters, moments and gradients, 16 bytes a
-    parameter, are read and written once a step. Source: Rajbhandari et al. 2021, ZeRO-Infinity,
-    arXiv:2104.07857.
+    That is 2 x 2 and 2 bytes a parameter for each micro-batch. Float32 masters, moments and
+    gradients, 16 bytes a parameter, are read and written once a step. Source: Rajbhandari et
+    al. 2021, ZeRO-Infinity, arXiv:2104.07857.
     """
     weights, gradients = 2 * 2 * PARAMETERS * accumulation, 2 * PARAMETERS * accumulation
     state = 16 * PARAMETERS
@@ -257,27 +258,27 @@ def zero_infinity_formula(accumulation: int) -> Told:
     }  # fmt: skip
 
 
-def accelerate(kind: str, folder: Path) -> Told:
-    """Whether a model under Accelerate's hooks gets gradients; they were made for inference."""
+def accelerate(kind: str, folder: Path) -> Figures:
+    """Whether a model under Accelerate's hooks gets gradients; they are made for inference."""
     from accelerate import cpu_offload, disk_offload
 
     model = plain_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    whole = [type(layer).__name__ for layer in model]
+    layer_names = [type(layer).__name__ for layer in model]
     device = torch.device("cpu")
     if kind == "cpu":
-        cpu_offload(model, device, preload_module_classes=whole)
+        cpu_offload(model, device, preload_module_classes=layer_names)
     else:
-        disk_offload(model, str(folder / "weights"), device, preload_module_classes=whole)
+        disk_offload(model, str(folder / "weights"), device, preload_module_classes=layer_names)
     inputs, targets = tokens(1)
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     loss.backward()
-    held = [weight for group in optimizer.param_groups for weight in group["params"]]
-    has = sum(weight.grad is not None for weight in held)
-    return {"note": f"backward runs, and {has} of {len(held)} parameters have a gradient"}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    count = sum(weight.grad is not None for weight in weights)
+    return {"note": f"backward runs, and {count} of {len(weights)} parameters have a gradient"}
 
 
-CONTESTANTS: dict[str, tuple[str, int, Callable[[int, int, int, Path], Told]]] = {
+CONTESTANTS: dict[str, tuple[str, int, Callable[[int, int, int, Path], Figures]]] = {
     "in_memory": ("windlass", 1, lambda a, _p, _r, folder: windlass(a, 1, folder)),
     "windlass": ("windlass", 1, lambda a, phases, _r, folder: windlass(a, phases, folder)),
     "fsdp2": ("torch", 1, lambda a, _p, rank, folder: fsdp2(a, 1, rank, folder)),
@@ -287,35 +288,35 @@ CONTESTANTS: dict[str, tuple[str, int, Callable[[int, int, int, Path], Told]]] =
     "accelerate_disk": ("accelerate", 1, lambda _a, _p, _r, folder: accelerate("disk", folder)),
     "zero_infinity_formula": ("torch", 1, lambda a, _p, _r, _f: zero_infinity_formula(a)),
 }
-"""Package, processes, and what each of them runs."""
+"""Name -> package, number of processes, and what each process runs."""
 
 
-def contest(name: str, accumulation: int, phases: int, python: str) -> Told:
-    """One contestant in processes of its own; seconds of the slowest, all else summed."""
+def contest(name: str, accumulation: int, phases: int, python: str) -> Figures:
+    """One contestant in processes of its own: seconds of the slowest, sums of all bytes."""
     package, ranks, _ = CONTESTANTS[name]
-    # Rivals build the model of our own shape, so they must find it.
+    # Rivals build our model, so they must find its package.
     sources = str(Path(__file__).parents[1] / "src")
     paths = os.pathsep.join(filter(None, (sources, os.environ.get("PYTHONPATH"))))
     interpreter = sys.executable if package == "windlass" else python
-    words = [interpreter, __file__, "--child", name, str(accumulation), str(phases)]
+    command = [interpreter, __file__, "--child", name, str(accumulation), str(phases)]
     with tempfile.TemporaryDirectory(dir=Path.cwd(), suffix=".tmp") as folder, ExitStack() as ends:
         children = []
         for rank in range(ranks):
-            # Files, for a rank that waits at a full pipe would hold up the other one.
-            said, errors = Path(folder, f"said-{rank}"), Path(folder, f"errors-{rank}")
+            # Files, because a rank that waits at a full pipe would block the other one.
+            output, errors = Path(folder, f"output-{rank}"), Path(folder, f"errors-{rank}")
             child = subprocess.Popen(
-                [*words, str(rank), folder],
-                stdout=ends.enter_context(said.open("w")),
+                [*command, str(rank), folder],
+                stdout=ends.enter_context(output.open("w")),
                 stderr=ends.enter_context(errors.open("w")),
                 env={**os.environ, "PYTHONPATH": paths},
             )
-            ends.callback(child.kill)  # which does nothing once it was waited for
-            children.append((child, said, errors))
+            ends.callback(child.kill)  # does nothing after the wait below
+            children.append((child, output, errors))
         for child, _, errors in children:
             if child.wait():
-                told = errors.read_text().strip().splitlines()
-                return {"note": told[-1] if told else f"ended with {child.returncode}"}
-        outputs = [said.read_text() for _, said, _ in children]
+                lines = errors.read_text().strip().splitlines()
+                return {"note": lines[-1] if lines else f"ended with {child.returncode}"}
+        outputs = [output.read_text() for _, output, _ in children]
     parts = [json.loads(output.splitlines()[-1]) for output in outputs]
     if "note" in parts[0]:
         return parts[0]
@@ -323,16 +324,17 @@ def contest(name: str, accumulation: int, phases: int, python: str) -> Told:
     return {**parts[0], **summed, "seconds": max(part["seconds"] for part in parts)}
 
 
-def show(name: str, accumulation: int, told: Told) -> None:
-    """One line of the table."""
-    if "note" in told:
-        print(f"{name:22} {accumulation:4}  {told['note']}")
+def show(name: str, accumulation: int, figures: Figures) -> None:
+    """Prints one line of the table."""
+    if "note" in figures:
+        print(f"{name:22} {accumulation:4}  {figures['note']}")
         return
-    gigabytes = (told[f"{key}_bytes"] / 1e9 for key in ("weight", "gradient", "read", "written"))
+    peak_mib = figures["peak_bytes"] / 2**20
+    gigabytes = (figures[f"{key}_bytes"] / 1e9 for key in ("weight", "gradient", "read", "written"))
     print(
-        f"{name:22} {accumulation:4}  {told['seconds']:6.2f} {told['peak_bytes'] / 2**20:9.0f}  "
+        f"{name:22} {accumulation:4}  {figures['seconds']:6.2f} {peak_mib:9.0f}  "
         + " ".join(f"{value:9.2f}" for value in gigabytes)
-        + f"  {told['known']}",
+        + f"  {figures['known']}",
         flush=True,
     )
 
@@ -345,28 +347,28 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--rivals-python", default=sys.executable)
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
-        name, accumulation, phases, rank, folder = asked.child
+    options = parser.parse_args()
+    if options.child:
+        name, accumulation, phases, rank, folder = options.child
         package, _, run = CONTESTANTS[name]
-        told: Told = {"note": f"{package} is not installed"}
+        figures: Figures = {"note": f"{package} is not installed"}
         if importlib.util.find_spec(package) is not None:
-            told = run(int(accumulation), int(phases), int(rank), Path(folder))
-        sys.stdout.write("\n" + json.dumps(told) + "\n")
+            figures = run(int(accumulation), int(phases), int(rank), Path(folder))
+        sys.stdout.write("\n" + json.dumps(figures) + "\n")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the children end too
     print(
         f"{'':22} {'acc.':>4}  {'s/step':>6} {'peak MiB':>9}  {'weights':>9} {'gradients':>9} "
         f"{'read':>9} {'written':>9}  known        (GB a step; read and written: disk)"
     )
-    for accumulation in asked.accumulations:
-        for name in asked.only:
-            told = contest(name, accumulation, asked.phases, asked.rivals_python)
-            show(name, accumulation, told)
-            if "note" not in told:
-                phases = asked.phases if name == "windlass" else 1
+    for accumulation in options.accumulations:
+        for name in options.only:
+            figures = contest(name, accumulation, options.phases, options.rivals_python)
+            show(name, accumulation, figures)
+            if "note" not in figures:
+                phases = options.phases if name == "windlass" else 1
                 append_row(
-                    "offload", contestant=name, phases=phases, accumulation=accumulation, **told
+                    "offload", contestant=name, phases=phases, accumulation=accumulation, **figures
                 )
 
 

@@ -1,10 +1,11 @@
-"""How well step time and memory are predicted: keeps the rows of `windlass validate here`.
+"""Accuracy of predicted step time and memory on this machine: keeps `windlass validate here`.
 
     python benchmarks/prediction.py
 
-Measures this machine anew first. Takes about 9 minutes, in which nothing else may run.
+It first measures this machine again. It takes about 9 minutes, during which nothing else may run.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,10 +13,13 @@ import sys
 from results import append_row
 
 
-def windlass(*words: str) -> str:
-    """What the command prints; its progress stays visible."""
+def windlass(*arguments: str) -> str:
+    """The output of a `windlass` command; its progress stays visible."""
     return subprocess.run(
-        [sys.executable, "-m", "windlass", *words], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "windlass", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -26,5 +30,6 @@ def keep(rows: list[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     windlass("probe")
     keep(json.loads(windlass("validate", "here", "--json")))

@@ -1,11 +1,11 @@
-"""What rank correlation could a perfect prediction reach, given what repeats of a plan differ by?
+"""The rank correlation that a perfect prediction could reach, given the noise between repeats.
 
     python benchmarks/rank_ceiling.py TABLE.csv ... [--keep]
 
-Takes measured step times for the truth and draws for each run another time that the same plan might
-have taken, `t exp(N(0, s))`: what an oracle that knows each plan's true time would be given, and
-prints its rank correlation with what was measured beside that of our own predictions. `s` is what
-repeats of one plan differ by within the table; where it has none, a row of usual values.
+Takes the measured step times as the truth and draws for each run another time that the same plan
+might have taken, `t exp(N(0, s))`. The rank correlation of both is what an oracle that knows each
+plan's true time would reach; it is printed beside that of our own predictions. `s` is the noise
+between repeats of one plan in the table; if it has no repeats, several usual values are used.
 """
 
 import argparse
@@ -23,20 +23,20 @@ from windlass.validation.predict_run import RunPrediction
 
 DRAWS = 400
 USUAL = (0.005, 0.01, 0.02, 0.03)
-"""Of repeats on clusters that nobody else uses at the time, to those that are shared."""
+"""Noise between repeats, from exclusive clusters to shared ones."""
 
 
-def groups_of(found: Sequence[RunPrediction]) -> list[list[RunPrediction]]:
-    """Timed runs by model and machine, where there are enough of them to be ranked."""
+def groups_of(predictions: Sequence[RunPrediction]) -> list[list[RunPrediction]]:
+    """Timed runs by model and machine, in groups large enough to be ranked."""
     groups: dict[tuple[str, str], list[RunPrediction]] = defaultdict(list)
-    for one in found:
+    for one in predictions:
         if one.run.step_seconds:
             groups[one.run.group].append(one)
     return [group for group in groups.values() if len(group) >= MIN_GROUP_ROWS]
 
 
-def repeats(groups: Sequence[Sequence[RunPrediction]]) -> float:
-    """Standard deviation of log(step time) between repeats, whenever they ran; 0 without any."""
+def noise_of_repeats(groups: Sequence[Sequence[RunPrediction]]) -> float:
+    """Standard deviation of log(step time) between repeats, before or after software updates."""
     runs = [one.run for group in groups for one in group]
     return repeat_noise(
         [replace(run, config=replace(run.config, old_software=0.0)) for run in runs]
@@ -44,12 +44,12 @@ def repeats(groups: Sequence[Sequence[RunPrediction]]) -> float:
 
 
 def ceiling(groups: Sequence[Sequence[RunPrediction]], spread: float, seed: int) -> float:
-    """Median over draws of the mean rank correlation of times drawn anew with those measured."""
+    """Median over draws of the mean rank correlation between redrawn and measured times."""
     random = np.random.default_rng(seed)
     rows = [len(group) for group in groups]
-    found = []
+    means = []
     for _ in range(DRAWS):
-        each = []
+        correlations = []
         for group in groups:
             times = np.array(
                 [
@@ -58,9 +58,11 @@ def ceiling(groups: Sequence[Sequence[RunPrediction]], spread: float, seed: int)
                     for one in group
                 ]
             )
-            each.append(spearman(times, times * np.exp(random.normal(0.0, spread, len(times)))))
-        found.append(np.average(each, weights=rows))
-    return float(np.median(found))
+            correlations.append(
+                spearman(times, times * np.exp(random.normal(0.0, spread, len(times))))
+            )
+        means.append(np.average(correlations, weights=rows))
+    return float(np.median(means))
 
 
 def main() -> None:
@@ -69,25 +71,26 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--keep", action="store_true", help="append the rows to the results")
-    asked = parser.parse_args()
-    for table in asked.tables:
-        found = evaluate_table(table).predictions
-        groups, ours = groups_of(found), rank_accuracy(found)
+    options = parser.parse_args()
+    for table in options.tables:
+        predictions = evaluate_table(table).predictions
+        groups, ours = groups_of(predictions), rank_accuracy(predictions)
         if ours is None:
             print(f"{table.name}: no group of {MIN_GROUP_ROWS} runs")
             continue
-        known = repeats(groups)
-        for spread in (known,) if known else USUAL:
-            best = ceiling(groups, spread, asked.seed)
-            told = "its repeats'" if known else "taken"
+        measured_noise = noise_of_repeats(groups)
+        for spread in (measured_noise,) if measured_noise else USUAL:
+            best = ceiling(groups, spread, options.seed)
+            source = "of its repeats" if measured_noise else "assumed"
             print(
-                f"{table.name:40} {ours.rows:4} runs, noise {spread:.1%} ({told}): an oracle "
+                f"{table.name:40} {ours.rows:4} runs, noise {spread:.1%} ({source}): an oracle "
                 f"{best:.3f}, ours {ours.spearman:.3f}"
             )
-            if asked.keep:
+            if options.keep:
                 append_row(
                     "rank_ceiling", table=table.name, rows=ours.rows, noise=spread,
-                    from_repeats=bool(known), oracle=best, ours=ours.spearman, seed=asked.seed,
+                    from_repeats=bool(measured_noise), oracle=best, ours=ours.spearman,
+                    seed=options.seed,
                 )  # fmt: skip
 
 

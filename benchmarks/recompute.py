@@ -1,10 +1,10 @@
-"""What recompute costs in time and saves in memory, under a budget of memory that falls.
+"""What activation recompute costs in time and saves in memory, under falling memory budgets.
 
     python benchmarks/recompute.py [--model gpt-tiny] [--layers 8] [--steps 8]
 
-One plan with everything kept, one with all layers run again, and what the planner makes of budgets
-in between; each trains in a process of its own, one after the other. The table sets measured beside
-predicted, both held against the plan that keeps everything.
+One plan keeps all activations, one recomputes all layers, and for budgets in between the planner
+chooses; each trains in a process of its own, one after the other. The table shows measured beside
+predicted values, relative to the plan that keeps everything.
 """
 
 import argparse
@@ -14,18 +14,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from apart import apart
+from child_process import run_child
 from results import append_row
 
 WARM = 2
-"""Steps that do not count."""
+"""Steps that are not measured."""
 MICRO, SEQUENCE = 16, 256
 SHARES = (0.75, 0.5, 0.25)
-"""Of what running all layers again saves, how much a budget leaves."""
+"""Budgets: shares of the memory that full recompute saves."""
 
 
 def plan_of(model: str, layers: int, steps: int, *pins: str):  # noqa: ANN201  imported late
-    """The plan for one way."""
+    """The plan under some pinned choices."""
     import windlass
 
     return windlass.plan(
@@ -37,19 +37,19 @@ def plan_of(model: str, layers: int, steps: int, *pins: str):  # noqa: ANN201  i
 
 
 def run(model: str, layers: int, steps: int, pin: str) -> None:
-    """Trains in this process and prints what was measured and predicted as JSON."""
+    """Trains in this process and prints measured and predicted figures as JSON."""
     import windlass
     from windlass.program.activation_checkpointing import describe_recompute
 
     planned = plan_of(model, layers, steps, pin)
     with tempfile.TemporaryDirectory() as folder:
-        told = list(windlass.train(planned, folder=Path(folder) / "run"))
-    counted = told[WARM : WARM + steps]
+        steps_done = list(windlass.train(planned, folder=Path(folder) / "run"))
+    measured = steps_done[WARM : WARM + steps]
     row = {
         "plan": describe_recompute(planned.plan),
-        "seconds": statistics.median(step.seconds for step in counted),
+        "seconds": statistics.median(step.seconds for step in measured),
         "predicted_seconds": planned.prediction.step_seconds,
-        "peak_bytes": max(step.memory_bytes for step in counted),
+        "peak_bytes": max(step.memory_bytes for step in measured),
         "predicted_peak_bytes": planned.prediction.peaks[0].peak_bytes,
     }
     sys.stdout.write(json.dumps(row) + "\n")
@@ -62,31 +62,31 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--child", nargs=4)
-    asked = parser.parse_args()
-    if asked.child:
-        model, layers, steps, pin = asked.child
+    options = parser.parse_args()
+    if options.child:
+        model, layers, steps, pin = options.child
         run(model, int(layers), int(steps), pin)
         return
-    size = (asked.model, asked.layers, asked.steps)
-    most, least = (
+    size = (options.model, options.layers, options.steps)
+    kept, recomputed = (
         plan_of(*size, f"recompute={how}").prediction.peaks[0].peak_bytes
-        for how in ("none", "layer")
+        for how in ("none", "full")
     )
-    budgets = (f"memory={round(least + share * (most - least))}" for share in SHARES)
-    base: dict[str, float] = {}
-    print("time and peak against the first, measured (predicted)")
+    budgets = (f"memory={round(recomputed + share * (kept - recomputed))}" for share in SHARES)
+    baseline: dict[str, float | str] = {}
+    print("time and peak memory relative to the first plan, measured (predicted)")
     for pin in ("recompute=none", *budgets, "recompute=selective", "recompute=full"):
-        row = apart(__file__, *size, pin)
-        base = base or row
+        row = run_child(__file__, *size, pin)
+        baseline = baseline or row
         append_row(
-            "recompute", model=asked.model, layers=asked.layers, micro=MICRO, asked=pin, **row
+            "recompute", model=options.model, layers=options.layers, micro=MICRO, asked=pin, **row
         )
-        told = [
-            f"{row[name] / base[name]:.2f} ({row[said] / base[said]:.2f})"
-            for name, said in (("seconds", "predicted_seconds"),
+        cells = [
+            f"{row[name] / baseline[name]:.2f} ({row[predicted] / baseline[predicted]:.2f})"
+            for name, predicted in (("seconds", "predicted_seconds"),
                                ("peak_bytes", "predicted_peak_bytes"))
         ]  # fmt: skip
-        print(f"{pin:22} {told[0]:14} {told[1]:14} {row['plan']}", flush=True)
+        print(f"{pin:22} {cells[0]:14} {cells[1]:14} {row['plan']}", flush=True)
 
 
 if __name__ == "__main__":

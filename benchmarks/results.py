@@ -1,4 +1,4 @@
-"""Appends one row to `benchmarks/results/<question>.csv`, with what the figures hold for."""
+"""Appends rows to `benchmarks/results/<question>.csv`, with date, commit, machine and torch."""
 
 import csv
 import datetime as dt
@@ -10,7 +10,7 @@ import torch
 
 
 def append_row(question: str, **values: object) -> None:
-    """Adds `values` after date, commit, processor and torch version; writes the head if new."""
+    """Appends `values` after date, commit, processor and torch version, with a header if new."""
     path = Path(__file__).parent / "results" / f"{question}.csv"
     row = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
@@ -29,7 +29,7 @@ def append_row(question: str, **values: object) -> None:
 
 
 def commit() -> str:
-    """The short name of the checked-out commit, `+` behind it if the tree has changes."""
+    """The short name of the checked-out commit, followed by `+` if the tree has changes."""
     folder = Path(__file__).parent
     name = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"],

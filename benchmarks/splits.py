@@ -1,9 +1,9 @@
-"""How much of the accuracy is luck of the split: other calibration rows, judged on the rest.
+"""How much the accuracy depends on the split: other calibration rows, tested on the rest.
 
     python benchmarks/splits.py TABLES [--seeds 10] [--keep]
 
-Fits every stack from as many rows as `calibrate.py` takes, from another start for each seed, and
-prints the mean absolute error of step time on the rows that were not taken: median and range.
+Fits every stack to as many rows as `calibrate.py` selects, different ones for each seed, and prints
+the mean absolute error of step time on the other rows: median and range over seeds.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from calibrate import JOBS, fitted_job
+from calibrate import JOBS, fit_job
 from results import append_row
 from windlass.validation.csv_table import read_table
 from windlass.validation.metrics import step_errors
@@ -24,13 +24,13 @@ from windlass.validation.stack_constants import StackCalibration
 
 
 def errors_of(tables: Path, seed: int) -> dict[tuple[str, str], tuple[int, float, float, float]]:
-    """(table, stack) -> test rows, their mean error, its 90th percentile and the share inside."""
+    """(table, stack) -> number of test rows, mean and 90th percentile of their error, coverage."""
     done: dict[str, Mapping[str, float]] = {}
-    found: dict[tuple[str, str], tuple[int, float, float, float]] = {}
+    results: dict[tuple[str, str], tuple[int, float, float, float]] = {}
     for job in JOBS:
-        fitted, _ = fitted_job(job, tables, seed, done)
+        fitted, _ = fit_job(job, tables, seed, done)
         done[job.stack] = fitted.constants
-        by = StackCalibration(
+        constants = StackCalibration(
             stack=job.stack, values=fitted.constants, provenance="fitted", fitted_from="",
             rows=frozenset(fitted.rows), step_spread=fitted.step_spread,
             memory_spread=fitted.memory_spread,
@@ -42,17 +42,17 @@ def errors_of(tables: Path, seed: int) -> dict[tuple[str, str], tuple[int, float
                 for run in rows
                 if isinstance(run, PublishedRun)
                 and run.stack == job.stack
-                and run.key not in by.rows
+                and run.key not in constants.rows
             ]
-            errors = step_errors(predict_runs(test, lambda _, by=by: by))
+            errors = step_errors(predict_runs(test, lambda _, constants=constants: constants))
             if errors:
-                found[name, job.stack] = (
+                results[name, job.stack] = (
                     errors.rows,
                     errors.mean,
                     errors.p90,
                     errors.interval_coverage,
                 )
-    return found
+    return results
 
 
 def main() -> None:
@@ -61,24 +61,24 @@ def main() -> None:
     parser.add_argument("tables", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--keep", action="store_true", help="append the rows to the results")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     means: dict[tuple[str, str], list[float]] = defaultdict(list)
-    ninths: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for seed in range(asked.seeds):
-        for place, (rows, mean, ninth, inside) in errors_of(asked.tables, seed).items():
-            means[place].append(mean)
-            ninths[place].append(ninth)
-            if asked.keep:
+    p90s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for seed in range(options.seeds):
+        for (table, stack), (rows, mean, p90, inside) in errors_of(options.tables, seed).items():
+            means[table, stack].append(mean)
+            p90s[table, stack].append(p90)
+            if options.keep:
                 append_row(
-                    "splits", table=place[0], stack=place[1], seed=seed, test_rows=rows,
-                    mean_error=mean, ninth_error=ninth, inside_80=inside,
+                    "splits", table=table, stack=stack, seed=seed, test_rows=rows,
+                    mean_error=mean, ninth_error=p90, inside_80=inside,
                 )  # fmt: skip
-    for (table, stack), found in means.items():
+    for (table, stack), errors in means.items():
         print(
-            f"{table:40} {stack:18} mean {statistics.median(found):6.1%} "
-            f"({min(found):.1%} to {max(found):.1%}), p90 "
-            f"{statistics.median(ninths[table, stack]):6.1%} ({min(ninths[table, stack]):.1%} to "
-            f"{max(ninths[table, stack]):.1%})"
+            f"{table:40} {stack:18} mean {statistics.median(errors):6.1%} "
+            f"({min(errors):.1%} to {max(errors):.1%}), p90 "
+            f"{statistics.median(p90s[table, stack]):6.1%} ({min(p90s[table, stack]):.1%} to "
+            f"{max(p90s[table, stack]):.1%})"
         )
 
 
