@@ -221,7 +221,8 @@ def tiny_plan(
     """A plan with the layers split into `pipeline` x `virtual_stages` model chunks of equal size.
 
     `stages` gives the phases of each model chunk instead, `phases` those of the only one.
-    `sharding` has the degrees of parameters and of optimizer state. `offload` None offloads nothing.
+    `sharding` has the degrees of parameters and of optimizer state. `offload` None offloads
+    nothing.
     `recompute_layers` is the number of recomputed layers in each stage; None means all.
     """
     count = pipeline * virtual_stages
@@ -337,7 +338,7 @@ def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
-    """Logits and their float32 cross-entropy; each tensor-parallel rank has a part of the logits."""
+    """Logits and their float32 cross-entropy; each tensor-parallel rank has a part."""
     x, logits = Polynomial(bs=width * e // degree), Polynomial(bs=vocabulary * 4)
     gather = _exchange("all_gather", _times(x, degree), degree)
     scatter = _exchange("reduce_scatter", _times(x, degree), degree)

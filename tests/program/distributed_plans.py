@@ -73,14 +73,14 @@ def distributed_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
 
 def _chunks(draw: st.DrawFn, parts: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The six layers in so many model chunks of one phase each."""
-    cuts = draw(st.sets(st.integers(1, 5), min_size=parts - 1, max_size=parts - 1))
-    return tuple((pair,) for pair in pairwise([0, *sorted(cuts), 6]))
+    ends = draw(st.sets(st.integers(1, 5), min_size=parts - 1, max_size=parts - 1))
+    return tuple((pair,) for pair in pairwise([0, *sorted(ends), 6]))
 
 
 def _phased(draw: st.DrawFn, stages: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The six layers in more phases than stages, with at least one phase in each stage."""
-    cuts = sorted(draw(st.sets(st.integers(1, 5), min_size=stages, max_size=5)))
-    phases = tuple(pairwise([0, *cuts, 6]))
+    ends = sorted(draw(st.sets(st.integers(1, 5), min_size=stages, max_size=5)))
+    phases = tuple(pairwise([0, *ends, 6]))
     most = len(phases) - 1
     ends = draw(st.sets(st.integers(1, most), min_size=stages - 1, max_size=stages - 1))
     return tuple(phases[a:b] for a, b in pairwise([0, *sorted(ends), len(phases)]))

@@ -9,15 +9,15 @@ from windlass.schema.plan import Parallelism
 def test_every_rank_has_one_coordinate_and_every_coordinate_one_rank(
     pipeline: int, tensor: int, replicas: int
 ):
-    cut = Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
-    places = [mesh_coord(device, cut) for device in range(cut.devices)]
-    assert len(set(places)) == cut.devices
-    assert [rank_of(place, cut) for place in places] == list(range(cut.devices))
+    parallel = Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
+    coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
+    assert len(set(coords)) == parallel.devices
+    assert [rank_of(coord, parallel) for coord in coords] == list(range(parallel.devices))
 
 
 def test_tensor_parallel_ranks_are_adjacent():
-    cut = Parallelism(pipeline=2, tensor=2, data=2)
-    assert [mesh_coord(device, cut) for device in (0, 1)] == [
+    parallel = Parallelism(pipeline=2, tensor=2, data=2)
+    assert [mesh_coord(rank, parallel) for rank in (0, 1)] == [
         MeshCoord(0, 0, 0),
         MeshCoord(0, 1, 0),
     ]

@@ -62,7 +62,7 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_has_sent_the_input_g
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    borrowed = tied_owner_layers(graph)
+    tied_owners = tied_owner_layers(graph)
     for program in lower(plan, graph):
         stage = mesh_coord(program.device, plan.parallel).stage
         for layer in owned_layers(plan, graph, stage):
@@ -74,7 +74,7 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_has_sent_the_input_g
                 index
                 for index, each in enumerate(instructions)
                 if each.kind in GRADIENT_PASSES
-                and layer in (each.layer, *borrowed[each.layer or 0])
+                and layer in (each.layer, *tied_owners[each.layer or 0])
             ]
             between = {each.kind for each in instructions[max(adds) + 1 : at]}
             if offloaded_gradient_layers(plan, graph, stage) or plan.batch.accumulation == 1:
@@ -101,7 +101,7 @@ def test_sharded_weights_stay_unsharded_until_the_last_pass_of_their_layer(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    borrowed = tied_owner_layers(graph)
+    tied_owners = tied_owner_layers(graph)
     for program in lower(plan, graph) if plan.sharding.parameters > 1 else ():
         stage = mesh_coord(program.device, plan.parallel).stage
         for layer in owned_layers(plan, graph, stage):
@@ -109,7 +109,7 @@ def test_sharded_weights_stay_unsharded_until_the_last_pass_of_their_layer(
                 [
                     at
                     for at, each in enumerate(program.instructions)
-                    if each.kind in kinds and layer in (each.layer, *borrowed[each.layer or 0])
+                    if each.kind in kinds and layer in (each.layer, *tied_owners[each.layer or 0])
                 ]
                 for kinds in ((*WEIGHT_PASSES, *GRADIENT_PASSES), ("free_weights",))
             )
@@ -124,14 +124,14 @@ def test_weights_are_unsharded_once_a_phase_however_many_micro_batches(
     more = plan.batch.accumulation + 2 * plan.parallel.pipeline
     larger = plan.model_copy(update={"batch": plan.batch.model_copy(update={"accumulation": more})})
     for device in range(plan.parallel.devices):
-        few, many = (_gathers(lower(each, graph)[device].instructions) for each in (plan, larger))
+        few, many = (_unshards(lower(each, graph)[device].instructions) for each in (plan, larger))
         stage = mesh_coord(device, plan.parallel).stage
         assert few == many
         for layer in owned_layers(plan, graph, stage) if plan.sharding.parameters > 1 else ():
             assert few[layer] == _turns(plan, graph, stage, layer)
 
 
-def _gathers(instructions: Iterable[Instruction]) -> dict[int | None, int]:
+def _unshards(instructions: Iterable[Instruction]) -> dict[int | None, int]:
     counts: dict[int | None, int] = {}
     for kind, layer, _ in instructions:
         if kind == "unshard_weights":
@@ -140,19 +140,21 @@ def _gathers(instructions: Iterable[Instruction]) -> dict[int | None, int]:
 
 
 def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
-    """How often a layer comes into use: in a phase, where it was not used in the one before."""
+    """How often a layer is unsharded: each time a phase uses it that the phase before did not."""
     if not plan.is_offloaded("parameters"):
         return 1
-    borrowed = tied_owner_layers(graph)
+    tied_owners = tied_owner_layers(graph)
     phases = plan.stages[stage].phases
-    used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
+    used = [
+        any(layer == at or layer in tied_owners[at] for at in range(*phase)) for phase in phases
+    ]
     turns = [False, *used, *reversed(used[:-1])]
     return sum(now and not before for before, now in pairwise(turns))
 
 
 @given(drawn=distributed_plans())
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
-    """Written down from the plan alone: bytes of the layers of a stage, and how often they move."""
+    """An independent count from the plan: bytes of a stage's layers, and how often they are sent."""
     graph, plan = drawn
     r, rts, shards = plan.parallel.data, plan.sharding.parameters, plan.sharding.optimizer
     t = plan.parallel.tensor
@@ -170,7 +172,7 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             ),
             0,
         )
-        due |= _inside(plan, graph, stage)
+        due |= _collective_bytes(plan, graph, stage)
         for layer in owned_layers(plan, graph, stage):
             flat = -(-kinds[layer].parameter_count // shards) * shards
             turns = _turns(plan, graph, stage, layer)
@@ -184,21 +186,21 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             rows, columns = grid_rows(t), grid_columns(t)
             norm = 32 // columns * (kinds[layer].parameters[-1].name == "norm.weight")
             due["reduce_grads"] += 2 * norm * plan.gradient_itemsize * (rows - 1) // rows
-        due["send"] = _sent(plan, graph, stage)
-        for loan in tied_across_stages(plan, graph, index):
+        due["send"] = _boundary_bytes(plan, graph, stage)
+        for tied in tied_across_stages(plan, graph, index):
             due["send_tied_weights"] += (
-                loan.elements * plan.parameter_itemsize * (loan.owner_stage == stage)
+                tied.elements * plan.parameter_itemsize * (tied.owner_stage == stage)
             )
             due["send_tied_grads"] += (
-                loan.elements * plan.gradient_itemsize * (loan.user_stage == stage)
+                tied.elements * plan.gradient_itemsize * (tied.user_stage == stage)
             )
         expected: dict[str, int] = {kind: nbytes for kind, nbytes in due.items() if nbytes}
         assert sent_bytes_by_kind(plan, graph, device) == expected
 
 
-def _sent(plan: Plan, graph: Graph, stage: int) -> int:
-    """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
-    here = set(layers_of_stage(plan, stage))
+def _boundary_bytes(plan: Plan, graph: Graph, stage: int) -> int:
+    """Bytes of outputs and gradients, of equal size, that a stage sends over its boundaries."""
+    local_layers = set(layers_of_stage(plan, stage))
     width = (
         plan.batch.micro
         * plan.batch.sequence
@@ -206,38 +208,43 @@ def _sent(plan: Plan, graph: Graph, stage: int) -> int:
         * plan.parameter_itemsize
         // plan.parallel.tensor
     )
-    boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
+    boundaries = sum(
+        (at in local_layers) != (at + 1 in local_layers) for at in range(graph.layers - 1)
+    )
     return plan.batch.accumulation * boundaries * width
 
 
-def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
-    """What slices exchange: a gather and a scattered sum of a block's tokens in each pass.
+def _collective_bytes(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
+    """Bytes sent in tensor-parallel collectives, by kind of pass.
 
-    In a grid those of one column do so, of their own features; and those of one row scatter, or
-    gather, what the slices of other columns have of the product's results.
-    The embedding's rows are summed forward, and their gradient backward; the head gathers tokens
-    forward, where it also sums a number a token, and scatters their gradient.
+    Each pass of a block all-gathers and reduce-scatters tokens. In a grid the ranks of one column
+    do so with their own features, and the ranks of one row also gather or scatter the product's
+    results. The embedding all-reduces its rows in forward, and their gradient in backward. The head
+    all-gathers tokens and all-reduces one number per token in forward, and reduce-scatters the
+    gradient of tokens in backward.
     """
-    t, here = plan.parallel.tensor, layers_of_stage(plan, stage)
+    t, local_layers = plan.parallel.tensor, layers_of_stage(plan, stage)
     tokens = plan.batch.micro * plan.batch.sequence
     once = tokens * 32 * plan.parameter_itemsize * (t - 1) // t
     number = 2 * 4 * tokens * (t - 1) // t
     rows, columns = grid_rows(t), grid_columns(t)
-    whole = tokens * 32 * plan.parameter_itemsize
-    block = 2 * whole // columns * (rows - 1) // rows + whole // rows * (columns - 1) // columns
-    forward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once + number}
-    backward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once}
-    again = (at for at in here if is_recomputed(plan, at))
+    full = tokens * 32 * plan.parameter_itemsize
+    block = 2 * full // columns * (rows - 1) // rows + full // rows * (columns - 1) // columns
+    forward = dict.fromkeys(local_layers, block) | {0: 2 * once, graph.layers - 1: once + number}
+    backward = dict.fromkeys(local_layers, block) | {0: 2 * once, graph.layers - 1: once}
+    recomputed = (at for at in local_layers if is_recomputed(plan, at))
     inside = {
-        "forward": plan.batch.accumulation * sum(forward[at] for at in here),
-        "recompute": plan.batch.accumulation * sum(forward[at] for at in again),
+        "forward": plan.batch.accumulation * sum(forward[at] for at in local_layers),
+        "recompute": plan.batch.accumulation * sum(forward[at] for at in recomputed),
     }
     if plan.parallel.schedule != "zero-bubble":
-        backs = {"backward": plan.batch.accumulation * sum(backward[at] for at in here)}
-    else:  # tokens have no gradient, so that of the first layer all is the weights' part
+        backs = {"backward": plan.batch.accumulation * sum(backward[at] for at in local_layers)}
+    else:  # tokens have no gradient, so that the first layer has a weight-gradient pass only
         backs = {
-            "backward_input": plan.batch.accumulation * sum(backward[at] for at in here if at),
-            "backward_weight": plan.batch.accumulation * sum(backward[at] for at in here if not at),
+            "backward_input": plan.batch.accumulation
+            * sum(backward[at] for at in local_layers if at),
+            "backward_weight": plan.batch.accumulation
+            * sum(backward[at] for at in local_layers if not at),
         }
     return inside | backs
 
@@ -281,7 +288,7 @@ def test_a_higher_sharding_degree_never_needs_more_device_memory(**choice: Any):
 @given(clip=st.booleans(), precision=st.sampled_from(["float32", "bfloat16"]))
 def test_a_higher_sharding_degree_offloads_less_state_per_device(**choice: Any):  # noqa: ANN401  handed on to the factory
     phases = ((0, 1), (1, 2), (2, 6))
-    homes = [
+    offloaded = [
         sum(
             offloaded_bytes_by_tier(
                 sharing(shards, offload=HOST_OFFLOAD, phases=phases, **choice), GRAPH
@@ -289,7 +296,7 @@ def test_a_higher_sharding_degree_offloads_less_state_per_device(**choice: Any):
         )
         for shards in (1, 2, 4, 8)
     ]
-    assert homes == sorted(set(homes), reverse=True)
+    assert offloaded == sorted(set(offloaded), reverse=True)
 
 
 def test_sharded_weights_are_unsharded_and_freed_once_each_step():

@@ -22,7 +22,7 @@ from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, gro
 MACHINE = tiny_machine(host="1 GiB", devices=8)
 GRAPH = sharded_graph(tiny_graph(layers=2))
 NORM = 32
-"""Elements of the weight that every slice of a layer has whole."""
+"""Elements of the weight that every tensor-parallel rank replicates."""
 
 
 def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  handed on to the factory
@@ -38,9 +38,9 @@ DEGREES = st.sampled_from([2, 4, TensorGrid(2, 2)])
 
 @given(graph=st.sampled_from(SHARDED_GRAPHS), degree=DEGREES)
 def test_shards_cover_every_parameter_and_replicate_what_is_not_sharded(graph: Graph, degree: int):
-    slices = [graph.shard(degree, index) for index in range(degree)]
+    shards = [graph.shard(degree, rank) for rank in range(degree)]
     for name, whole in graph.kinds.items():
-        parts = [each.kinds[name] for each in slices]
+        parts = [shard.kinds[name] for shard in shards]
         for place, parameter in enumerate(whole.parameters):
             counts = [part.parameters[place].count for part in parts]
             common = parts[0].parameters[place].replicated_over
@@ -138,7 +138,7 @@ def test_an_instruction_that_one_rank_loses_or_doubles_is_found(data: st.DataObj
 def test_a_rank_that_runs_its_passes_in_another_order_is_refused(
     data: st.DataObject,
 ):
-    """Any two passes that exchange, of which one slice alone runs the later first."""
+    """Swaps any two passes with collectives on one rank only."""
     plan, programs = made()
     peers, device = PeerMap(plan, GRAPH), data.draw(st.integers(0, 7))
     instructions = list(programs[device].instructions)
@@ -173,26 +173,26 @@ def refused(
 
 
 def test_impossible_degrees_are_refused_with_the_way_out():
-    why = "`block` has 6 heads, which cannot be cut over 4 slices; take a degree that divides 6"
+    why = "`block` has 6 heads, which cannot be sharded over 4 ranks; take a degree that divides 6"
     graph = GRAPH.model_copy(
         update={"tensor_shards": {2: GRAPH.tensor_shards[2]}, "unshardable": {4: (why,)}}
     )
 
-    def told(tensor: int, sequence: int) -> tuple[str, ...]:
+    def errors(tensor: int, sequence: int) -> tuple[str, ...]:
         return plan_errors(
             tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE
         )
 
-    assert told(2, 16) == ()
-    assert told(2, 15) == (
+    assert errors(2, 16) == ()
+    assert errors(2, 15) == (
         (
             "`batch.sequence` = 15 is not a multiple of `parallel.tensor` = 2: between layers each "
             "tensor-parallel rank holds an equal part of the tokens; make it one or lower the "
             "degree"
         ),
     )
-    assert told(4, 16) == (f"`parallel.tensor` = 4: {why}",)
-    assert told(8, 16) == (
+    assert errors(4, 16) == (f"`parallel.tensor` = 4: {why}",)
+    assert errors(8, 16) == (
         (
             "`parallel.tensor` = 8, but `tiny` was not captured for this degree; capture it so, or "
             "set it to 1 or 2"

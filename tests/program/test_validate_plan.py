@@ -30,7 +30,7 @@ def test_all_errors_are_reported_at_once():
     plan = Plan.model_validate(tree | {"graph": "other@0", "machine": "that@1"})
     with pytest.raises(InputErrors) as caught:
         require_valid_plan(plan, GRAPH, machine, global_batch=16)
-    assert [fault.split(";")[0] for fault in caught.value.messages] == [
+    assert [message.split(";")[0] for message in caught.value.messages] == [
         f"the plan is for graph `other@0`, but this one is `{GRAPH.label}`",
         f"the plan is for machine `that@1`, but this one is `{machine.label}`",
         "`parallel` takes 1 x 1 x 3 = 3 devices, but `tiny` has 1",
@@ -53,12 +53,12 @@ def test_a_stage_recomputes_no_more_layers_than_it_can():
     stage = plan.stages[0].model_copy(update={"recompute": "full", "recompute_layers": 2})
     assert plan_errors(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
     many = stage.model_copy(update={"recompute_layers": 3})
-    (fault,) = plan_errors(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
-    assert fault.startswith("`stages.0.recompute_layers` = 3, but the stage has 2 layers")
+    (message,) = plan_errors(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
+    assert message.startswith("`stages.0.recompute_layers` = 3, but the stage has 2 layers")
 
 
 @pytest.mark.parametrize(
-    ("home", "phases"),
+    ("offload", "phases"),
     [
         (HOST_OFFLOAD, TWO),
         (HOST_OFFLOAD.model_copy(update={"activations": "host"}), ((0, 1), (1, 2), (2, 3), (3, 4))),
@@ -68,13 +68,15 @@ def test_a_stage_recomputes_no_more_layers_than_it_can():
     ],
 )
 def test_these_classes_may_be_offloaded_together(
-    home: Offload, phases: tuple[tuple[int, int], ...] | None
+    offload: Offload, phases: tuple[tuple[int, int], ...] | None
 ):
-    assert plan_errors(tiny_plan(GRAPH, MACHINE, offload=home, phases=phases), GRAPH, MACHINE) == ()
+    assert (
+        plan_errors(tiny_plan(GRAPH, MACHINE, offload=offload, phases=phases), GRAPH, MACHINE) == ()
+    )
 
 
 @pytest.mark.parametrize(
-    ("home", "phases", "fault"),
+    ("offload", "phases", "message"),
     [
         (
             Offload(parameters="host", gradients="host"),
@@ -131,14 +133,14 @@ def test_these_classes_may_be_offloaded_together(
     ],
 )
 def test_invalid_combinations_of_offloaded_classes_are_refused_with_the_way_out(
-    home: Offload, phases: tuple[tuple[int, int], ...] | None, fault: str
+    offload: Offload, phases: tuple[tuple[int, int], ...] | None, message: str
 ):
-    plan = tiny_plan(GRAPH, MACHINE, offload=home, phases=phases)
-    assert plan_errors(plan, GRAPH, MACHINE) == (fault,)
+    plan = tiny_plan(GRAPH, MACHINE, offload=offload, phases=phases)
+    assert plan_errors(plan, GRAPH, MACHINE) == (message,)
 
 
 @pytest.mark.parametrize(
-    ("choice", "fault"),
+    ("choice", "message"),
     [
         (
             {"data": 3, "sharding": (2, 3)},
@@ -194,11 +196,11 @@ def test_invalid_combinations_of_offloaded_classes_are_refused_with_the_way_out(
     ],
 )
 def test_invalid_combinations_of_degrees_and_schedules_are_refused_with_the_way_out(
-    choice: dict[str, Any], fault: str
+    choice: dict[str, Any], message: str
 ):
     machine = tiny_machine(host="1 GiB", devices=4)
     choice = {"accumulation": 2, **choice}
-    assert plan_errors(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (fault,)
+    assert plan_errors(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (message,)
 
 
 def test_a_layer_with_tied_weights_of_two_other_stages_is_refused():
@@ -215,7 +217,7 @@ def test_a_layer_with_tied_weights_of_two_other_stages_is_refused():
 
 
 def two_owners() -> Graph:
-    """An embedding and a block that each own a table, and a head that borrows both."""
+    """An embedding and a block that each own a table, and a head that is tied to both."""
     graph = late_tied_graph(before=0, between=0)
     head, table = graph.kinds["head"], graph.kinds["embedding"].parameters[0]
     second = table.model_copy(

@@ -37,11 +37,11 @@ def test_a_plan_may_recompute_only_the_first_layers_of_each_stage():
     parts = (((0, 3),), ((3, 5),), ((5, 7),))
     graph = tiny_graph(layers=5, tied=False)
     plan = tiny_plan(graph, MACHINE, pipeline=3, stages=parts, recompute="full", recompute_layers=1)
-    again = [
+    recomputed = [
         {i.layer for i in program.instructions if i.kind == "recompute"}
         for program in lower(plan, graph)
     ]
-    assert again == [{1}, {3}, {5}]
+    assert recomputed == [{1}, {3}, {5}]
 
 
 def test_stages_send_outputs_onward_and_their_gradients_back():

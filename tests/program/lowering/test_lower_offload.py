@@ -35,7 +35,7 @@ SIGNS = {
 
 
 def shown(instructions: Iterable[Instruction]):
-    """`F12`: forward of layer 1, micro-batch 2; `A` is a forward again."""
+    """`F12`: forward of layer 1, micro-batch 2; `A` recomputes a forward."""
     return " ".join(
         SIGNS[kind] + "".join(str(n) for n in (layer, micro) if n is not None)
         for kind, layer, micro in instructions
@@ -83,7 +83,7 @@ def test_the_owner_of_tied_weights_is_prefetched_with_each_phase_that_uses_them(
 
 
 def test_weights_that_two_consecutive_phases_need_stay():
-    graph = tiny_graph(layers=1, tied=True)  # the head borrows the embedding's table
+    graph = tiny_graph(layers=1, tied=True)  # the head is tied to the embedding's table
     plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 3)))
     program = lowered(plan, graph)
     assert shown(program.instructions) == "U1 L0 F00 F10 F20 B20 B10 S1 -1 A00 B00 N U0 ."
@@ -91,8 +91,8 @@ def test_weights_that_two_consecutive_phases_need_stay():
 
 def test_outputs_between_recomputed_layers_are_offloaded_and_reloaded():
     graph = tiny_graph(layers=3)
-    home = Offload(activations="host")
-    plan = tiny_plan(graph, MACHINE, offload=home, recompute="full", accumulation=2, clip=False)
+    offload = Offload(activations="host")
+    plan = tiny_plan(graph, MACHINE, offload=offload, recompute="full", accumulation=2, clip=False)
     forward = "L{0} F0{0} F1{0} F2{0} K1{0} F3{0} K2{0} F4{0}"
     backward = "B4{0} R2{0} A3{0} B3{0} R1{0} A2{0} B2{0} A1{0} B1{0} B0{0}"
     each = f"{forward} {backward}"
@@ -102,13 +102,13 @@ def test_outputs_between_recomputed_layers_are_offloaded_and_reloaded():
 
 def test_offloading_optimizer_state_alone_keeps_the_order_of_one_phase():
     graph = tiny_graph(layers=1)
-    far = lowered(
+    offloaded = lowered(
         tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), accumulation=2), graph
     )
-    near = lowered(tiny_plan(graph, MACHINE, accumulation=2), graph)
-    borrowing = Instruction("update", 2)  # the head owns no weight
-    assert far.instructions == tuple(i for i in near.instructions if i != borrowing)
-    assert far.flush_deferred_updates == near.flush_deferred_updates == ()
+    resident = lowered(tiny_plan(graph, MACHINE, accumulation=2), graph)
+    head_update = Instruction("update", 2)  # the head owns no weight
+    assert offloaded.instructions == tuple(i for i in resident.instructions if i != head_update)
+    assert offloaded.flush_deferred_updates == resident.flush_deferred_updates == ()
 
 
 @given(drawn=offloaded_plans())
@@ -129,30 +129,30 @@ def test_phases_run_in_order_and_the_last_alternates_forward_and_backward(
 ):
     graph, plan = drawn
     passes = ("forward", "recompute", "backward")
-    again = set(InstructionEffects(plan, graph).recomputed_layers)
-    micros = range(plan.batch.accumulation)
+    recomputed_layers = set(InstructionEffects(plan, graph).recomputed_layers)
+    micro_batches = range(plan.batch.accumulation)
     *phases, last = plan.stages[0].phases
-    assert again == set(range(last[0]))
+    assert recomputed_layers == set(range(last[0]))
     due = [
         Instruction("forward", layer, micro)
         for phase in phases
-        for micro in micros
+        for micro in micro_batches
         for layer in range(*phase)
     ]
     for phase in reversed(plan.stages[0].phases):
-        for micro in micros:
+        for micro in micro_batches:
             if phase == last:
                 due += [Instruction("forward", layer, micro) for layer in range(*last)]
             for layer in reversed(range(*phase)):
-                if layer in again:
+                if layer in recomputed_layers:
                     due.append(Instruction("recompute", layer, micro))
                 due.append(Instruction("backward", layer, micro))
     assert [i for i in lowered(plan, graph).instructions if i.kind in passes] == due
 
 
 def in_memory(plan: Plan, graph: Graph) -> Plan:
-    whole = plan.stages[0].model_copy(update={"phases": ((0, graph.layers),)})
-    return plan.model_copy(update={"offload": Offload(), "stages": (whole,)})
+    one_phase = plan.stages[0].model_copy(update={"phases": ((0, graph.layers),)})
+    return plan.model_copy(update={"offload": Offload(), "stages": (one_phase,)})
 
 
 @given(drawn=offloaded_plans())
@@ -160,7 +160,7 @@ def test_micro_batches_add_to_a_gradient_in_the_same_order_as_without_offloading
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    streamed, whole = (lowered(each, graph) for each in (plan, in_memory(plan, graph)))
+    offloaded, resident = (lowered(item, graph) for item in (plan, in_memory(plan, graph)))
     for layer in range(graph.layers):
         added = [
             [
@@ -168,33 +168,35 @@ def test_micro_batches_add_to_a_gradient_in_the_same_order_as_without_offloading
                 for i in program.instructions
                 if (i.kind, i.layer) == ("backward", layer)
             ]
-            for program in (streamed, whole)
+            for program in (offloaded, resident)
         ]
         assert added[0] == added[1]
 
 
-def walked(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
-    """Near bytes after each instruction, and what is there at the end: a second way of knowing."""
+def live_bytes(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
+    """Device memory after each instruction, and the live tensors at the end: an independent count."""
     effects = InstructionEffects(plan, graph)
-    alive = {value: effects.bytes_of(value) for value in effects.resident_tensors}
-    summed: set[int] = set()
-    held = [sum(alive.values())]
+    alive = {tensor: effects.bytes_of(tensor) for tensor in effects.resident_tensors}
+    has_gradient: set[int] = set()
+    in_use = [sum(alive.values())]
     for instruction in instructions:
-        effect = effects.effect_of(instruction, summed)
-        alive |= {value: effects.bytes_of(value) for value in effect.makes}
-        summed |= {v.layer for v in effect.makes if v.name == "gradients" and v.layer is not None}
-        for value in effect.frees:
-            del alive[value]
-        held.append(sum(alive.values()))
-    return held, set(alive)
+        effect = effects.effect_of(instruction, has_gradient)
+        alive |= {tensor: effects.bytes_of(tensor) for tensor in effect.makes}
+        has_gradient |= {
+            v.layer for v in effect.makes if v.name == "gradients" and v.layer is not None
+        }
+        for tensor in effect.frees:
+            del alive[tensor]
+        in_use.append(sum(alive.values()))
+    return in_use, set(alive)
 
 
 @given(drawn=offloaded_plans())
 def test_device_memory_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
-    held, alive = walked(plan, graph, program.instructions)
-    assert held[0] == held[-1]
+    in_use, alive = live_bytes(plan, graph, program.instructions)
+    assert in_use[0] == in_use[-1]
     assert alive == set(InstructionEffects(plan, graph).resident_tensors)
 
 
@@ -204,22 +206,22 @@ def test_flushing_deferred_updates_leaves_device_memory_as_it_was_and_no_gradien
 ):
     graph, plan = drawn
     program = lowered(plan, graph)
-    held, alive = walked(plan, graph, program.flush_deferred_updates)
-    assert held[0] == held[-1]
-    assert not [value for value in alive if value.name == "offloaded gradients"]
+    in_use, alive = live_bytes(plan, graph, program.flush_deferred_updates)
+    assert in_use[0] == in_use[-1]
+    assert not [tensor for tensor in alive if tensor.name == "offloaded gradients"]
 
 
 @given(drawn=offloaded_plans(parameters=True))
 def test_flushing_deferred_updates_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
-    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
+    flush = program.model_copy(update={"instructions": program.flush_deferred_updates})
     effects = InstructionEffects(plan, graph)
     first = sum(map(effects.bytes_of, effects.resident_tensors))
     largest = max(
         (effects.bytes_of(TensorId("weights", at)) for at in effects.deferred_updates), default=0
     )
-    assert memory_profile(settling, plan, graph).peak_bytes == first + largest
+    assert memory_profile(flush, plan, graph).peak_bytes == first + largest
 
 
 @given(drawn=offloaded_plans(parameters=True))
@@ -228,12 +230,14 @@ def test_flushing_deferred_updates_needs_no_more_device_memory_than_a_step(
 ):
     graph, plan = drawn
     program = lowered(plan, graph)
-    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
-    needed, there = (memory_profile(part, plan, graph).peak_bytes for part in (settling, program))
-    assert needed <= there
+    flush = program.model_copy(update={"instructions": program.flush_deferred_updates})
+    flush_peak, step_peak = (
+        memory_profile(part, plan, graph).peak_bytes for part in (flush, program)
+    )
+    assert flush_peak <= step_peak
 
 
-def near_bytes(plan: Plan, graph: Graph, name: str):
+def device_bytes(plan: Plan, graph: Graph, name: str):
     return memory_profile(lowered(plan, graph), plan, graph).by_class[name]
 
 
@@ -242,10 +246,10 @@ def test_only_two_phases_of_weights_are_in_device_memory_at_once():
     square, table = 32 * 32 * 4, 64 * 32 * 4
     phases = ((0, 1), *((at, at + 2) for at in range(1, 11, 2)), (11, 12))
     plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=phases, micro=1, sequence=1)
-    held, _ = walked(plan, graph, lowered(plan, graph).instructions)
-    assert held[0] == STAGING_BYTES + table
-    assert near_bytes(plan, graph, "weights") in (table + 2 * square, 4 * square)
-    assert near_bytes(plan, graph, "optimizer") == 0
+    in_use, _ = live_bytes(plan, graph, lowered(plan, graph).instructions)
+    assert in_use[0] == STAGING_BYTES + table
+    assert device_bytes(plan, graph, "weights") in (table + 2 * square, 4 * square)
+    assert device_bytes(plan, graph, "optimizer") == 0
 
 
 def test_an_offloaded_gradient_stays_until_the_next_one_is_offloaded():
@@ -254,16 +258,16 @@ def test_an_offloaded_gradient_stays_until_the_next_one_is_offloaded():
     program, effects = lowered(plan, graph), InstructionEffects(plan, graph)
     at = {i: n for n, i in enumerate(program.instructions)}
 
-    def near_gradients(instruction: Instruction) -> set[int | None]:
+    def device_gradients(instruction: Instruction) -> set[int | None]:
         part = program.instructions[: at[instruction] + 1]
-        _, alive = walked(plan, graph, part)
-        return {value.layer for value in alive if value.name == "gradients"}
+        _, alive = live_bytes(plan, graph, part)
+        return {tensor.layer for tensor in alive if tensor.name == "gradients"}
 
-    assert near_gradients(Instruction("offload_grads", 3)) == {3}
-    assert near_gradients(Instruction("backward", 2, 0)) == {2, 3}
-    assert near_gradients(Instruction("offload_grads", 2)) == {2}
-    assert near_gradients(Instruction("offload_grads", 1)) == {1}
-    assert near_gradients(Instruction("grad_norm")) == {0}
+    assert device_gradients(Instruction("offload_grads", 3)) == {3}
+    assert device_gradients(Instruction("backward", 2, 0)) == {2, 3}
+    assert device_gradients(Instruction("offload_grads", 2)) == {2}
+    assert device_gradients(Instruction("offload_grads", 1)) == {1}
+    assert device_gradients(Instruction("grad_norm")) == {0}
     assert effects.offloaded_gradients == (3, 2, 1)
 
 
@@ -272,8 +276,8 @@ def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_on
     plan = tiny_plan(graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 4)), clip=False)
     program = lowered(plan, graph)
     at = program.instructions.index(Instruction("update", 2))
-    _, alive = walked(plan, graph, program.instructions[: at + 1])
-    assert {value.layer for value in alive if value.name == "gradients"} == {2}
+    _, alive = live_bytes(plan, graph, program.instructions[: at + 1])
+    assert {tensor.layer for tensor in alive if tensor.name == "gradients"} == {2}
 
 
 @given(drawn=offloaded_plans())
@@ -291,12 +295,12 @@ def test_offloaded_optimizer_state_takes_only_the_staging_buffer(drawn: tuple[Gr
 
 def test_offloaded_outputs_take_no_device_memory():
     graph = tiny_graph(layers=8)
-    near, far = (
-        tiny_plan(graph, MACHINE, offload=home, recompute="full", micro=8, sequence=64)
-        for home in (Offload(), Offload(activations="host"))
+    resident, offloaded = (
+        tiny_plan(graph, MACHINE, offload=offload, recompute="full", micro=8, sequence=64)
+        for offload in (Offload(), Offload(activations="host"))
     )
     output = 8 * 64 * 32 * 4
-    # Of eight blocks' outputs seven travel; the one that is used at the fullest moment is back.
-    assert near_bytes(near, graph, "activations") - near_bytes(far, graph, "activations") >= (
-        5 * output
-    )
+    # Seven of eight blocks' outputs are offloaded; the one in use at the peak is reloaded.
+    assert device_bytes(resident, graph, "activations") - device_bytes(
+        offloaded, graph, "activations"
+    ) >= (5 * output)

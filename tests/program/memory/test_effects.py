@@ -69,7 +69,7 @@ def test_bytes_are_those_counted_by_hand():
     assert effects.bytes_of(TensorId("tokens", None, 0)) == 2 * tokens * 8
     assert effects.bytes_of(TensorId("weights", 0)) == 64 * 32 * 4
     assert effects.bytes_of(TensorId("optimizer state", 0)) == 64 * 32 * 8
-    assert effects.bytes_of(TensorId("weights", 2)) == 0  # the head borrows the embedding's
+    assert effects.bytes_of(TensorId("weights", 2)) == 0  # the head is tied to the embedding's
     assert effects.bytes_of(TensorId("output", 0, 0)) == tokens * 32 * 4
     assert effects.bytes_of(TensorId("output gradient", 0, 0)) == tokens * 32 * 4
     assert effects.bytes_of(TensorId("saved activations", 2, 0)) == tokens * 64 * 4
@@ -128,10 +128,10 @@ def test_recompute_saves_only_inputs_between_forward_and_backward():
     assert effects.effect_of(Instruction("forward", 2, 0), set()).makes == (
         TensorId("output", 2, 0),
     )
-    again = effects.effect_of(Instruction("recompute", 2, 0), set())
-    assert again.makes == (TensorId("output", 2, 0), TensorId("saved activations", 2, 0))
+    recompute = effects.effect_of(Instruction("recompute", 2, 0), set())
+    assert recompute.makes == (TensorId("output", 2, 0), TensorId("saved activations", 2, 0))
     backward = effects.effect_of(Instruction("backward", 2, 0), set())
-    assert TensorId("output", 1, 0) in backward.frees  # layer 1 will start from its own again
+    assert TensorId("output", 1, 0) in backward.frees  # layer 1 will start from its own recompute
 
 
 def test_an_instruction_of_another_stage_has_no_effect_here():

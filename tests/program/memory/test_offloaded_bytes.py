@@ -23,8 +23,8 @@ def test_a_plan_without_offloading_has_no_offloaded_bytes():
 
 def test_each_class_is_in_its_own_tier():
     graph = tiny_graph(layers=2, tied=False)
-    home = Offload(parameters="host", gradients="disk", optimizer="disk")
-    plan = tiny_plan(graph, MACHINE, offload=home, phases=PHASES)
+    offload = Offload(parameters="host", gradients="disk", optimizer="disk")
+    plan = tiny_plan(graph, MACHINE, offload=offload, phases=PHASES)
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     assert offloaded_bytes_by_tier(plan, graph) == {
         "host": {"parameters": 4 * owned},
@@ -66,14 +66,14 @@ def test_waiting_gradients_reuse_the_space_of_weight_copies(accumulation: int):
         accumulation=accumulation,
     )
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
-    room = offloaded_bytes_by_tier(plan, graph)["host"]
-    assert room["parameters"] == 2 * owned
-    assert room["gradients"] == (plan.gradient_itemsize - 2) * waiting
-    apart = plan.model_copy(
+    offloaded = offloaded_bytes_by_tier(plan, graph)["host"]
+    assert offloaded["parameters"] == 2 * owned
+    assert offloaded["gradients"] == (plan.gradient_itemsize - 2) * waiting
+    separate = plan.model_copy(
         update={"offload": HOST_OFFLOAD.model_copy(update={"gradients": "disk"})}
     )
     assert (
-        offloaded_bytes_by_tier(apart, graph)["disk"]["gradients"]
+        offloaded_bytes_by_tier(separate, graph)["disk"]["gradients"]
         == plan.gradient_itemsize * waiting
     )
 
@@ -84,20 +84,20 @@ def test_nothing_reads_weights_between_the_offload_of_their_gradient_and_their_u
 ):
     graph, plan = drawn
     (program,) = lower(plan, graph)
-    stored: set[int | None] = set()
-    # Two steps and settling, which is all that may follow one.
+    waiting_layers: set[int | None] = set()
+    # Two steps and a flush of deferred updates: all that may follow a step.
     for kind, layer, _ in (
         *program.instructions,
         *program.instructions,
         *program.flush_deferred_updates,
     ):
         if kind == "offload_grads":
-            stored.add(layer)
+            waiting_layers.add(layer)
         elif kind == "update":
-            stored.discard(layer)
+            waiting_layers.discard(layer)
         elif kind == "prefetch_weights":
-            assert layer not in stored
-    assert not stored
+            assert layer not in waiting_layers
+    assert not waiting_layers
 
 
 @given(drawn=offloaded_plans())
@@ -105,12 +105,12 @@ def test_offloaded_outputs_take_as_much_as_a_program_ever_holds(drawn: tuple[Gra
     graph, plan = drawn
     (program,) = lower(plan, graph)
     kinds = list(graph.layer_kinds())
-    held = most = 0
+    current = peak = 0
     for kind, layer, _ in program.instructions:
         if kind in ("offload_activation", "reload_activation") and layer is not None:
             size = layer_kind_sizes(plan, kinds[layer]).output
-            held += size if kind == "offload_activation" else -size
-            most = max(most, held)
-    assert held == 0
+            current += size if kind == "offload_activation" else -size
+            peak = max(peak, current)
+    assert current == 0
     if plan.is_offloaded("activations"):
-        assert offloaded_bytes_by_tier(plan, graph)[plan.offload.activations]["activations"] == most
+        assert offloaded_bytes_by_tier(plan, graph)[plan.offload.activations]["activations"] == peak

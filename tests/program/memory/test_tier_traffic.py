@@ -29,7 +29,7 @@ def step_total(plan: Plan, graph: Graph) -> Mapping[str, TransferBytes]:
 
 
 def deferred(precision: Precision, accumulation: int = 2):
-    """A plan of three phases that puts its updates off, and its traffic."""
+    """A plan of three phases with deferred updates, its graph and its traffic."""
     graph = tiny_graph(layers=4, tied=False)
     plan = tiny_plan(
         graph, MACHINE, offload=HOST_OFFLOAD, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
@@ -43,7 +43,7 @@ def test_float32_weights_are_their_own_master_weights():
     _, _, traffic = deferred("float32")
     (tier,) = traffic.instruction_traffic(Instruction("update", 2))
     assert tier == "host"
-    # Two moments, the weights that are the masters, and the stored gradient; all but it go back.
+    # Reads moments, master weights and the stored gradient; writes all but the gradient.
     assert traffic.instruction_traffic(Instruction("update", 2))[tier] == (
         SQUARE * (8 + 4 + 4),
         SQUARE * 12,
@@ -117,39 +117,41 @@ def test_a_step_transfers_what_the_formula_says(drawn: tuple[Graph, Plan]):
         total[1] += written
 
     master = 4 if plan.precision == "float32" else 0
-    phases, home, kinds = plan.stages[0].phases, plan.offload, list(graph.layer_kinds())
+    phases, offload, kinds = plan.stages[0].phases, plan.offload, list(graph.layer_kinds())
     for layer, kind in enumerate(kinds):
         n = kind.parameter_count
         away = layer >= phases[0][1]
         state = sum(plan.state_bytes(p.count) for p in kind.parameters if p.tied_to is None)
-        add(home.optimizer, state, state)
+        add(offload.optimizer, state, state)
         fetches = _fetches(plan, graph, layer)
         add(
-            home.parameters,
+            offload.parameters,
             n * (master + fetches * plan.parameter_itemsize),
             n * plan.parameter_itemsize,
         )
         if away and plan.clip:  # one of the fetches is the update's own
-            add(home.parameters, -n * plan.parameter_itemsize, 0)
-            add(home.gradients, n * plan.gradient_itemsize, n * plan.gradient_itemsize)
+            add(offload.parameters, -n * plan.parameter_itemsize, 0)
+            add(offload.gradients, n * plan.gradient_itemsize, n * plan.gradient_itemsize)
     if plan.is_offloaded("activations"):
         width = plan.batch.micro * plan.batch.sequence * 32 * plan.parameter_itemsize
-        # Between two layers that run again: all those before the last phase do.
+        # Outputs between recomputed layers: all layers before the last phase are recomputed.
         travels = phases[-1][0] - 1
         moved_bytes = width * travels * plan.batch.accumulation
-        add(home.activations, moved_bytes, moved_bytes)
+        add(offload.activations, moved_bytes, moved_bytes)
     expected = {tier: tuple(total) for tier, total in tiers.items() if any(total)}
     assert step_total(plan, graph) == expected
 
 
 def _fetches(plan: Plan, graph: Graph, layer: int) -> int:
-    """How often a layer comes: each time that a phase uses it which the one before did not.
+    """How often a layer is fetched: each time a phase uses it that the phase before did not.
 
-    Phases are used in turn, forward and back, and what the first one uses is there.
+    Phases run in order, forward and back, and the layers of the first one are resident.
     """
-    borrowed = tied_owner_layers(graph)
+    tied_owners = tied_owner_layers(graph)
     phases = plan.stages[0].phases
-    used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
+    used = [
+        any(layer == at or layer in tied_owners[at] for at in range(*phase)) for phase in phases
+    ]
     turns = [*used, *reversed(used[:-1])]
     return sum(now and not before for before, now in pairwise(turns))
 

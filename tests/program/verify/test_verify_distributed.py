@@ -115,7 +115,7 @@ def test_two_unshards_swapped_on_one_replica_deadlock():
     plan, programs = made()
     edit = swapped(Instruction("unshard_weights", 0), Instruction("unshard_weights", 1))
     message = refused(plan, programs, {2: edit})
-    # Devices 0 and 2 have the two shards of stage 0 that make one whole.
+    # Devices 0 and 2 have the two weight shards of stage 0.
     assert (
         "device 0, instruction 0 (unshard_weights of layer 0) waits for the devices of its"
         in message

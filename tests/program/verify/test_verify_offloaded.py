@@ -21,9 +21,9 @@ Edit = Callable[[list[Instruction]], None]
 
 
 def made(*, clip: bool = True, activations: str = "device") -> tuple[Plan, Program]:
-    home = HOST_OFFLOAD.model_copy(update={"activations": activations})
+    offload = HOST_OFFLOAD.model_copy(update={"activations": activations})
     plan = tiny_plan(
-        GRAPH, MACHINE, offload=home, phases=PHASES, accumulation=2, clip=clip, recompute="full"
+        GRAPH, MACHINE, offload=offload, phases=PHASES, accumulation=2, clip=clip, recompute="full"
     )
     (program,) = lower(plan, GRAPH)
     return plan, program
