@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed: prints each step as it is done."""
+"""A run in a process of its own, to be killed; prints each step once it is done."""
 
 import json
 import sys
@@ -19,15 +19,15 @@ from windlass.schema.request import TrainRequest
 
 def main() -> None:
     torch.set_num_threads(1)
-    asked = json.loads(sys.argv[1])
-    tokens = prepare_dataset(**asked["data"] | {"cache": Path(asked["cache"]), "progress": None})
-    settings = TrainRequest(**asked["settings"])
-    plan = Plan.model_validate(asked["plan"])
-    folder = Path(asked["folder"])
+    job = json.loads(sys.argv[1])
+    tokens = prepare_dataset(**job["data"] | {"cache": Path(job["cache"]), "progress": None})
+    settings = TrainRequest(**job["settings"])
+    plan = Plan.model_validate(job["plan"])
+    folder = Path(job["folder"])
     context = RankContext(
         plan=plan,
-        stack=build_layer_stack("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
-        program=Program.model_validate(asked["program"]),
+        stack=build_layer_stack("gpt-tiny", job["dials"], device="meta", seed=settings.seed),
+        program=Program.model_validate(job["program"]),
         settings=settings,
         checkpoints=folder,
     )

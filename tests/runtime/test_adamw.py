@@ -10,7 +10,7 @@ from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter
 from windlass.schema.request import TrainRequest
 
 NORM = 1e-6
-"""Relative: some thousand squares summed in float32, and some thousand such sums."""
+"""Relative tolerance: some thousand squares are summed in float32, and some thousand such sums."""
 CPU = torch.device("cpu")
 
 
@@ -55,11 +55,11 @@ def test_an_update_is_that_of_torch(
     settings = TrainRequest(steps=5, learning_rate=0.1)
     one, optimizer = weight(*shape, precision=precision), AdamW(settings, CPU)
     gradient = one.gradient.clone()
-    wanted = reference(one, settings, 3, 1 / (divisor or 1))
+    expected = reference(one, settings, 3, 1 / (divisor or 1))
     for step in (1, 2, 3):
         one.gradient = gradient.clone()
         optimizer.update([one], step, None if divisor is None else torch.tensor(divisor))
-    torch.testing.assert_close(one.master, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one.master, expected, rtol=1e-5, atol=1e-6)
     assert one.gradient is None
     assert float(one.steps) == 3
     assert torch.equal(one.working, one.master.to(precision))
@@ -102,19 +102,19 @@ def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float,
         assert rates[-1] == pytest.approx(0.5 * final, abs=1e-12)
 
 
-@pytest.mark.parametrize("summed", [False, True])
-def test_gradients_of_micro_batches_are_summed_in_float32(summed: bool):
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_gradients_of_micro_batches_are_accumulated_in_float32(accumulated: bool):
     one = weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16)
     one.gradient = None
     parts = [
         weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)
     ]
-    wanted = sum(part.float() for part in parts)
+    expected = sum(part.float() for part in parts)
     for part in parts:
-        one.add_gradient(part.clone(), accumulated=summed)
-    assert one.gradient.dtype == (torch.float32 if summed else torch.bfloat16)
-    if summed:
-        assert torch.equal(one.gradient, wanted)
+        one.add_gradient(part.clone(), accumulated=accumulated)
+    assert one.gradient.dtype == (torch.float32 if accumulated else torch.bfloat16)
+    if accumulated:
+        assert torch.equal(one.gradient, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

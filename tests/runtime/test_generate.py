@@ -30,10 +30,10 @@ def trained(
     folder: Path,
 ):
     stack = gpt(device="meta")
-    cut = plan(stack)
-    asked = settings(steps=40, warmup=0.1)
+    run_plan = plan(stack)
+    request = settings(steps=40, warmup=0.1)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
+        plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
     list(train(context, batches()))
     return stack, latest_checkpoint(folder)
@@ -45,16 +45,16 @@ def text(
     return list(generate(*trained, list(prompt), SamplingOptions(count=count, **options)))
 
 
-def test_the_same_seed_writes_the_same(trained: Trained):
+def test_the_same_seed_generates_the_same_text(trained: Trained):
     assert text(trained, seed=1) == text(trained, seed=1)
     assert text(trained, seed=1) != text(trained, seed=2)
 
 
-def test_it_goes_on_beyond_the_longest_sequence_that_the_model_takes(trained: Trained):
+def test_generation_continues_beyond_the_longest_sequence_of_the_model(trained: Trained):
     assert len(text(trained, count=50)) == 50
 
 
-def test_without_temperature_the_seed_does_not_matter_and_only_the_likeliest_is_drawn(
+def test_at_temperature_zero_the_most_likely_token_is_taken_whatever_the_seed(
     trained: Trained,
 ):
     greedy = text(trained, temperature=0)
@@ -62,12 +62,12 @@ def test_without_temperature_the_seed_does_not_matter_and_only_the_likeliest_is_
     assert greedy == text(trained, top_k=1)
 
 
-def test_it_learned_which_bytes_there_are(trained: Trained):
+def test_the_trained_model_generates_bytes_of_its_corpus(trained: Trained):
     known = set(b"word0123456789 ")
     assert set(text(trained, top_k=5)) <= known
 
 
-def test_it_stops_at_the_end_of_text(trained: Trained):
+def test_generation_stops_at_the_end_token(trained: Trained):
     greedy = text(trained, temperature=0)
     end = greedy[5]
     assert text(trained, temperature=0, end_token=end) == greedy[: greedy.index(end)]
@@ -78,12 +78,12 @@ def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callabl
         text((gpt(width=48), trained[1]))
 
 
-def test_no_prompt_is_refused(trained: Trained):
+def test_an_empty_prompt_is_refused(trained: Trained):
     with pytest.raises(ValueError, match="no token"):
         text(trained, prompt=b"")
 
 
-def test_evaluation_draws_nothing_from_torch(trained: Trained):
+def test_generation_leaves_the_default_generator_unchanged(trained: Trained):
     before = torch.random.get_rng_state()
     text(trained, count=2)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -1,4 +1,4 @@
-"""Masks from keys."""
+"""Dropout masks from keys."""
 
 from typing import Any, Literal
 
@@ -48,13 +48,13 @@ def mask(
     return kept != 0
 
 
-def test_a_mask_does_not_depend_on_how_the_batch_is_cut():
-    whole = mask(count=8)
+def test_a_mask_does_not_depend_on_the_micro_batch_size():
+    full = mask(count=8)
     parts = [mask(first=first, count=2) for first in range(0, 8, 2)]
-    assert torch.equal(whole, torch.cat(parts))
+    assert torch.equal(full, torch.cat(parts))
 
 
-def test_a_mask_is_the_same_again():
+def test_a_mask_is_reproducible():
     assert torch.equal(mask(), mask())
 
 
@@ -90,7 +90,7 @@ def test_samples_of_one_batch_have_different_masks():
     assert len({tuple(row.tolist()) for row in mask()}) == SAMPLES
 
 
-def test_what_is_kept_grows_so_that_the_mean_stays():
+def test_kept_elements_are_scaled_so_that_the_mean_stays():
     dropout = KeyedDropout(RATE, 0)
     dropout.samples, dropout.active = sample_keys(0, 1, 0, 2), torch.ones((), dtype=torch.int64)
     assert dropout(torch.ones(2, WIDTH)).unique().tolist() == pytest.approx([0, 4 / 3])
@@ -104,7 +104,7 @@ def test_nothing_is_dropped_in_evaluation():
     assert torch.equal(dropout(x), x)
 
 
-def test_only_modules_that_drop_something_are_keyed():
+def test_only_modules_with_a_positive_rate_are_keyed():
     layer = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)))
     assert replace_dropout(layer) == ("0", "2.0")
     assert isinstance(layer[1], nn.Identity)
@@ -122,26 +122,28 @@ def test_compiled_code_draws_the_same_mask():
 
 
 @pytest.mark.parametrize(("along", "dim"), [("tokens", 1), ("features", 2)])
-def test_masks_of_slices_are_parts_of_the_whole_mask(
+def test_masks_of_tensor_parallel_ranks_are_parts_of_the_full_mask(
     along: Literal["tokens", "features"], dim: int
 ):
     x = torch.ones(2, 12, 20)
-    whole = dropped(x, None)
+    full = dropped(x, None)
     parts = [
-        dropped(own, SampleShard(**{along: EqualShard(index, 4)}))
-        for index, own in enumerate(x.chunk(4, dim=dim))
+        dropped(local, SampleShard(**{along: EqualShard(index, 4)}))
+        for index, local in enumerate(x.chunk(4, dim=dim))
     ]
-    assert torch.equal(torch.cat(parts, dim=dim), whole)
-    assert 0 < int(whole.count_nonzero()) < whole.numel()
+    assert torch.equal(torch.cat(parts, dim=dim), full)
+    assert 0 < int(full.count_nonzero()) < full.numel()
 
 
-def test_a_mask_of_a_grid_is_the_whole_mask_in_rows_and_columns():
+def test_masks_of_a_grid_are_the_full_mask_in_rows_and_columns():
     x = torch.ones(2, 12, 20)
     rows = [
         torch.cat(
             [
-                dropped(own, SampleShard(tokens=EqualShard(row, 3), features=EqualShard(column, 2)))
-                for column, own in enumerate(tokens.chunk(2, dim=2))
+                dropped(
+                    local, SampleShard(tokens=EqualShard(row, 3), features=EqualShard(column, 2))
+                )
+                for column, local in enumerate(tokens.chunk(2, dim=2))
             ],
             dim=2,
         )

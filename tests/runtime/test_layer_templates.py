@@ -1,4 +1,4 @@
-"""Templates."""
+"""Layer templates."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def keys(step: int, layer: str, count: int = 2):
     )
 
 
-def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., LayerStack]):
+def test_a_template_has_the_output_of_its_layer(gpt: Callable[..., LayerStack]):
     stack = gpt()
     layer = stack.layers[1]
     x = torch.randn(2, 16, 32)
@@ -31,12 +31,12 @@ def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., LayerStack]):
     assert torch.equal(template(list(layer.parameters()), [], None, x, seed=0), layer(x))
 
 
-def test_a_template_holds_no_memory(gpt: Callable[..., LayerStack]):
+def test_a_template_uses_no_memory(gpt: Callable[..., LayerStack]):
     for template in layer_templates(gpt(), compiled=False):
         assert all(tensor.is_meta for tensor in template._module.parameters())
 
 
-def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., LayerStack]):
+def test_creating_a_template_does_not_change_the_layer(gpt: Callable[..., LayerStack]):
     stack = gpt(dropout=0.1)
     layer = stack.layers[1].eval()
     before = [type(module) for module in layer.modules()]
@@ -46,28 +46,28 @@ def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., LayerSt
     assert not any(parameter.is_meta for parameter in layer.parameters())
 
 
-def test_layers_of_one_kind_share_a_template(gpt: Callable[..., LayerStack]):
-    made = layer_templates(gpt(layers=4), compiled=False)
-    assert len(made) == 6
-    assert len(set(map(id, made))) == 3
+def test_layers_of_one_type_share_a_template(gpt: Callable[..., LayerStack]):
+    templates = layer_templates(gpt(layers=4), compiled=False)
+    assert len(templates) == 6
+    assert len(set(map(id, templates))) == 3
 
 
-def test_a_single_slice_is_the_whole_layer(gpt: Callable[..., LayerStack]):
+def test_a_single_tensor_parallel_rank_has_the_full_layer(gpt: Callable[..., LayerStack]):
     stack = gpt()
-    alone = layer_templates(stack, compiled=False, tp_rank=TensorParallelRank(degree=1))[-1]
+    template = layer_templates(stack, compiled=False, tp_rank=TensorParallelRank(degree=1))[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
-    loss = alone(list(stack.layers[-1].parameters()), [], None, x, y, seed=0)
+    loss = template(list(stack.layers[-1].parameters()), [], None, x, y, seed=0)
     assert torch.equal(loss, mean_cross_entropy(stack.layers[-1](x), y))
 
 
-def test_a_loss_of_float64_logits_keeps_their_precision():
+def test_the_loss_of_float64_logits_is_computed_in_float64():
     logits = torch.randn(2, 3, 5, dtype=torch.float64)
     targets = torch.randint(0, 5, (2, 3))
     wanted = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
     assert abs(mean_cross_entropy(logits, targets) - wanted) < 1e-14
 
 
-def test_the_last_template_gives_the_loss(gpt: Callable[..., LayerStack]):
+def test_the_last_template_returns_the_loss(gpt: Callable[..., LayerStack]):
     stack = gpt()
     layer = stack.layers[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
@@ -85,7 +85,7 @@ def test_twelve_blocks_and_several_steps_compile_once(
         torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
     )
     stack = gpt(layers=12, dropout=0.1)
-    made = layer_templates(stack, compiled=True)
+    templates = layer_templates(stack, compiled=True)
     for step in (1, 2):
         x = torch.randn(2, 16, 32)
         for index in range(1, 13):
@@ -93,11 +93,11 @@ def test_twelve_blocks_and_several_steps_compile_once(
                 p.detach().clone().requires_grad_() for p in stack.layers[index].parameters()
             ]
             x = x.detach().requires_grad_()
-            x = made[index](weights, [], keys(step, stack.names[index]), x, seed=0)
+            x = templates[index](weights, [], keys(step, stack.names[index]), x, seed=0)
     assert counter.frame_count == 1
 
 
-def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
+def test_more_layer_types_compile_than_torch_caches_entries_per_code_object(
     gpt: Callable[..., LayerStack], monkeypatch: pytest.MonkeyPatch
 ):
     counter = CompileCounter()
@@ -112,8 +112,8 @@ def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
     assert counter.frame_count == 9
 
 
-class Careless(nn.Module):
-    """Draws from torch's generator, where no key reaches."""
+class UnkeyedDropout(nn.Module):
+    """Draws from torch's generator instead of from keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ class Careless(nn.Module):
     "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
-def test_what_a_layer_draws_past_its_keys_follows_from_the_seed(compiled: bool):
-    layer, x = Careless(), torch.ones(2, 8, 32)
+def test_unkeyed_draws_depend_on_the_seed_only(compiled: bool):
+    layer, x = UnkeyedDropout(), torch.ones(2, 8, 32)
     template = LayerTemplate(layer, last=False, compiled=compiled)
     before = torch.random.get_rng_state()
     outputs = [template([layer.scale], [], None, x, seed=seed) for seed in (5, 5, 6)]
@@ -140,7 +140,7 @@ def test_what_a_layer_draws_past_its_keys_follows_from_the_seed(compiled: bool):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
-def test_a_wide_layer_that_drops_compiles_forward_and_backward():
+def test_a_wide_layer_with_dropout_compiles_forward_and_backward():
     layer = nn.Sequential(nn.LayerNorm(1024), nn.Dropout(0.1))
     template = LayerTemplate(layer, last=False, compiled=True)
     weights = [p.detach().requires_grad_() for p in layer.parameters()]
@@ -150,7 +150,7 @@ def test_a_wide_layer_that_drops_compiles_forward_and_backward():
     assert torch.isfinite(given[0]).all()
 
 
-def test_a_parameter_with_two_names_in_a_layer_is_one():
+def test_a_parameter_with_two_names_in_a_layer_is_one_parameter():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,5 +162,5 @@ def test_a_parameter_with_two_names_in_a_layer_is_one():
 
     layer, x = Twice(), torch.randn(2, 3)
     template = LayerTemplate(layer, last=False, compiled=False)
-    found = template([p.detach() for p in layer.parameters()], [], None, x, seed=0)
-    assert torch.equal(found, layer(x))
+    output = template([p.detach() for p in layer.parameters()], [], None, x, seed=0)
+    assert torch.equal(output, layer(x))

@@ -1,4 +1,4 @@
-"""What the process holds."""
+"""Memory statistics of the process."""
 
 import mmap
 
@@ -9,7 +9,7 @@ from windlass.runtime.memory_stats import PeakMemory, current_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
-NEAR = 8 * 2**20
+TOLERANCE = 8 * 2**20
 
 
 def hold(count: int) -> None:
@@ -19,22 +19,22 @@ def hold(count: int) -> None:
             block[start] = 1
 
 
-def test_the_peak_is_never_below_what_is_held():
+def test_the_peak_is_never_below_the_current_memory():
     assert peak_bytes(CPU) >= current_bytes(CPU) > 2**20
 
 
-def test_a_look_sees_what_was_held_since_the_last_look_only():
+def test_a_sample_is_the_peak_since_the_last_sample():
     peak = PeakMemory(CPU)
     before = peak.sample()
     hold(BLOCK)
     during, after = peak.sample(), peak.sample()
     if during == after:
-        pytest.skip("this system does not let a process begin its peak anew")
-    assert during - before == pytest.approx(BLOCK, abs=NEAR)
-    assert after == pytest.approx(before, abs=NEAR)
+        pytest.skip("this system does not let a process reset its peak")
+    assert during - before == pytest.approx(BLOCK, abs=TOLERANCE)
+    assert after == pytest.approx(before, abs=TOLERANCE)
 
 
-def test_the_highest_is_kept_through_looks():
+def test_the_overall_peak_is_kept_across_samples():
     peak = PeakMemory(CPU)
     hold(BLOCK)
     during = peak.sample()

@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed and resumed against the run that never was."""
+"""Runs that are stopped, killed and resumed, compared with uninterrupted ones."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def run(
 
     def make(
         kind: dict[str, Any],
-        where: str = "whole",
+        where: str = "full",
         *,
         resume: Checkpoint | None = None,
         stop: Callable[[], bool] = never_stop,
@@ -56,10 +56,14 @@ def run(
     ) -> Iterator[Step]:
         stack = gpt(dropout=0.1, device="meta")
         options = {name: value for name, value in kind.items() if name != "micro"}
-        cut = plan(stack, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
-        asked = settings(steps=steps, save_every=2, keep=3, **fields)
+        run_plan = plan(stack, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
+        request = settings(steps=steps, save_every=2, keep=3, **fields)
         context = RankContext(
-            plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder / where
+            plan=run_plan,
+            stack=stack,
+            program=program(run_plan),
+            settings=request,
+            checkpoints=folder / where,
         )
         return train(context, batches(), resume=resume, stop=stop)
 
@@ -67,62 +71,64 @@ def run(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_bit_identical_to_one_that_never_stopped(
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
     kind: dict[str, Any], run: Callable[..., Iterator[Step]], folder: Path
 ):
-    whole = {step.step: step for step in run(kind)}
-    begun = run(kind, "cut")
-    for step in begun:
+    full = {step.step: step for step in run(kind)}
+    interrupted = run(kind, "stopped")
+    for step in interrupted:
         if step.step == 5:  # one after a save, one before the next
-            begun.close()
-    found = latest_checkpoint(folder / "cut")
-    assert found.manifest.step == 4
-    resumed = {step.step: step for step in run(kind, "cut", resume=found)}
+            interrupted.close()
+    checkpoint = latest_checkpoint(folder / "stopped")
+    assert checkpoint.manifest.step == 4
+    resumed = {step.step: step for step in run(kind, "stopped", resume=checkpoint)}
     assert list(resumed) == [5, 6]
     for number, step in resumed.items():
-        assert (step.loss, step.gradient_norm) == (whole[number].loss, whole[number].gradient_norm)
-        assert step.held_out_loss == whole[number].held_out_loss
-    ends = [latest_checkpoint(folder / where).manifest.files for where in ("whole", "cut")]
+        assert (step.loss, step.gradient_norm) == (full[number].loss, full[number].gradient_norm)
+        assert step.held_out_loss == full[number].held_out_loss
+    ends = [latest_checkpoint(folder / where).manifest.files for where in ("full", "stopped")]
     assert ends[0] == ends[1]
 
 
-def test_a_wish_to_stop_saves_the_last_whole_step(run: Callable[..., Iterator[Step]], folder: Path):
+def test_a_request_to_stop_saves_the_last_complete_step(
+    run: Callable[..., Iterator[Step]], folder: Path
+):
     losses = [step.loss for step in run(KINDS[1])]
-    wished = iter([False] * 7 + [True])  # two micro-batches a step: in the midst of step 4
+    answers = iter([False] * 7 + [True])  # two micro-batches a step: in the middle of step 4
     seen = []
     with pytest.raises(RunInterrupted, match=r"after step 3.*step-00000003") as stopped:
-        seen.extend(step.loss for step in run(KINDS[1], "cut", stop=lambda: next(wished)))
+        seen.extend(step.loss for step in run(KINDS[1], "stopped", stop=lambda: next(answers)))
     assert stopped.value.exit_code == 130
     assert seen == losses[:3]
-    found = latest_checkpoint(folder / "cut")
-    assert found.manifest.step == 3
-    assert [step.loss for step in run(KINDS[1], "cut", resume=found)] == losses[3:]
+    checkpoint = latest_checkpoint(folder / "stopped")
+    assert checkpoint.manifest.step == 3
+    assert [step.loss for step in run(KINDS[1], "stopped", resume=checkpoint)] == losses[3:]
 
 
-def test_a_wish_to_stop_before_the_first_step_leaves_nothing(
+def test_a_request_to_stop_before_the_first_step_leaves_nothing(
     run: Callable[..., Iterator[Step]], folder: Path
 ):
     with pytest.raises(RunInterrupted, match="no checkpoint"):
-        list(run(KINDS[0], "cut", stop=lambda: True))
-    assert checkpoint_folders(folder / "cut") == ()
+        list(run(KINDS[0], "stopped", stop=lambda: True))
+    assert checkpoint_folders(folder / "stopped") == ()
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_made_again(
+def test_a_damaged_checkpoint_is_skipped_and_written_again(
     run: Callable[..., Iterator[Step]], folder: Path
 ):
     list(run(KINDS[0]))
-    whole = latest_checkpoint(folder / "whole").manifest
-    victim = sorted((folder / "whole" / "step-00000006").glob("*.safetensors"))[1]
-    content = bytearray(victim.read_bytes())
+    full = latest_checkpoint(folder / "full").manifest
+    damaged = sorted((folder / "full" / "step-00000006").glob("*.safetensors"))[1]
+    content = bytearray(damaged.read_bytes())
     content[-9] ^= 1
-    victim.write_bytes(content)
-    found = latest_checkpoint(folder / "whole")
-    assert found.manifest.step == 4
-    assert victim.name in found.damaged[0]
-    list(run(KINDS[0], resume=found))
-    again = latest_checkpoint(folder / "whole")
-    assert again.damaged == ()
-    assert again.manifest == whole
+    damaged.write_bytes(content)
+    checkpoint = latest_checkpoint(folder / "full")
+    assert checkpoint.manifest.step == 4
+    assert damaged.name in checkpoint.damaged[0]
+    list(run(KINDS[0], resume=checkpoint))
+    rewritten = latest_checkpoint(folder / "full")
+    assert rewritten.damaged == ()
+    assert rewritten.manifest == full
 
 
 def test_a_checkpoint_of_another_model_is_refused(
@@ -136,12 +142,12 @@ def test_a_checkpoint_of_another_model_is_refused(
 ):
     list(run(KINDS[0]))
     stack = gpt(width=48)
-    cut = plan(stack)
+    run_plan = plan(stack)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=settings(),
+        plan=run_plan, stack=stack, program=program(run_plan), settings=settings(),
         checkpoints=folder / "other",
     )  # fmt: skip
-    steps = train(context, batches(), resume=latest_checkpoint(folder / "whole"))
+    steps = train(context, batches(), resume=latest_checkpoint(folder / "full"))
     with pytest.raises(CheckpointError, match=r"\(257, 32\).*\(257, 48\).*another model"):
         next(steps)
 
@@ -157,31 +163,31 @@ def test_a_checkpoint_of_another_batch_is_refused(
 ):
     list(run(KINDS[0]))
     stack = gpt()
-    cut = plan(stack, micro=2)
+    run_plan = plan(stack, micro=2)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=settings(batch=2),
+        plan=run_plan, stack=stack, program=program(run_plan), settings=settings(batch=2),
         checkpoints=folder / "other",
     )  # fmt: skip
-    steps = train(context, batches(batch=2), resume=latest_checkpoint(folder / "whole"))
+    steps = train(context, batches(batch=2), resume=latest_checkpoint(folder / "full"))
     with pytest.raises(CheckpointError, match="not 2 a step"):
         next(steps)
 
 
-def kill_and_resume(asked: dict, kills: int, seed: int) -> dict[int, str]:
-    """Losses by step of a run that was killed at random moments, then left alone."""
+def kill_and_resume(request: dict, kills: int, seed: int) -> dict[int, str]:
+    """Losses by step of a run that was killed at random moments, and then ran to its end."""
     draws = random.Random(seed)
     script = Path(__file__).with_name("killed_run.py")
     losses: dict[int, str] = {}
     for attempt in range(kills + 1):
         process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(asked)], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), json.dumps(request)], stdout=subprocess.PIPE, text=True
         )
-        patience = draws.randrange(1, 9) if attempt < kills else 10**9
-        for line in process.stdout:  # what it still said before it died counts too
+        steps_left = draws.randrange(1, 9) if attempt < kills else 10**9
+        for line in process.stdout:  # lines printed before it was killed count too
             step, loss = line.split()
             assert losses.setdefault(int(step), loss) == loss
-            patience -= 1
-            if patience == 0:
+            steps_left -= 1
+            if steps_left == 0:
                 time.sleep(draws.random() * 0.03)
                 process.send_signal(signal.SIGKILL)
         process.stdout.close()
@@ -201,20 +207,20 @@ def killed(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ) -> Callable[..., None]:
-    """Kills a run at random moments and holds it against one that was left alone."""
+    """Kills a run at random moments and compares it with an uninterrupted one."""
 
     def go(kills: int, seed: int, *, phases: tuple[tuple[int, int], ...] = ()) -> None:
         stack = gpt(dropout=0.1, device="meta")
-        cut = plan(stack, micro=2, accumulation=2, precision="bfloat16", recompute="full")
-        made = program(cut)
+        run_plan = plan(stack, micro=2, accumulation=2, precision="bfloat16", recompute="full")
+        run_program = program(run_plan)
         if phases:
             graph = capture_graph(stack)
-            away = Offload(parameters="disk", gradients="disk", optimizer="disk")
+            offload = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
-            changes = {"graph": graph.label, "offload": away, "stages": stages}
-            cut = cut.model_copy(update=changes)
-            (made,) = lower(cut, graph)
-        asked = settings(steps=30, save_every=2, keep=2, seed=7)
+            changes = {"graph": graph.label, "offload": offload, "stages": stages}
+            run_plan = run_plan.model_copy(update=changes)
+            (run_program,) = lower(run_plan, graph)
+        request = settings(steps=30, save_every=2, keep=2, seed=7)
         data = {
             "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
             "text_field": "text", "limit_bytes": None,
@@ -225,9 +231,9 @@ def killed(
             {
                 "data": data,
                 "cache": str(tokens.folder.parent),
-                "settings": asked.model_dump(mode="json"),
-                "plan": cut.model_dump(mode="json"),
-                "program": made.model_dump(mode="json"),
+                "settings": request.model_dump(mode="json"),
+                "plan": run_plan.model_dump(mode="json"),
+                "program": run_program.model_dump(mode="json"),
                 "dials": dials,
                 "folder": str(folder / "killed" / "checkpoints"),
             },
@@ -235,14 +241,14 @@ def killed(
             seed,
         )
         context = RankContext(
-            plan=cut, stack=stack, program=made, settings=asked,
-            checkpoints=folder / "whole" / "checkpoints",
+            plan=run_plan, stack=stack, program=run_program, settings=request,
+            checkpoints=folder / "full" / "checkpoints",
         )  # fmt: skip
-        whole = train(context, batches(seed=7))
-        assert losses == {step.step: step.loss.hex() for step in whole}
+        full = train(context, batches(seed=7))
+        assert losses == {step.step: step.loss.hex() for step in full}
         ends = [
             latest_checkpoint(folder / where / "checkpoints").manifest
-            for where in ("killed", "whole")
+            for where in ("killed", "full")
         ]
         assert ends[0] == ends[1]
         assert not list((folder / "killed" / "checkpoints").glob(".*"))
@@ -253,21 +259,21 @@ def killed(
 EACH_LAYER = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
 
 
-def test_a_killed_run_goes_on_bit_identical(killed: Callable[..., None]):
+def test_a_killed_run_resumes_bit_identically(killed: Callable[..., None]):
     killed(3, 1)
 
 
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_goes_on_bit_identical(killed: Callable[..., None]):
+def test_a_run_killed_twenty_times_resumes_bit_identically(killed: Callable[..., None]):
     killed(20, 2)
 
 
-def test_a_streamed_run_that_is_killed_goes_on_bit_identical(killed: Callable[..., None]):
+def test_a_killed_run_in_phases_resumes_bit_identically(killed: Callable[..., None]):
     killed(3, 3, phases=EACH_LAYER)
 
 
 @pytest.mark.slow
-def test_a_streamed_run_killed_two_hundred_times_goes_on_bit_identical(
+def test_a_run_in_phases_killed_two_hundred_times_resumes_bit_identically(
     killed: Callable[..., None],
 ):
     killed(200, 4, phases=EACH_LAYER)

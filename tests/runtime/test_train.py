@@ -1,4 +1,4 @@
-"""A run of a plan against plain PyTorch."""
+"""Runs of plans compared with a plain PyTorch training loop."""
 
 import copy
 import errno
@@ -28,16 +28,16 @@ from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 
 SAME = 1e-6
-"""Relative: sums in float32 taken in another order."""
+"""Relative tolerance of sums in float32 taken in another order."""
 
 
-def plain(
+def plain_loop(
     stack: LayerStack,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     micro: int,
 ):
-    """Losses, norms and weights of a plain PyTorch loop over the whole model."""
+    """Losses, norms and weights of a plain PyTorch loop over the full model."""
     model = nn.ModuleDict(dict(zip(stack.names, stack.layers, strict=True)))
     for tied, owner in stack.tied_weights.items():
         module, _, leaf = tied.rpartition(".")
@@ -90,7 +90,7 @@ def saved_weights(folder: Path):
         ("llama-tiny", {"kv_heads": 2}, 2, "full"),
     ],
 )
-def test_a_run_equals_a_plain_loop_over_the_whole_model(
+def test_a_run_equals_a_plain_loop_over_the_full_model(
     model: str,
     dials: dict[str, int],
     micro: int,
@@ -103,11 +103,11 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
     folder: Path,
 ):
     stack = gpt(model, **dials)
-    asked, data = settings(), batches()
-    cut = plan(stack, micro=micro, accumulation=4 // micro, recompute=recompute)
-    losses, norms, weights = plain(copy.deepcopy(stack), data, asked, micro)
+    request, data = settings(), batches()
+    run_plan = plan(stack, micro=micro, accumulation=4 // micro, recompute=recompute)
+    losses, norms, weights = plain_loop(copy.deepcopy(stack), data, request, micro)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
+        plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
     steps = list(train(context, data))
     assert [step.loss for step in steps] == pytest.approx(losses, rel=SAME)
@@ -119,7 +119,7 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
 
 
 def run_once(
-    cut: Plan,
+    run_plan: Plan,
     stack: LayerStack,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
@@ -127,16 +127,16 @@ def run_once(
     folder: Path,
     **options: TimelineRecorder,
 ) -> list[Step]:
-    """All steps of a run, which takes the weights over, with a copy of the stack."""
+    """All steps of a run on a copy of the stack, whose weights the run takes over."""
     stack = copy.deepcopy(stack)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=settings, checkpoints=folder
+        plan=run_plan, stack=stack, program=program(run_plan), settings=settings, checkpoints=folder
     )
     return list(train(context, batches, **options))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_recompute_and_dropout_change_no_bit(
+def test_recompute_is_bit_identical_with_dropout(
     precision: str,
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
@@ -146,20 +146,20 @@ def test_recompute_and_dropout_change_no_bit(
     folder: Path,
 ):
     stack = gpt(dropout=0.2)
-    found = []
-    for again in (
+    results = []
+    for recompute in (
         {}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2},
         {"recompute": "selective"},
     ):  # fmt: skip
-        cut = plan(stack, micro=2, accumulation=2, precision=precision, **again)
-        place = folder / str(len(found))
-        run_once(cut, stack, batches(), settings(), program, place)
-        found.append(latest_checkpoint(place).manifest.files)
-    assert found == found[:1] * 4
+        run_plan = plan(stack, micro=2, accumulation=2, precision=precision, **recompute)
+        place = folder / str(len(results))
+        run_once(run_plan, stack, batches(), settings(), program, place)
+        results.append(latest_checkpoint(place).manifest.files)
+    assert results == results[:1] * 4
 
 
-class Careless(nn.Module):
-    """Draws from torch's generator, where no key reaches."""
+class UnkeyedDropout(nn.Module):
+    """Draws from torch's generator instead of from keys."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Careless(nn.Module):
         return functional.dropout(self.inner(x), 0.3, training=self.training)
 
 
-def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
+def test_recompute_is_bit_identical_where_a_layer_uses_the_generator(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -178,13 +178,13 @@ def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
     folder: Path,
 ):
     first, *blocks, last = gpt().layers
-    stack = layer_stack_from_module(nn.Sequential(first, *map(Careless, blocks), last), "x")
-    found = []
+    stack = layer_stack_from_module(nn.Sequential(first, *map(UnkeyedDropout, blocks), last), "x")
+    results = []
     for recompute in ("none", "selective", "full"):
-        cut = plan(stack, micro=2, accumulation=2, recompute=recompute)
-        run_once(cut, stack, batches(), settings(), program, folder / recompute)
-        found.append(latest_checkpoint(folder / recompute).manifest.files)
-    assert found == found[:1] * 3
+        run_plan = plan(stack, micro=2, accumulation=2, recompute=recompute)
+        run_once(run_plan, stack, batches(), settings(), program, folder / recompute)
+        results.append(latest_checkpoint(folder / recompute).manifest.files)
+    assert results == results[:1] * 3
 
 
 def test_dropped_elements_do_not_depend_on_the_micro_batch(
@@ -198,20 +198,20 @@ def test_dropped_elements_do_not_depend_on_the_micro_batch(
     stack = gpt(dropout=0.2)
     losses = []
     for micro in (1, 4):
-        cut = plan(stack, micro=micro, accumulation=4 // micro)
-        steps = run_once(cut, stack, batches(), settings(), program, folder / str(micro))
+        run_plan = plan(stack, micro=micro, accumulation=4 // micro)
+        steps = run_once(run_plan, stack, batches(), settings(), program, folder / str(micro))
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=SAME)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.parametrize(
-    ("precision", "near"),
+    ("precision", "tolerance"),
     [("float32", 1e-6), pytest.param("bfloat16", 2e-3, marks=pytest.mark.slow)],
 )
-def test_a_compiled_run_is_near_an_eager_one(
+def test_a_compiled_run_is_close_to_an_eager_one(
     precision: str,
-    near: float,
+    tolerance: float,
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -222,11 +222,11 @@ def test_a_compiled_run_is_near_an_eager_one(
     stack = gpt(dropout=0.1)
     losses = []
     for compiled in (False, True):
-        cut = plan(stack, micro=2, accumulation=2, precision=precision, compile=compiled)
-        steps = run_once(cut, stack, batches(), settings(), program, folder / str(compiled))
+        run_plan = plan(stack, micro=2, accumulation=2, precision=precision, compile=compiled)
+        steps = run_once(run_plan, stack, batches(), settings(), program, folder / str(compiled))
         losses.append([(step.loss, step.held_out_loss or 0) for step in steps])
     for eager, compiled in zip(*losses, strict=True):
-        assert compiled == pytest.approx(eager, rel=near)
+        assert compiled == pytest.approx(eager, rel=tolerance)
 
 
 def test_bfloat16_learns_like_float32(
@@ -240,15 +240,15 @@ def test_bfloat16_learns_like_float32(
     stack = gpt()
     losses = []
     for precision in ("float32", "bfloat16"):
-        cut = plan(stack, precision=precision)
-        asked = settings(steps=30)
-        steps = run_once(cut, stack, batches(), asked, program, folder / precision)
+        run_plan = plan(stack, precision=precision)
+        request = settings(steps=30)
+        steps = run_once(run_plan, stack, batches(), request, program, folder / precision)
         losses.append(steps[-1].loss)
         assert steps[-1].loss < steps[0].loss - 1
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_a_run_without_a_norm_reports_it_all_the_same(
+def test_a_run_without_a_grad_norm_instruction_reports_the_norm(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -257,17 +257,17 @@ def test_a_run_without_a_norm_reports_it_all_the_same(
     folder: Path,
 ):
     stack = gpt()
-    found = []
+    results = []
     for clip in (True, False):
-        cut = plan(stack, clip=clip)
-        asked = settings(clip=None)
-        steps = run_once(cut, stack, batches(), asked, program, folder / str(clip))
-        found.append([(step.loss, step.gradient_norm) for step in steps])
-    for with_norm, without in zip(*found, strict=True):
+        run_plan = plan(stack, clip=clip)
+        request = settings(clip=None)
+        steps = run_once(run_plan, stack, batches(), request, program, folder / str(clip))
+        results.append([(step.loss, step.gradient_norm) for step in steps])
+    for with_norm, without in zip(*results, strict=True):
         assert without == pytest.approx(with_norm, rel=SAME)
 
 
-def test_held_out_loss_is_that_of_the_whole_model(
+def test_held_out_loss_is_that_of_the_full_model(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -275,8 +275,8 @@ def test_held_out_loss_is_that_of_the_whole_model(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    stack, data, asked = gpt(dropout=0.3), batches(), settings()
-    last = run_once(plan(stack), stack, data, asked, program, folder)[-1]
+    stack, data, request = gpt(dropout=0.3), batches(), settings()
+    last = run_once(plan(stack), stack, data, request, program, folder)[-1]
     model = gpt(dropout=0.3)
     state = saved_weights(folder)
     total, count = 0.0, 0
@@ -286,7 +286,7 @@ def test_held_out_loss_is_that_of_the_whole_model(
             for inner, parameter in layer.named_parameters():
                 full = f"{name}.{inner}"
                 parameter.copy_(state[model.tied_weights.get(full, full)])
-        for inputs, targets in data.held_out_batches(asked.evaluate_sequences):
+        for inputs, targets in data.held_out_batches(request.evaluate_sequences):
             x = torch.from_numpy(inputs)
             for layer in model.layers:
                 x = layer(x)
@@ -294,12 +294,12 @@ def test_held_out_loss_is_that_of_the_whole_model(
             total += float(functional.cross_entropy(x.flatten(0, 1), y))
             count += 1
     assert last.held_out_loss == pytest.approx(total / count, rel=SAME)
-    bits = data.bits_per_byte(last.held_out_loss, asked.evaluate_sequences)
+    bits = data.bits_per_byte(last.held_out_loss, request.evaluate_sequences)
     assert last.held_out_bits_per_byte == bits
 
 
 class Poison(nn.Module):
-    """Passes everything on until it has been called often enough."""
+    """Returns NaN at one of its calls, and its inner layer's output at all others."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class Poison(nn.Module):
         return self.inner(x) * (float("nan") if self.left == 0 else 1.0)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_documents(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -322,10 +322,10 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
     poison = Poison(good.layers[1])
     stack = layer_stack_from_module(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
     poison.left = 6  # two micro-batches a step: in step 3, micro-batch 1
-    cut = plan(stack, micro=2, accumulation=2)
+    run_plan = plan(stack, micro=2, accumulation=2)
     data = batches()
     with pytest.raises(RunBroken) as broken:
-        run_once(cut, stack, data, settings(steps=5, save_every=1), program, folder)
+        run_once(run_plan, stack, data, settings(steps=5, save_every=1), program, folder)
     message = str(broken.value)
     assert "step 3, micro-batch 1" in message
     for name in {*data.document_names(3, 2), *data.document_names(3, 3)}:
@@ -336,7 +336,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
 
 
 class Kink(nn.Module):
-    """Adds nothing, with a slope that is no number."""
+    """Adds zero, with a gradient of NaN."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ class Kink(nn.Module):
         return self.inner(x) + (0 * x).abs().sqrt()
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
+def test_a_gradient_that_is_not_finite_stops_the_run_and_names_a_weight(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -361,7 +361,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
         run_once(plan(stack), stack, batches(), settings(), program, folder)
 
 
-def test_a_watched_step_gives_its_timeline_with_memory(
+def test_a_recorded_step_has_a_timeline_with_memory(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -369,16 +369,16 @@ def test_a_watched_step_gives_its_timeline_with_memory(
     settings: Callable[..., TrainRequest],
     folder: Path,
 ):
-    stack, taken = gpt(), {}
-    cut = plan(stack, micro=2, accumulation=2)
-    recorder = TimelineRecorder(steps=frozenset({2}), record=taken.__setitem__)
-    steps = run_once(cut, stack, batches(), settings(), program, folder, recorder=recorder)
-    lane = taken.pop(2).devices[0]
-    assert taken == {}
-    assert list(lane.kinds) == [i.kind for i in program(cut).instructions]
-    assert min(lane.memory_bytes) > 2**20
-    assert max(lane.memory_bytes) <= steps[-1].memory_bytes
-    assert sum(steps[1].by_kind.values()) <= steps[1].seconds == lane.ends[-1]
+    stack, recorded = gpt(), {}
+    run_plan = plan(stack, micro=2, accumulation=2)
+    recorder = TimelineRecorder(steps=frozenset({2}), record=recorded.__setitem__)
+    steps = run_once(run_plan, stack, batches(), settings(), program, folder, recorder=recorder)
+    timeline = recorded.pop(2).devices[0]
+    assert recorded == {}
+    assert list(timeline.kinds) == [i.kind for i in program(run_plan).instructions]
+    assert min(timeline.memory_bytes) > 2**20
+    assert max(timeline.memory_bytes) <= steps[-1].memory_bytes
+    assert sum(steps[1].by_kind.values()) <= steps[1].seconds == timeline.ends[-1]
 
 
 def test_a_full_disk_ends_the_run_at_the_next_step(
@@ -398,10 +398,10 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
         return write_tensors(path, tensors)
 
     monkeypatch.setattr(param_store, "write_tensors", full)
-    cut, seen = plan(stack), []
-    asked = settings(steps=9, save_every=1)
+    run_plan, seen = plan(stack), []
+    request = settings(steps=9, save_every=1)
     context = RankContext(
-        plan=cut, stack=stack, program=program(cut), settings=asked, checkpoints=folder
+        plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
     steps = train(context, batches())
     with pytest.raises(StorageError, match="no space left"):

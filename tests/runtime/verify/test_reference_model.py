@@ -1,4 +1,4 @@
-"""The reference walk against torch on the whole model, and runs against the reference."""
+"""The reference step compared with torch on the full model, and runs compared with it."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from windlass.schema.run_record import Step
 
 SEQUENCE = 16
 BATCH = Batch(sequence=SEQUENCE, micro=2, accumulation=2)
-FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
+OFFLOADED = Offload(parameters="disk", gradients="disk", optimizer="disk")
 ROUNDING = 2e-5
 """Relative, of float32 sums in another order."""
 
@@ -54,7 +54,7 @@ def trained(
         graph = capture_graph(stack)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
-            offload=FAR if len(phases) > 1 else Offload(), moments=moments,
+            offload=OFFLOADED if len(phases) > 1 else Offload(), moments=moments,
             stages=(Stage(phases=phases),),
         )  # fmt: skip
         request = settings(steps=steps, clip=0.1, evaluate_sequences=0)
@@ -74,32 +74,32 @@ def reference(stack: LayerStack, batches: Callable[..., Batches], precision: str
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-def test_the_walk_finds_what_torch_finds_on_the_whole_model(
+def test_the_reference_step_equals_torch_on_the_full_model(
     gpt: Callable[..., LayerStack], batches: Callable[..., Batches], name: str
 ):
     keys = {"kv_heads": 2} if name == "llama-tiny" else {}
-    whole = gpt(name, device="cpu", seed=0, **keys)
+    full = gpt(name, device="cpu", seed=0, **keys)
     tokens, targets = (torch.as_tensor(part) for part in batches().samples(1, 0, 4))
-    logits = nn.Sequential(*whole.layers)(tokens)
+    logits = nn.Sequential(*full.layers)(tokens)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
     gradients = {
         f"{layer}.{inner}": parameter.grad
-        for layer, module in zip(whole.names, whole.layers, strict=True)
+        for layer, module in zip(full.names, full.layers, strict=True)
         for inner, parameter in module.named_parameters()
-        if f"{layer}.{inner}" not in whole.tied_weights
+        if f"{layer}.{inner}" not in full.tied_weights
     }
-    found = reference(gpt(name, device="meta", **keys), batches, "float32")
-    assert found.loss == pytest.approx(loss.item(), rel=ROUNDING)
+    step = reference(gpt(name, device="meta", **keys), batches, "float32")
+    assert step.loss == pytest.approx(loss.item(), rel=ROUNDING)
     norm = math.sqrt(sum(float(each.square().sum()) for each in gradients.values()))
-    assert found.gradient_norm == pytest.approx(norm, rel=ROUNDING)
-    assert {name.split(".")[0] for name in found.gradients} == {whole.names[0], whole.names[-1]}
-    for name_, gradient in found.gradients.items():
-        apart = torch.linalg.vector_norm(gradient - gradients[name_])
-        assert apart <= ROUNDING * torch.linalg.vector_norm(gradients[name_]), name_
+    assert step.gradient_norm == pytest.approx(norm, rel=ROUNDING)
+    assert {name.split(".")[0] for name in step.gradients} == {full.names[0], full.names[-1]}
+    for name_, gradient in step.gradients.items():
+        error = torch.linalg.vector_norm(gradient - gradients[name_])
+        assert error <= ROUNDING * torch.linalg.vector_norm(gradients[name_]), name_
 
 
-def test_a_layer_that_drops_cannot_be_walked(
+def test_a_layer_with_dropout_is_refused(
     gpt: Callable[..., LayerStack], batches: Callable[..., Batches]
 ):
     with pytest.raises(ModelError, match=r"has dropout 0.1.*`model.dropout=0`"):
@@ -111,7 +111,7 @@ def test_a_layer_that_drops_cannot_be_walked(
     [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "int8")],
 )
 @pytest.mark.parametrize("phases", [((0, 5),), ((0, 2), (2, 5))], ids=["in memory", "in phases"])
-def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both_ends(
+def test_a_step_equals_the_reference_in_loss_norm_and_first_and_last_gradients(
     trained: Callable[..., Trained],
     batches: Callable[..., Batches],
     precision: str,
@@ -129,7 +129,7 @@ def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both
 
 
 @pytest.fixture
-def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
+def compare_spoiled(trained: Callable[..., Trained], batches: Callable[..., Batches]):
     """One layer's first moments times a factor, in the checkpoint of a step in phases."""
 
     def spoil(layer: int, factor: float) -> ReferenceComparison:
@@ -148,23 +148,23 @@ def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
 
 
 @pytest.mark.parametrize(("layer", "place"), [(0, 2), (4, 3)])
-def test_a_moment_that_was_tampered_with_is_told_with_its_layer(
-    spoilt: Callable[..., ReferenceComparison], layer: int, place: int
+def test_a_changed_moment_is_reported_with_its_layer(
+    compare_spoiled: Callable[..., ReferenceComparison], layer: int, place: int
 ):
-    verified = spoilt(layer, 1.1)
+    verified = compare_spoiled(layer, 1.1)
     assert not verified.within_tolerance
     assert [each.within_tolerance for each in verified.comparisons].index(False) == place
     assert verified.comparisons[place].error == pytest.approx(0.1, rel=1e-3)
     assert sum(not each.within_tolerance for each in verified.comparisons) == 1
 
 
-def test_a_moment_that_is_no_number_is_not_taken_for_equal(
-    spoilt: Callable[..., ReferenceComparison],
+def test_a_moment_of_nan_is_not_within_tolerance(
+    compare_spoiled: Callable[..., ReferenceComparison],
 ):
-    assert not spoilt(0, float("nan")).within_tolerance
+    assert not compare_spoiled(0, float("nan")).within_tolerance
 
 
-def test_a_checkpoint_of_several_updates_gives_no_gradient_back(
+def test_no_gradient_is_recovered_after_several_updates(
     trained: Callable[..., Trained], batches: Callable[..., Batches]
 ):
     stack, step, checkpoint, request = trained(phases=((0, 5),), steps=2)
