@@ -1,1 +1,1 @@
-"""Saves and loads checkpoints: a safetensors file per layer or shard, with a checksummed manifest."""
+"""Saves and loads checkpoints: one safetensors file per layer or shard, and their checksums."""
