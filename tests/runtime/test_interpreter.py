@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.handler import Handler
-from windlass.runtime.interpreter import Interpreter, timer_for
+from windlass.runtime.interpreter import Handler, Interpreter, timer_for
 
 PROGRAM = Program(
     plan="0" * 12,

@@ -11,7 +11,7 @@ from windlass.errors import RunBroken
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.distributed.process_groups import DistContext
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key, sample_keys
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader

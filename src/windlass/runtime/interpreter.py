@@ -2,17 +2,33 @@
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from windlass.program.instruction import Program
-from windlass.runtime.distributed.heartbeat import HeartbeatSlots
-from windlass.runtime.handler import Handler, Handlers
+from windlass.program.instruction import InstructionKind, Program
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
+Handler = Callable[[int, int], None]
+"""Executes one instruction for (layer, micro-batch); 0 where the instruction names none."""
+
+Handlers = Mapping[InstructionKind, Handler]
+"""The handler of each instruction kind."""
+
 HandlerCall = tuple[Handler, int, int]
+
+
+class HeartbeatSlots(Protocol):
+    """Where a rank writes its progress.
+
+    Slot 0 is the step, slot 1 the index of the current instruction, and slot 2 counts work other
+    than instructions: saving and evaluating.
+    """
+
+    def __getitem__(self, slot: int, /) -> int: ...
+
+    def __setitem__(self, slot: int, value: int, /) -> None: ...
 
 
 class InstructionTimer(Protocol):

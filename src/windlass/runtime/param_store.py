@@ -15,7 +15,7 @@ from windlass.program.instruction import Program
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.parameters import (
     LayerParameters,
     ModelParameter,

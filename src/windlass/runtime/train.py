@@ -18,19 +18,22 @@ from windlass.runtime.checkpoint.checkpoint import (
 )
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.compute import ComputeHandlers, StopRequested
-from windlass.runtime.distributed.heartbeat import HeartbeatSlots
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.distributed.sharded_store import ShardedStore
 from windlass.runtime.evaluate import HeldOutLoss, evaluate
-from windlass.runtime.interpreter import Interpreter, timer_for
+from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
-from windlass.runtime.memory_stats import PeakMemory
+from windlass.runtime.memory_stats import (
+    PeakMemory,
+    is_out_of_memory,
+    requested_bytes_clause,
+    usable_bytes,
+)
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
-from windlass.runtime.out_of_memory import is_out_of_memory, requested_bytes_clause, usable_bytes
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext

@@ -31,7 +31,7 @@ from windlass.models.tensor_parallel import collectives
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 from windlass.runtime.distributed import process_groups
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.heartbeat import HeartbeatSlots
-    from windlass.runtime.handler import Handlers
+    from windlass.runtime.interpreter import Handlers, HeartbeatSlots
     from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 
 

@@ -6,7 +6,6 @@ Three integers in a memory-mapped file. Writing one costs as much as a store to 
 import mmap
 import struct
 from pathlib import Path
-from typing import Protocol
 
 _SLOTS = 3
 _LAYOUT = struct.Struct(f"={_SLOTS}q")
@@ -14,18 +13,6 @@ _BYTES = _LAYOUT.size
 
 NOT_STARTED = (0, -1)
 """Position before the first step."""
-
-
-class HeartbeatSlots(Protocol):
-    """Where a rank writes its progress.
-
-    Slot 0 is the step, slot 1 the index of the current instruction, and slot 2 counts work other
-    than instructions: saving and evaluating.
-    """
-
-    def __getitem__(self, slot: int, /) -> int: ...
-
-    def __setitem__(self, slot: int, value: int, /) -> None: ...
 
 
 class HeartbeatWriter:

@@ -11,7 +11,7 @@ from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.tied_weights import TiedWeights
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handler
+from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.parameters import DTYPES, NOT_LOADED, LayerParameters, grad_accum_dtype
 from windlass.runtime.rank_context import RankContext

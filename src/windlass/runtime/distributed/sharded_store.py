@@ -27,7 +27,7 @@ from windlass.runtime.distributed.flat_shard import (
     writes_checkpoint,
 )
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
     DTYPES,

@@ -22,7 +22,7 @@ from windlass.program.instruction import Program
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.layer_state import LayerUpdate, OffloadedLayerState, StagingBuffers

@@ -25,7 +25,7 @@ from windlass.runtime.distributed.flat_shard import (
     writes_checkpoint,
 )
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
 from windlass.runtime.parameters import (

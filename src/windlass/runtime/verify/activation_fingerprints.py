@@ -16,7 +16,7 @@ from torch import Tensor
 
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.program.instruction import InstructionKind
-from windlass.runtime.handler import Handler, Handlers
+from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
 
 FINGERPRINT_FOLDER = "fingerprints"

@@ -16,7 +16,7 @@ from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import optimizer_shard_index, updates_per_shard
 from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
-from windlass.runtime.handler import Handler, Handlers
+from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handlers
+from windlass.runtime.interpreter import Handlers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
