@@ -154,7 +154,7 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
 
 @given(drawn=distributed_plans())
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
-    """An independent count from the plan: bytes of a stage's layers, and how often they are sent."""
+    """An independent count from the plan: bytes of a stage's layers, and how often they move."""
     graph, plan = drawn
     r, rts, shards = plan.parallel.data, plan.sharding.parameters, plan.sharding.optimizer
     t = plan.parallel.tensor

@@ -174,7 +174,7 @@ def test_micro_batches_add_to_a_gradient_in_the_same_order_as_without_offloading
 
 
 def live_bytes(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
-    """Device memory after each instruction, and the live tensors at the end: an independent count."""
+    """Device memory after each instruction, and live tensors at the end: an independent count."""
     effects = InstructionEffects(plan, graph)
     alive = {tensor: effects.bytes_of(tensor) for tensor in effects.resident_tensors}
     has_gradient: set[int] = set()
