@@ -329,12 +329,12 @@ def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     """
     cost = _block_cost(e, width, degree)
     half = Polynomial(bs=width * e / 2 / degree)
-    again = Op(
-        name="act again", kind="memory", read_bytes=half, written_bytes=half,
+    recomputed = Op(
+        name="act recomputed", kind="memory", read_bytes=half, written_bytes=half,
         live_bytes=_times(half, 2),
     )  # fmt: skip
-    gather = tuple(op for op in cost["forward"] if op.name == "unshard_weights")[:1]
-    return cost | {"backward": (*gather, again, *cost["backward"]), "saved_bytes": half}
+    gather = tuple(op for op in cost["forward"] if op.name == "all_gather")[:1]
+    return cost | {"backward": (*gather, recomputed, *cost["backward"]), "saved_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
