@@ -27,12 +27,12 @@ def test_work_that_sleeps_takes_as_long_as_it_sleeps(watch: Stopwatch):
 
 
 def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(watch: Stopwatch):
-    told = []
-    rate = matmul_rates("float32", watch, lambda: told.append(1))
+    calls = []
+    rate = matmul_rates("float32", watch, lambda: calls.append(1))
     sizes = [point.size for point in rate.curve.points]
     assert sizes == sorted(sizes)
     assert all(0 < point.rate <= rate.peak for point in rate.curve.points)
-    assert len(told) > len(sizes)
+    assert len(calls) > len(sizes)
 
 
 def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
@@ -51,7 +51,7 @@ def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path):
     assert list((tmp_path / "deep" / "folder").iterdir()) == []
 
 
-def test_memory_is_copied_there_and_back_at_a_rate_that_is_no_disk_s():
+def test_host_copies_run_in_both_directions_at_a_rate_of_memory():
     for rate in host_copy_rates(torch.device("cpu")):
         assert 1e8 < rate < 1e13
 
@@ -70,12 +70,12 @@ def test_free_memory_is_less_than_all_memory():
 
 
 @pytest.mark.slow
-def test_a_whole_probe_is_a_machine_that_can_be_kept_and_found_again(tmp_path: Path):
-    told = []
-    machine = probe(lambda _, done, total: told.append((done, total)), tmp_path)
+def test_a_probed_machine_can_be_kept_and_loaded_again(tmp_path: Path):
+    reports = []
+    machine = probe(lambda _, done, total: reports.append((done, total)), tmp_path)
     save_local_machine(tmp_path, machine)
     assert load_local_machine(tmp_path) == machine
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert reports[-1][0] == reports[-1][1]
     assert {rate.precision for rate in machine.device.matmul} == {"float32", "bfloat16"}
     assert machine.noise is not None

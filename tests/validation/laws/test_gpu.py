@@ -28,17 +28,17 @@ def gpt(tmp_path: Path) -> PublishedRun:
     return run_of(tmp_path)
 
 
-def _cut(run: PublishedRun, **changes: float) -> RunPrediction:
-    cut: RunConfig = replace(run.config, **changes)
-    (found,) = predict_runs([replace(run, config=cut)])
-    return found
+def _predict_with(run: PublishedRun, **changes: float) -> RunPrediction:
+    config: RunConfig = replace(run.config, **changes)
+    (prediction,) = predict_runs([replace(run, config=config)])
+    return prediction
 
 
 def test_terms_sum_to_the_step(gpt: PublishedRun):
-    found = _cut(gpt, pipeline=2.0, replicas=16.0, accumulation=8.0)
+    prediction = _predict_with(gpt, pipeline=2.0, replicas=16.0, accumulation=8.0)
 
-    assert sum(found.by_term.values()) == pytest.approx(found.step_seconds, rel=SUMMED)
-    assert min(found.by_term.values()) >= 0.0
+    assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds, rel=SUMMED)
+    assert min(prediction.by_term.values()) >= 0.0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -47,10 +47,10 @@ def test_the_same_batch_on_more_replicas_is_never_slower_on_one_host(
     gpt: PublishedRun, log_accumulation: int, micro: int
 ):
     accumulation = 2.0 ** (log_accumulation + 1)
-    fewer = _cut(
+    fewer = _predict_with(
         gpt, devices=4.0, tensor=2.0, replicas=2.0, accumulation=accumulation, micro=float(micro)
     )
-    more = _cut(
+    more = _predict_with(
         gpt, devices=8.0, tensor=2.0, replicas=4.0, accumulation=accumulation / 2,
         micro=float(micro),
     )  # fmt: skip
@@ -59,21 +59,24 @@ def test_the_same_batch_on_more_replicas_is_never_slower_on_one_host(
 
 
 def test_more_micro_batches_take_longer_and_fill_the_pipeline_better(gpt: PublishedRun):
-    few = _cut(gpt, pipeline=4.0, replicas=8.0, accumulation=4.0)
-    many = _cut(gpt, pipeline=4.0, replicas=8.0, accumulation=16.0)
+    few = _predict_with(gpt, pipeline=4.0, replicas=8.0, accumulation=4.0)
+    many = _predict_with(gpt, pipeline=4.0, replicas=8.0, accumulation=16.0)
 
     assert few.step_seconds < many.step_seconds < 4 * few.step_seconds
 
 
 def test_recompute_costs_a_forward_pass_and_saves_memory(gpt: PublishedRun):
-    again, kept = _cut(gpt, recompute_share=1.0), _cut(gpt, recompute_share=0.0)
+    recomputed, kept = (
+        _predict_with(gpt, recompute_share=1.0),
+        _predict_with(gpt, recompute_share=0.0),
+    )
 
-    assert 1.2 < again.step_seconds / kept.step_seconds < 1.5
-    assert (again.peak_bytes or 0) < (kept.peak_bytes or 0)
+    assert 1.2 < recomputed.step_seconds / kept.step_seconds < 1.5
+    assert (recomputed.peak_bytes or 0) < (kept.peak_bytes or 0)
 
 
-def test_sharing_optimizer_state_saves_memory_in_the_order_of_zero(gpt: PublishedRun):
-    peaks = [_cut(gpt, zero=float(stage)).peak_bytes or 0.0 for stage in (0, 1, 2, 3)]
+def test_each_zero_stage_saves_memory(gpt: PublishedRun):
+    peaks = [_predict_with(gpt, zero=float(stage)).peak_bytes or 0.0 for stage in (0, 1, 2, 3)]
 
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
@@ -82,22 +85,28 @@ def test_sharing_optimizer_state_saves_memory_in_the_order_of_zero(gpt: Publishe
 def test_recompute_that_stops_early_skips_the_last_product_and_the_last_sum(gpt: PublishedRun):
     def of_layers(stop: float) -> float:
         values = {**calibration("vtrain").values, "gpu.early_stop": stop}
-        (found,) = predict_runs([gpt], lambda stack: replace(calibration(stack), values=values))
-        return found.by_term["products"]
+        (prediction,) = predict_runs(
+            [gpt], lambda stack: replace(calibration(stack), values=values)
+        )
+        return prediction.by_term["products"]
 
-    kept = _cut(gpt, recompute_share=0.0).by_term["products"]
+    kept = _predict_with(gpt, recompute_share=0.0).by_term["products"]
     whole, early = of_layers(0.0) - kept, of_layers(1.0) - kept
     # Of a block's 12 d^2 weights the last product has 4, and tiles cost all of them alike here.
     assert early / whole == pytest.approx(8 / 12, rel=TILED)
 
 
-def test_scales_of_rows_cost_more_than_of_tensors_and_both_gain_over_16_bits(tmp_path: Path):
+def test_row_scales_cost_more_than_tensor_scales_and_both_gain_over_16_bits(tmp_path: Path):
     def step(precision: str) -> float:
         run = run_of(
             tmp_path, TITAN, precision=precision, hidden=8192, layers=80, heads=64, seq=8192
         )
-        (found,) = predict_runs([run])
-        return found.by_term["products"] + found.by_term["traffic"] + found.by_term["slices"]
+        (prediction,) = predict_runs([run])
+        return (
+            prediction.by_term["products"]
+            + prediction.by_term["traffic"]
+            + prediction.by_term["slices"]
+        )
 
     assert step("float8 tensorwise") < step("float8 rowwise") < 1.1 * step("bf16")
 
@@ -107,8 +116,10 @@ def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: Publi
         run = replace(gpt, config=replace(gpt.config, tensor=tensor, replicas=64.0 / tensor))
         known = calibration(stack)
         plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
-        (found,), (alone,) = (predict_runs([run], lambda _, by=by: by) for by in (known, plain))
-        return found.by_term["replicas"] / alone.by_term["replicas"]
+        (prediction,), (alone,) = (
+            predict_runs([run], lambda _, by=by: by) for by in (known, plain)
+        )
+        return prediction.by_term["replicas"] / alone.by_term["replicas"]
 
     longer = 1.0 + calibration("vtrain").values["gpu.crowded"]
     assert longer > 1.0
@@ -116,13 +127,13 @@ def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: Publi
     assert shares == pytest.approx([1.0, longer, longer, 1.0])
 
 
-def test_where_each_device_has_a_card_of_its_own_no_ring_is_crowded(gpt: PublishedRun):
+def test_no_ring_is_crowded_if_each_device_has_its_own_network_card(gpt: PublishedRun):
     run = replace(gpt, stack="megatron-2021")
     known = calibration(run.stack)
     plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
 
-    (found,), (alone,) = (predict_runs([run], lambda _, by=by: by) for by in (known, plain))
-    assert found.step_seconds == pytest.approx(alone.step_seconds, rel=SUMMED)
+    (prediction,), (alone,) = (predict_runs([run], lambda _, by=by: by) for by in (known, plain))
+    assert prediction.step_seconds == pytest.approx(alone.step_seconds, rel=SUMMED)
 
 
 def test_a_last_stage_with_fewer_layers_hides_the_head(tmp_path: Path):
@@ -131,24 +142,24 @@ def test_a_last_stage_with_fewer_layers_hides_the_head(tmp_path: Path):
         tmp_path, layers=78, hidden=13824, heads=64, vocab="250k", t=4, p=12, d=8, n_devices=384,
         global_batch=2048, microbatch=2,
     )  # fmt: skip
-    (found,) = predict_runs([uneven])
+    (prediction,) = predict_runs([uneven])
 
-    assert found.by_term["head"] == 0.0
+    assert prediction.by_term["head"] == 0.0
 
 
-def test_predictions_of_all_rows_at_once_are_those_of_each_alone(tmp_path: Path):
+def test_predicting_all_rows_at_once_equals_predicting_each_alone(tmp_path: Path):
     runs = [run_of(tmp_path, t=t, d=64 // t, microbatch=b) for t in (1, 2, 8) for b in (1, 2, 8)]
 
-    together = [found.step_seconds for found in predict_runs(runs)]
+    together = [prediction.step_seconds for prediction in predict_runs(runs)]
 
-    alone = [found.step_seconds for run in runs for found in predict_runs([run])]
+    alone = [prediction.step_seconds for run in runs for prediction in predict_runs([run])]
     assert np.allclose(together, alone, rtol=SUMMED, atol=0.0)
 
 
 def test_a_row_without_micro_batch_takes_the_fastest_that_fits(tmp_path: Path):
     open_row = {name: cell for name, cell in GPT.items() if name != "microbatch"}
-    (found,) = predict_runs([run_of(tmp_path, open_row)])
+    (prediction,) = predict_runs([run_of(tmp_path, open_row)])
 
     stated = [predict_runs([run_of(tmp_path, microbatch=b)])[0] for b in (1, 2, 4, 8)]
     fastest = min((one for one in stated if one.fits), key=lambda one: one.step_seconds)
-    assert found.config == fastest.config
+    assert prediction.config == fastest.config

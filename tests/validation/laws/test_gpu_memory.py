@@ -39,31 +39,33 @@ def _activations(run: PublishedRun) -> float:
 
 
 @pytest.mark.parametrize("model", KORTHIKANTI)
-@pytest.mark.parametrize("again", ["none", "full"])
-def test_activations_are_those_of_korthikanti(tmp_path: Path, model: str, again: str):
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_activations_are_those_of_korthikanti(tmp_path: Path, model: str, recompute: str):
     (layers, width, heads, micro, t, p, v), kept, left = KORTHIKANTI[model]
     run = run_of(
         tmp_path, layers=layers, hidden=width, heads=heads, microbatch=micro, t=t, p=p, d=1,
-        interleave=v, n_devices=t * p, global_batch=64 * micro, recompute=again, vocab=1,
+        interleave=v, n_devices=t * p, global_batch=64 * micro, recompute=recompute, vocab=1,
     )  # fmt: skip
     running = (
-        replace(run, config=replace(run.config, recompute_share=0.0)) if again == "none" else run
+        replace(run, config=replace(run.config, recompute_share=0.0))
+        if recompute == "none"
+        else run
     )
 
-    expected = kept * (1.0 if again == "none" else left)
+    expected = kept * (1.0 if recompute == "none" else left)
     mine = _activations(running) / GIB
-    if again == "full":
+    if recompute == "full":
         # The paper's figure leaves out the one layer that is being recomputed.
         one_layer = kept / layers / ((1 + (p - 1) / p / v) if v > 1 else 1)
         mine -= one_layer
-    assert mine == pytest.approx(expected, rel=PRINTED[again])
+    assert mine == pytest.approx(expected, rel=PRINTED[recompute])
 
 
 def test_a_pipelines_first_stage_holds_as_many_micro_batches_as_there_are_stages(tmp_path: Path):
     def peak(accumulation: float) -> float:
         run = run_of(tmp_path, p=8, t=8, d=1, layers=32, recompute="none")
-        cut = replace(run.config, accumulation=accumulation)
-        return predict_runs([replace(run, config=cut)])[0].peak_bytes or 0.0
+        config = replace(run.config, accumulation=accumulation)
+        return predict_runs([replace(run, config=config)])[0].peak_bytes or 0.0
 
     assert peak(4) < peak(8) == peak(64)
 

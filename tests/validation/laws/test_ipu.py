@@ -22,9 +22,9 @@ def bert(tmp_path: Path) -> PublishedRun:
 
 
 def summing_seconds(run: PublishedRun, **changes: float) -> float:
-    cut: RunConfig = replace(run.config, **changes)
-    (found,) = predict_runs([replace(run, config=cut)])
-    return found.by_term["replicas"]
+    config: RunConfig = replace(run.config, **changes)
+    (prediction,) = predict_runs([replace(run, config=config)])
+    return prediction.by_term["replicas"]
 
 
 def test_rings_of_all_stages_share_what_joins_two_hosts(bert: PublishedRun):
