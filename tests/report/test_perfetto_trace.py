@@ -99,6 +99,16 @@ def test_processes_and_threads_have_names_and_an_order():
     assert named["thread_name", 1] == {"name": "rank 0"}
 
 
+@given(timeline=timelines())
+def test_each_rank_has_a_thread_and_none_has_the_number_0(timeline: Timeline):
+    # Perfetto reads thread 0 as the thread that has the number of its process.
+    text = perfetto_trace({"predicted": timeline})
+    named = [event for event in events(text, "M") if event["name"] == "thread_name"]
+    threads = {event["args"]["name"]: event["tid"] for event in named}
+    assert len(set(threads.values())) == len(named)
+    assert all(threads[f"rank {lane.device}"] == lane.device + 1 for lane in timeline.devices)
+
+
 def test_every_event_lies_within_its_step_and_has_the_keys_that_viewers_need():
     both = {"predicted": made_timeline(predicted=True), "measured": made_timeline(predicted=False)}
     text = perfetto_trace(both)

@@ -100,7 +100,7 @@ def describe_precision(plan: Plan) -> str:
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 
-def describe_recompute(plan: Plan) -> str:
+def describe_plan_recompute(plan: Plan) -> str:
     """Which layers are recomputed in the backward pass."""
     if plan.is_offloaded("parameters"):
         return "recomputes the layers of all phases but the last"
@@ -154,7 +154,7 @@ def describe_plan(plan: Plan) -> str:
             describe_parallelism(plan),
             describe_batch(plan),
             describe_precision(plan),
-            describe_recompute(plan),
+            describe_plan_recompute(plan),
             describe_phases(plan),
         )
     )

@@ -23,8 +23,9 @@ def perfetto_trace(timelines: Mapping[str, Timeline]) -> str:
     """The JSON text of a trace: one complete event (`ph` = X) for each instruction.
 
     Times are microseconds since the step began, to a nanosecond. A process is numbered from 1 in
-    the order of `timelines`; a thread has its rank's number, or, for transfers that overlap, the
-    next number that no rank has. Ranks with known memory also get a counter of device memory.
+    the order of `timelines`. A thread is numbered `rank + 1`, because Perfetto merges thread 0 with
+    the thread that has the number of its process; threads of transfers get the numbers after all
+    ranks. Ranks with known memory also get a counter of device memory.
 
     Args:
         timelines: the name of each process, such as `predicted` and `measured`, and its timeline.
@@ -42,13 +43,13 @@ def perfetto_trace(timelines: Mapping[str, Timeline]) -> str:
 
 
 def _process(process: int, name: str, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    yield _metadata("process_name", process, 0, name=name)
-    yield _metadata("process_sort_index", process, 0, sort_index=process)
-    extra_threads = count(1 + max((lane.device for lane in timeline.devices), default=0))
+    yield _metadata("process_name", process, process, name=name)
+    yield _metadata("process_sort_index", process, process, sort_index=process)
+    extra_threads = count(2 + max((lane.device for lane in timeline.devices), default=0))
     positions = count()
     for lane in timeline.devices:
         for track, (title, indices) in enumerate(_tracks(lane)):
-            thread = lane.device if track == 0 else next(extra_threads)
+            thread = lane.device + 1 if track == 0 else next(extra_threads)
             yield _metadata("thread_name", process, thread, name=title)
             yield _metadata("thread_sort_index", process, thread, sort_index=next(positions))
             yield from (_complete(process, thread, lane, index) for index in indices)
@@ -74,7 +75,7 @@ def _memory_counter(process: int, lane: DeviceTimeline) -> Iterator[dict[str, An
     name = f"rank {lane.device} device memory"
     for seconds, nbytes in memory_over_time(lane) if lane.memory_bytes else ():
         yield {
-            "ph": "C", "name": name, "pid": process, "tid": lane.device,
+            "ph": "C", "name": name, "pid": process, "tid": lane.device + 1,
             "ts": round(seconds * _NANOSECONDS) / 1000, "args": {"bytes": nbytes},
         }  # fmt: skip
 
@@ -95,8 +96,8 @@ def _tracks(lane: DeviceTimeline) -> Iterator[tuple[str, list[int]]]:
     transfers = [index for index, kind in enumerate(lane.kinds) if kind in _TRANSFERS]
     others = [index for index, kind in enumerate(lane.kinds) if kind not in _TRANSFERS]
     for title, indices in ((name, others), (f"{name} transfers", transfers)):
-        for number, track in enumerate(_without_overlap(lane, indices), 1):
-            yield title if number == 1 else f"{title} {number}", track
+        for number, track in enumerate(_without_overlap(lane, indices) or [[]], 1):
+            yield title if number == 1 else f"{title} ({number})", track
 
 
 def _without_overlap(lane: DeviceTimeline, indices: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from windlass.report.formatting import (
     describe_parallelism,
     describe_phases,
     describe_precision,
-    describe_recompute,
+    describe_plan_recompute,
     describe_sharding,
     describe_traffic,
     describe_writes,
@@ -48,7 +48,7 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
         table.add_row("sharding", describe_sharding(plan))
     table.add_row("batch", describe_batch(plan))
     table.add_row("precision", describe_precision(plan))
-    table.add_row("recompute", describe_recompute(plan))
+    table.add_row("recompute", describe_plan_recompute(plan))
     table.add_row("phases", describe_phases(plan))
     return table
 
