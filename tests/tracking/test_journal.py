@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from windlass.errors import RecordError, StorageError
 from windlass.tracking.journal import Journal, JournalWriter, read_head_and_tail, read_journal

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import RecordError
-from windlass.tracking.load_run import load_run
 from windlass.tracking.run_folder import (
     ID_FILE,
     RUN_FORMAT,
@@ -15,6 +14,7 @@ from windlass.tracking.run_folder import (
     reopen_run_folder,
 )
 from windlass.tracking.run_index import describe_other_formats, find_run, list_runs
+from windlass.tracking.run_reader import load_run
 
 OLDER = (
     rf"`.*{{name}}` was written by an older Windlass \(format 1, this one reads {RUN_FORMAT}\); "

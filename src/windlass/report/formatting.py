@@ -2,12 +2,8 @@
 
 import math
 
-from windlass.program import activation_checkpointing
-from windlass.program.device_mesh import MeshCoord
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Parallelism, Plan
-from windlass.schema.prediction import Prediction
-from windlass.schema.run_record import Step
+from windlass.program import MeshCoord, describe_recompute
+from windlass.schema import Graph, Parallelism, Plan, Prediction, Step
 from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
@@ -104,7 +100,7 @@ def describe_plan_recompute(plan: Plan) -> str:
     """Which layers are recomputed in the backward pass."""
     if plan.is_offloaded("parameters"):
         return "recomputes the layers of all phases but the last"
-    return activation_checkpointing.describe_recompute(plan)
+    return describe_recompute(plan)
 
 
 def describe_phases(plan: Plan) -> str:

@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from windlass.program.device_mesh import layers_of_stage
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
+from windlass.program import layers_of_stage
+from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Prediction, TierPeak, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

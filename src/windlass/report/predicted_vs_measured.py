@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from windlass.program.device_mesh import MeshCoord, mesh_coord
-from windlass.program.instruction import BLOCKING_KINDS
-from windlass.schema.plan import Parallelism
-from windlass.schema.prediction import Prediction, TierPeak
-from windlass.schema.run_record import Step
+from windlass.program import BLOCKING_KINDS, MeshCoord, mesh_coord
+from windlass.schema import Parallelism, Prediction, Step, TierPeak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

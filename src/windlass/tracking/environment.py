@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from windlass.schema.run_record import Environment
+from windlass.schema import Environment
 
 _GIT_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from typing import Self
 from windlass.atomic_files import storage_errors
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.schema.run_record import JOURNAL_FOLDER, RunState, Step
+from windlass.schema import JOURNAL_FOLDER, RunState, Step
 from windlass.tracking.folder_lock import FolderLock
 from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step

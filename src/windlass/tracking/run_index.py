@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from windlass.errors import RecordError, did_you_mean
-from windlass.schema.run_record import RunState
+from windlass.schema import RunState
 from windlass.tracking.folder_lock import is_locked
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail
 from windlass.tracking.run_folder import (

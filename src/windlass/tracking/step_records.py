@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from windlass.schema.run_record import Step
+from windlass.schema import Step
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
 
 _DEVICE_MEMORY = "device_memory_bytes"

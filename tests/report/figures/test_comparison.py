@@ -7,7 +7,7 @@ import pytest
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from report.rendering import render
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
 from windlass.report.terminal.comparison_tables import (
     batch_comparison_table,
@@ -28,7 +28,7 @@ def forecast(name: str, *, slower: float = 1.0, micro: int = 2) -> MachineForeca
     plan = tiny_plan(GRAPH, machine, data=4, micro=micro, sharding=(4, 4))
     return MachineForecast(
         machine=name, devices=4, global_batch=plan.global_batch, plan=plan,
-        prediction=predict(plan, GRAPH, machine), infeasible_reason="",
+        prediction=predict_plan(plan, GRAPH, machine), infeasible_reason="",
     )  # fmt: skip
 
 

@@ -4,8 +4,7 @@ import json
 import math
 import xml.etree.ElementTree as ET
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from windlass.report.figures.line_chart import (
     ChartAxes,

@@ -5,13 +5,12 @@ from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.peak_memory import stage_tier_peaks
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
 from windlass.program.zero_sharding import parameter_gather_group
@@ -39,7 +38,7 @@ def forecast(graph: Graph, plan: Plan) -> PlanForecast:
         plan=plan,
         graph=graph,
         machine=MACHINE,
-        prediction=predict(plan, graph, MACHINE),
+        prediction=predict_plan(plan, graph, MACHINE),
         timeline=simulate(plan, graph, MACHINE, programs),
         stage_peaks=stage_tier_peaks(plan, graph, MACHINE, programs),
     )
@@ -138,7 +137,7 @@ def test_the_heat_map_has_each_layer_once_forward_and_once_backward():
 @settings(max_examples=25)
 def test_the_terms_of_a_waterfall_reach_from_zero_to_the_step_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    prediction = predict(plan, graph, MACHINE)
+    prediction = predict_plan(plan, graph, MACHINE)
     bars = [(float(rect.get("x", 0)), float(rect.get("width", 0)), text)
             for text, rect in rects(step_time_waterfall(prediction))]  # fmt: skip
     _, *terms, whole = bars

@@ -4,8 +4,7 @@ import random
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from report.made_runs import timeline as made_timeline
 from windlass.report.figures.timeline import (

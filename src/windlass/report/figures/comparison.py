@@ -13,7 +13,7 @@ from windlass.report.figures.svg import (
     with_heading,
 )
 from windlass.report.formatting import format_speed, parallel_degrees
-from windlass.schema.comparison import MachineForecast
+from windlass.schema import MachineForecast
 from windlass.units import format_count, format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 160.0, 400.0, 12.0

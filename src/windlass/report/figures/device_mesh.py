@@ -10,13 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.program.device_mesh import MeshCoord, rank_of
-from windlass.program.zero_sharding import gradient_scatter_group, parameter_gather_group
+from windlass.program import MeshCoord, gradient_scatter_group, parameter_gather_group, rank_of
 from windlass.report.figures.svg import STAGE_COLOURS, element, svg_document, text_label, tooltip
 from windlass.report.formatting import describe_coord, describe_parallelism, describe_sharding
 from windlass.report.plan_forecast import describe_layers
-from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import TensorGrid
+from windlass.schema import Plan, TensorGrid
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 96.0, 30.0, 62.0
 _MAX_STAGES, _MAX_REPLICAS = 9, 8

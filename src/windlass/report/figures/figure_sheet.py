@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 
-from windlass.program.instruction import TRANSFER_KINDS
+from windlass.program import TRANSFER_KINDS
 from windlass.report.figures.device_mesh import device_mesh_figure
 from windlass.report.figures.memory import memory_over_time_figure, peak_memory_figure
 from windlass.report.figures.phase_heatmap import phase_heatmap
@@ -12,7 +12,7 @@ from windlass.report.figures.timeline import draw_timeline
 from windlass.report.figures.waterfall import step_time_waterfall
 from windlass.report.formatting import describe_batch, describe_parallelism, describe_plan
 from windlass.report.plan_forecast import PlanForecast
-from windlass.schema.prediction import DeviceTimeline
+from windlass.schema import DeviceTimeline
 
 _LINE_LETTERS = 140
 """Letters in a line as wide as a figure."""

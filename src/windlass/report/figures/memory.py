@@ -15,7 +15,7 @@ from windlass.report.figures.svg import (
     tooltip,
 )
 from windlass.report.plan_forecast import PlanForecast
-from windlass.schema.prediction import DeviceTimeline, MemoryClass, TierPeak
+from windlass.schema import DeviceTimeline, MemoryClass, TierPeak
 from windlass.units import format_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0

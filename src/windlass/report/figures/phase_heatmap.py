@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from windlass.program.instruction import GRADIENT_PASSES
+from windlass.program import GRADIENT_PASSES
 from windlass.report.figures.svg import element, svg_document, text_label, ticks, tooltip
 from windlass.report.plan_forecast import PlanForecast
 from windlass.units import format_seconds

@@ -11,7 +11,7 @@ from windlass.report.figures.svg import (
     tooltip,
     with_heading,
 )  # fmt: skip
-from windlass.schema.comparison import SmallestMachine
+from windlass.schema import SmallestMachine
 from windlass.units import format_count
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 150.0, 200.0, 40.0

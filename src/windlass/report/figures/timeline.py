@@ -14,7 +14,7 @@ from windlass.report.figures.svg import (
     ticks,
     tooltip,
 )  # fmt: skip
-from windlass.schema.prediction import DeviceTimeline, Timeline
+from windlass.schema import DeviceTimeline, Timeline
 from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0

@@ -10,7 +10,7 @@ from windlass.report.figures.svg import (
     ticks,
     tooltip,
 )
-from windlass.schema.prediction import Prediction
+from windlass.schema import Prediction
 from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 200.0, 150.0, 12.0

@@ -22,8 +22,7 @@ from windlass.report.predicted_vs_measured import (
     rank_step_times,
     seconds_by_kind,
 )
-from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
-from windlass.schema.run_record import Step
+from windlass.schema import DeviceTimeline, Prediction, Step, TierPeak, Timeline
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_seconds
 

@@ -24,7 +24,7 @@ from windlass.report.html.run_figures import (
     timeline_figure,
 )
 from windlass.report.predicted_vs_measured import headline_metrics
-from windlass.schema.run_record import Environment
+from windlass.schema import Environment
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_count, format_seconds
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import parallel_degrees
-from windlass.schema.comparison import MachineForecast, SmallestMachine
+from windlass.schema import MachineForecast, SmallestMachine
 from windlass.units import format_count, format_seconds
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import format_ratio, format_speed
-from windlass.schema.largest_model import LargestModelRun, PredictedMeasured
+from windlass.schema import LargestModelRun, PredictedMeasured
 from windlass.units import format_bytes, format_count, format_seconds
 
 

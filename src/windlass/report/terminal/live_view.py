@@ -18,8 +18,7 @@ from windlass.report.formatting import (
     format_speed,
 )
 from windlass.report.predicted_vs_measured import device_memory_peak
-from windlass.schema.prediction import Prediction
-from windlass.schema.run_record import Step
+from windlass.schema import Prediction, Step
 from windlass.units import format_bytes, format_seconds
 
 _RECENT = 30

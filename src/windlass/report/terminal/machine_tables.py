@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.hardware.number_sources import StatedNumber
+from windlass.hardware import StatedNumber
 from windlass.report.terminal.tables import fact_table
-from windlass.schema.machine import Link, Machine
+from windlass.schema import Link, Machine
 from windlass.units import format_bytes, format_flop_rate, format_rate, format_seconds
 
 _HOW_COLOURS = {

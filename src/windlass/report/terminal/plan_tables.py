@@ -13,8 +13,8 @@ from windlass.report.formatting import (
     describe_optimizer_offload,
     describe_parallelism,
     describe_phases,
-    describe_precision,
     describe_plan_recompute,
+    describe_precision,
     describe_sharding,
     describe_traffic,
     describe_writes,
@@ -24,9 +24,7 @@ from windlass.report.formatting import (
     parallel_degrees,
 )
 from windlass.report.terminal.tables import bar, fact_table
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import Prediction, TierPeak
+from windlass.schema import Graph, Plan, Prediction, TierPeak
 from windlass.units import format_bytes, format_seconds
 
 

@@ -7,12 +7,7 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from windlass.schema.verification import (
-    ComparedQuantity,
-    Mismatch,
-    QuantityComparison,
-    VerificationResult,
-)
+from windlass.schema import ComparedQuantity, Mismatch, QuantityComparison, VerificationResult
 
 _OVER: dict[ComparedQuantity, str] = {
     "output": "of its norm",

@@ -4,14 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
 from windlass.tracking.journal import JournalWriter, read_journal
-from windlass.tracking.load_run import load_run
 from windlass.tracking.run_folder import (
     RunFolder,
     create_run_folder,
@@ -20,6 +18,7 @@ from windlass.tracking.run_folder import (
     reopen_run_folder,
 )
 from windlass.tracking.run_index import list_runs
+from windlass.tracking.run_reader import load_run
 from windlass.tracking.step_records import append_step, read_steps
 
 SIZES = st.floats(allow_nan=False)

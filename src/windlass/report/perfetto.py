@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from windlass.program.instruction import BLOCKING_KINDS, MATCHING_RECEIVE, TRANSFER_KINDS
+from windlass.program import BLOCKING_KINDS, MATCHING_RECEIVE, TRANSFER_KINDS
 from windlass.report.figures.memory import memory_over_time
-from windlass.schema.prediction import DeviceTimeline, Timeline
+from windlass.schema import DeviceTimeline, Timeline
 
 _TRANSFERS = frozenset(TRANSFER_KINDS)
 _COMMUNICATION = frozenset((*BLOCKING_KINDS, *MATCHING_RECEIVE))

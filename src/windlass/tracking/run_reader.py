@@ -7,12 +7,7 @@ from typing import TypeVar
 
 from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import Prediction, Timeline
-from windlass.schema.request import Request
-from windlass.schema.run_record import (
+from windlass.schema import (
     ATTEMPTS_FOLDER,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
@@ -23,8 +18,14 @@ from windlass.schema.run_record import (
     PREDICTION_FILE,
     REQUEST_FILE,
     Environment,
+    Graph,
+    Machine,
+    Plan,
+    Prediction,
+    Request,
     RunState,
     Step,
+    Timeline,
 )
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
 from windlass.tracking.run_folder import journal_files, journal_path, read_run_id

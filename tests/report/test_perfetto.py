@@ -6,14 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from report.made_runs import timeline as made_timeline
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
-from windlass.report.perfetto_trace import perfetto_trace
+from windlass.report.perfetto import perfetto_trace
 from windlass.schema.plan import Offload
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
