@@ -191,7 +191,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str, *, own_allocator: 
     from windlass.models.build import build_layer_stack
     from windlass.program.lowering.lower import lower
     from windlass.runtime.rank_context import RankContext
-    from windlass.runtime.train import train
+    from windlass.runtime.train import train_loop
     from windlass.torch_ext import cpu_allocator
 
     if not own_allocator:  # install_allocator then changes nothing
@@ -206,7 +206,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str, *, own_allocator: 
         plan=planned.plan, stack=stack, program=lower(planned.plan, planned.graph)[0],
         settings=planned.request.train, checkpoints=Path(folder),
     )  # fmt: skip
-    steps = train(context, ConstantBatches(batch * accumulation))
+    steps = train_loop(context, ConstantBatches(batch * accumulation))
     plan = planned.plan
     print(f"plan: {plan.precision}, compile {plan.compile}, {plan.recompute} recompute")
     return lambda: next(steps).loss

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from results import append_row
-from windlass.validation.evaluate_table import evaluate_table
 from windlass.validation.metrics import MIN_GROUP_ROWS, rank_accuracy, repeat_noise, spearman
 from windlass.validation.predict_run import RunPrediction
+from windlass.validation.table_evaluation import evaluate_table
 
 DRAWS = 400
 USUAL = (0.005, 0.01, 0.02, 0.03)

@@ -21,7 +21,7 @@ from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.program.validate_plan import tensor_parallel_errors
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Parallelism, Plan, Stage
-from windlass.schema.tensor_grid import grid_columns, parse_tensor_degree, tensor_grid
+from windlass.schema.tensor_grid import grid_columns, parse_tensor_degree, tensor_degree
 
 STEPS, WARM = 8, 3
 TIMED_MODEL = "gpt-tiny"
@@ -32,7 +32,7 @@ HEADS = 4
 def grid_shapes(ranks: int) -> tuple[int, ...]:
     """One dimension, and every grid of so many ranks with at least as many rows as columns."""
     columns = [c for c in (1, 2, 4, 8, 16) if ranks % c == 0 and ranks // c >= c]
-    return tuple(tensor_grid(ranks // c, c) for c in columns)
+    return tuple(tensor_degree(ranks // c, c) for c in columns)
 
 
 def sent_bytes(graph: Graph, shape: int, sequence: int) -> int:

@@ -1,7 +1,6 @@
 """Polynomials are found exactly."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial, sum_polynomials
 from windlass.schema.graph import Polynomial

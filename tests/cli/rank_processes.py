@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from command_line import TINY
-from windlass.tracking.load_run import RunRecord, load_run
+from windlass.tracking.run_reader import RunRecord, load_run
 
 HANG_SECONDS = 3
 """Time without progress after which a rank counts as hanging; a step takes some hundredths of a

@@ -29,7 +29,7 @@ from cli.rank_processes import (
 from command_line import Windlass, start
 from windlass.schema.plan import Plan
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PLAN_FILE
-from windlass.tracking.load_run import load_run
+from windlass.tracking.run_reader import load_run
 
 Surroundings = dict[str, str]
 

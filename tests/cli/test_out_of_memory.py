@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import TINY, Windlass
-from windlass.tracking.load_run import load_run
+from windlass.tracking.run_reader import load_run
 from windlass.units import parse_bytes
 
 WIDE = (*TINY[:1], "model.layers=4", "model.width=64", *TINY[3:6], "train.sequence=256",

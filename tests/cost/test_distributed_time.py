@@ -1,13 +1,12 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cost.equal_blocks import equal_blocks
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import step_seconds
 from windlass.cost.simulator.timeline import simulate
@@ -57,14 +56,14 @@ def test_simulated_programs_take_the_time_of_their_schedules_formulas(
     waiting = {"zero-bubble": 2 * (pipeline - 1) - (min(micros, pipeline) - 1)}
     turns = 3 * micros + waiting.get(order, 3 * (pipeline - 1) / chunks)
     # The rest takes 1e-21 of the time: loads, sums, messages.
-    assert predict(plan, graph, machine).step_seconds == pytest.approx(turns * part, rel=1e-9)
+    assert predict_plan(plan, graph, machine).step_seconds == pytest.approx(turns * part, rel=1e-9)
 
 
 @given(drawn=distributed_plans())
 def test_every_distributed_plan_has_a_time_whose_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
-    prediction = predict(plan, graph, MACHINE, programs)
+    prediction = predict_plan(plan, graph, MACHINE, programs)
     assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
     if plan.parallel.devices > 1:
         assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
@@ -78,7 +77,7 @@ def test_a_slower_link_never_makes_a_step_shorter(
     drawn: tuple[Graph, Plan], rate: float, times: float
 ):
     graph, plan = drawn
-    fast, slow = (predict(plan, graph, linked(each)) for each in (rate, rate / times))
+    fast, slow = (predict_plan(plan, graph, linked(each)) for each in (rate, rate / times))
     assert fast.step_seconds <= slow.step_seconds * (1 + 1e-9)
 
 
@@ -135,7 +134,7 @@ def test_tied_weights_arrive_while_the_first_stage_computes():
     graph = tiny_graph(layers=6, tied=True)
     machine = linked(1e11)
     tied, apart = (
-        predict(tiny_plan(each, machine, pipeline=2, micro=32, sequence=64), each, machine)
+        predict_plan(tiny_plan(each, machine, pipeline=2, micro=32, sequence=64), each, machine)
         for each in (graph, tiny_graph(layers=6, tied=False))
     )
     (link,) = machine.links
@@ -198,7 +197,7 @@ def test_sharded_layers_take_less_time_and_memory():
     link = machine.links[0].model_copy(update={"latency": 0.0})
     machine = machine.model_copy(update={"links": (link,)})
     prediction = [
-        predict(tiny_plan(CUT, machine, tensor=degree, micro=16), CUT, machine)
+        predict_plan(tiny_plan(CUT, machine, tensor=degree, micro=16), CUT, machine)
         for degree in (1, 2, 4)
     ]
     assert [one.by_term["matmul"] for one in prediction] == sorted(
@@ -213,7 +212,7 @@ def test_sharded_layers_take_less_time_and_memory():
 def test_devices_with_equal_programs_take_the_simulated_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     programs = lower(plan, graph)
-    prediction = predict(plan, graph, MACHINE, programs)
+    prediction = predict_plan(plan, graph, MACHINE, programs)
     spans = simulate_programs(
         plan, graph, MACHINE, InstructionCosts(plan, graph, MACHINE), programs
     )

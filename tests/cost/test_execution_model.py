@@ -5,7 +5,7 @@ from hypothesis import given
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload, Plan
@@ -26,7 +26,7 @@ def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
 @given(drawn=distributed_plans())
 def test_a_bulk_synchronous_machine_is_never_faster(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
+    beside, after = (predict_plan(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
     assert after.step_seconds >= beside.step_seconds * (1 - 1e-9)
     if plan.parallel.pipeline == 1 and not plan.offloads:
         assert after.step_seconds == pytest.approx(beside.step_seconds)
@@ -48,7 +48,7 @@ def test_a_bulk_synchronous_stage_takes_a_micro_batch_as_long_as_all_its_message
 
     def each_micro(where: Machine) -> float:
         few, many = (
-            predict(
+            predict_plan(
                 tiny_plan(
                     graph, where, pipeline=stages, accumulation=micros, schedule="gpipe", clip=False
                 ),
@@ -67,7 +67,7 @@ def test_transfers_of_a_bulk_synchronous_machine_delay_its_computation():
     graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
     halves = ((0, 4), (4, 8))
     plan = tiny_plan(graph, machine, phases=halves, offload=STREAMED, micro=8, accumulation=4)
-    beside, after = (predict(plan, graph, each) for each in (machine, in_turn(machine)))
+    beside, after = (predict_plan(plan, graph, each) for each in (machine, in_turn(machine)))
     assert beside.offload is not None
     assert after.offload is not None
     computing = after.step_seconds - after.offload.exposed_seconds
@@ -82,6 +82,6 @@ def test_reserved_units_let_transfers_overlap_with_slower_computation():
     )
     quarter = in_turn(machine, moving_share=0.25)
     free = quarter.model_copy(update={"execution_model": "overlapping"})
-    set_apart, beside = predict(plan, graph, quarter), predict(plan, graph, machine)
-    assert set_apart.step_seconds == pytest.approx(predict(plan, graph, free).step_seconds)
+    set_apart, beside = predict_plan(plan, graph, quarter), predict_plan(plan, graph, machine)
+    assert set_apart.step_seconds == pytest.approx(predict_plan(plan, graph, free).step_seconds)
     assert set_apart.by_term["matmul"] == pytest.approx(beside.by_term["matmul"] / 0.75)

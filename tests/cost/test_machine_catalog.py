@@ -5,7 +5,7 @@ from math import isfinite
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_plan
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.hardware import catalog
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload
@@ -29,11 +29,11 @@ def test_a_plan_over_all_devices_and_tiers_of_a_machine_has_a_time(name: str):
         cut[degree] = most if spare % most == 0 else 1
         spare //= cut[degree]
     plan = tiny_plan(GRAPH, machine, precision="bfloat16", accumulation=2, **cut)
-    told = predict(plan, GRAPH, machine)
+    told = predict_plan(plan, GRAPH, machine)
     assert 0 < told.low_seconds < told.step_seconds < told.high_seconds
     assert isfinite(told.high_seconds)
     if len(machine.device.tiers) > 1:
         streamed = tiny_plan(GRAPH, machine, phases=((0, 4), (4, 8)), offload=away(machine))
-        moved = predict(streamed, GRAPH, machine)
+        moved = predict_plan(streamed, GRAPH, machine)
         assert moved.offload is not None
         assert moved.offload.seconds > 0

@@ -1,6 +1,5 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_machine
 from windlass.cost.op_time import DeviceRates, LayerPass, OpContext, TermSeconds, pass_seconds

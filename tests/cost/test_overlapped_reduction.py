@@ -1,13 +1,12 @@
 """Gradient reduction over replicas, overlapping with the backward pass and alternating with it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cost.equal_blocks import equal_blocks
 from factories import tiny_plan
 from windlass.cost.communication_time import CommunicationCosts
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
@@ -69,7 +68,7 @@ def test_gradient_reductions_overlap_with_the_backward_pass_one_after_the_other(
     passes = 3 * layers * accumulation
     within = max(2 * layers + sum_products, 2 + layers * sum_products)
     products = passes - 2 * layers + within
-    step = predict(plan, graph, machine)
+    step = predict_plan(plan, graph, machine)
     assert step.step_seconds == pytest.approx(products * PRODUCT, rel=NEARLY)
     assert sum(step.by_kind.values()) == pytest.approx(step.step_seconds)
     assert sum(step.by_term.values()) == pytest.approx(step.step_seconds)
@@ -89,7 +88,7 @@ def test_gradient_reductions_overlap_with_the_backward_pass_one_after_the_other(
 )
 def test_blocking_collectives_overlap_with_nothing(how: dict[str, object], products: float):
     plan, graph, machine = replicas(sum_products=3, **how)  # type: ignore[arg-type]
-    step = predict(plan, graph, machine).step_seconds
+    step = predict_plan(plan, graph, machine).step_seconds
     assert step == pytest.approx(products * PRODUCT, rel=NEARLY)
 
 
@@ -101,7 +100,7 @@ def test_a_reduce_scatter_alternates_with_the_all_reduces_that_follow_it():
     whole, beside = links.seconds(reduce), links.overlapped_seconds(reduce)
     spread = links.seconds(Instruction("all_gather_params", 0))
     assert 0 < beside < whole
-    step = predict(plan, graph, machine).step_seconds
+    step = predict_plan(plan, graph, machine).step_seconds
     passed = 4 * PRODUCT + 4 * (2 * PRODUCT + whole - beside) + beside
     queued = 4 * PRODUCT + 2 * PRODUCT + 4 * whole
     assert step == pytest.approx(max(passed, queued) + 4 * spread, rel=NEARLY)

@@ -1,11 +1,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
@@ -22,7 +21,7 @@ def _predict(
     **wishes: Any,  # noqa: ANN401  whatever a plan takes
 ) -> Prediction:
     graph, machine = graph or tiny_graph(), machine or tiny_machine()
-    return predict(tiny_plan(graph, machine, **wishes), graph, machine)
+    return predict_plan(tiny_plan(graph, machine, **wishes), graph, machine)
 
 
 @given(micro=_sizes, accumulation=_sizes, compiled=st.booleans())
@@ -81,7 +80,7 @@ def test_the_step_of_one_device_ends_with_its_timeline():
     plan = tiny_plan(graph, machine, accumulation=3)
     programs = lower(plan, graph)
     (lane,) = simulate(plan, graph, machine, programs).devices
-    prediction = predict(plan, graph, machine, programs)
+    prediction = predict_plan(plan, graph, machine, programs)
     assert max(lane.ends) == pytest.approx(prediction.step_seconds)
     assert list(lane.starts) == sorted(lane.starts)
     assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
@@ -92,7 +91,7 @@ def test_the_peak_is_the_fullest_instruction_of_the_timeline():
     plan = tiny_plan(graph, machine, accumulation=2)
     programs = lower(plan, graph)
     (lane,) = simulate(plan, graph, machine, programs).devices
-    (peak, *_) = predict(plan, graph, machine, programs).peaks
+    (peak, *_) = predict_plan(plan, graph, machine, programs).peaks
     assert peak.peak_bytes == max(lane.memory_bytes)
     assert lane.memory_bytes[peak.instruction] == peak.peak_bytes
     assert sum(peak.by_class.values()) == peak.peak_bytes
@@ -176,7 +175,7 @@ def test_stages_wait_for_each_other_and_the_step_ends_with_the_last(stages: int)
     graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(devices=stages)
     plan = tiny_plan(graph, machine, pipeline=stages, accumulation=4)
     alone = _predict(graph, accumulation=4)
-    prediction = predict(plan, graph, machine)
+    prediction = predict_plan(plan, graph, machine)
     lanes = simulate(plan, graph, machine, lower(plan, graph)).devices
     assert prediction.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
     assert prediction.step_seconds > alone.step_seconds / stages

@@ -1,8 +1,7 @@
 """Rings and messages on nested links, against what their ports carry."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.cost.ring_bandwidth import message_cost, ring_cost
 from windlass.hardware import catalog

@@ -6,7 +6,7 @@ import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.lower_bound import min_batch_seconds
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.space.plan_space import PlanSpace
@@ -62,7 +62,7 @@ def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
 @pytest.mark.parametrize("cut", [{"pipeline": 4}, {"data": 8}, {"tensor": 2, "data": 2}])
 def test_waiting_for_the_slowest_host_is_a_term_of_the_step(cut: dict[str, int]):
     plan = tiny_plan(GRAPH, UNEVEN, accumulation=4, **cut)
-    even, prediction = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
+    even, prediction = predict_plan(plan, GRAPH, EVEN), predict_plan(plan, GRAPH, UNEVEN)
 
     waited = prediction.by_term["waiting for the slowest host"]
     assert prediction.step_seconds == pytest.approx(
@@ -78,14 +78,14 @@ def test_the_timeline_ends_with_the_step_of_the_slowest_host():
     plan = tiny_plan(GRAPH, UNEVEN, pipeline=4, accumulation=4)
     programs = lower(plan, GRAPH)
     lanes = simulate(plan, GRAPH, UNEVEN, programs).devices
-    prediction = predict(plan, GRAPH, UNEVEN, programs)
+    prediction = predict_plan(plan, GRAPH, UNEVEN, programs)
     assert max(max(lane.ends) for lane in lanes) == pytest.approx(prediction.step_seconds)
 
 
 def test_batched_estimates_wait_for_stragglers_as_long_as_the_simulator():
     for (plan, even, _), (same, uneven, least) in zip(plans(EVEN), plans(UNEVEN), strict=True):
         assert plan.parallel == same.parallel
-        clocked = predict(plan, GRAPH, UNEVEN), predict(plan, GRAPH, EVEN)
+        clocked = predict_plan(plan, GRAPH, UNEVEN), predict_plan(plan, GRAPH, EVEN)
         ratio = clocked[0].step_seconds / clocked[1].step_seconds
         assert uneven / even == pytest.approx(ratio, rel=1e-9)
         assert least <= uneven * (1 + 1e-9)

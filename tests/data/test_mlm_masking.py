@@ -1,8 +1,7 @@
 """What is hidden from a model that predicts it: how much, where, and that only the key decides."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.data.mlm_masking import MlmMasking
 

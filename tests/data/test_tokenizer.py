@@ -1,11 +1,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from made_text import words
-from tokenizers import Tokenizer as Core
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Core, models, normalizers, pre_tokenizers, trainers
 
 from windlass.data.tokenizer import (
     END_OF_TEXT,

@@ -2,8 +2,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import windlass.hardware
 from windlass.errors import MachineError

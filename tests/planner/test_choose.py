@@ -1,11 +1,10 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_machine
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose, run_seconds
+from windlass.planner.choose import choose_plan, run_seconds
 from windlass.planner.search.extrapolate import evaluate, peak_memory, with_budget
 from windlass.planner.space.options import open_single_stage_plans
 from windlass.program.activation_checkpointing import with_recompute
@@ -75,10 +74,10 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
     budget = max(1, int(share * smallest))
     asked = request(*pins, f"memory={budget}", batch=batch)
     fitting = [plan for plan in everything if peak(plan, graph, MACHINE) <= budget]
-    choice = choose(asked, graph, MACHINE)
+    choice = choose_plan(asked, graph, MACHINE)
     assert choice.fits == bool(fitting)
     if choice.plan is not None:
-        times = [run_seconds(predict(plan, graph, MACHINE), 10) for plan in fitting]
+        times = [run_seconds(predict_plan(plan, graph, MACHINE), 10) for plan in fitting]
         assert choice.run_seconds == pytest.approx(min(times), rel=1e-9)
         assert choice.plan in fitting
 
@@ -88,7 +87,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
 def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: int, more: int):
     graph, batch, pins = case
     small, large = (
-        choose(request(*pins, f"memory={budget}", batch=batch), graph, MACHINE)
+        choose_plan(request(*pins, f"memory={budget}", batch=batch), graph, MACHINE)
         for budget in (less, less + more)
     )
     if small.run_seconds is not None:
@@ -105,7 +104,7 @@ def test_a_short_program_gives_the_prediction_of_the_full_one(
     plan = data.draw(
         st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
-    full = with_budget(predict(plan, graph, MACHINE), 1000)
+    full = with_budget(predict_plan(plan, graph, MACHINE), 1000)
     short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
     assert short.peaks == full.peaks
     assert short.plan == full.plan
@@ -136,7 +135,7 @@ def test_a_short_program_gives_the_peak_of_the_full_one(
 
 
 def test_the_chosen_plan_verifies_at_its_own_peak_memory():
-    choice = choose(request(), GRAPH, MACHINE)
+    choice = choose_plan(request(), GRAPH, MACHINE)
     assert choice.plan is not None
     assert choice.prediction is not None
     assert choice.prediction.fits
@@ -149,17 +148,17 @@ def test_a_capacity_raised_by_exactly_the_missing_bytes_fits():
         peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE)
     )
     budget = smallest - 12_345
-    choice = choose(request(f"memory={budget}"), GRAPH, MACHINE)
+    choice = choose_plan(request(f"memory={budget}"), GRAPH, MACHINE)
     assert choice.plan is None
     assert choice.advice is not None
     assert choice.advice.over_bytes == choice.infeasible[0].over_bytes == 12_345
-    assert choose(request(f"memory={budget + 12_345}"), GRAPH, MACHINE).fits
-    assert not choose(request(f"memory={budget + 12_344}"), GRAPH, MACHINE).fits
+    assert choose_plan(request(f"memory={budget + 12_345}"), GRAPH, MACHINE).fits
+    assert not choose_plan(request(f"memory={budget + 12_344}"), GRAPH, MACHINE).fits
 
 
 def test_each_infeasible_plan_names_its_fullest_moment_and_bytes():
     budget = 600_000
-    for refusal in choose(request(f"memory={budget}"), GRAPH, MACHINE).infeasible:
+    for refusal in choose_plan(request(f"memory={budget}"), GRAPH, MACHINE).infeasible:
         (program,) = lower(refusal.plan, GRAPH)
         assert program.instructions[refusal.index] == refusal.instruction
         assert refusal.peak_bytes - budget == refusal.over_bytes > 0
@@ -168,14 +167,14 @@ def test_each_infeasible_plan_names_its_fullest_moment_and_bytes():
 
 
 def test_the_budget_takes_the_place_of_the_machines_capacity():
-    choice = choose(request("memory=100MiB"), GRAPH, MACHINE)
+    choice = choose_plan(request("memory=100MiB"), GRAPH, MACHINE)
     assert choice.prediction is not None
     assert choice.prediction.peaks[0].capacity_bytes == 100 * 2**20
     assert choice.prediction.machine == MACHINE.label
 
 
 def test_runners_up_are_slower_in_order_and_say_in_which_term():
-    choice = choose(request(), GRAPH, MACHINE)
+    choice = choose_plan(request(), GRAPH, MACHINE)
     assert len(choice.runners_up) >= 5
     slower = [runner.slower_seconds for runner in choice.runners_up[:5]]
     assert slower == sorted(slower)
@@ -188,7 +187,7 @@ def test_runners_up_are_slower_in_order_and_say_in_which_term():
 
 def test_recompute_is_a_runner_up_where_all_activations_fit():
     pins = ("batch.micro=8", "precision=float32", "compile=false")
-    choice = choose(request(*pins), GRAPH, MACHINE)
+    choice = choose_plan(request(*pins), GRAPH, MACHINE)
     (runner,) = choice.runners_up
     assert runner.differs == {"recompute": "full"}
     assert runner.slower_seconds > 0
@@ -199,7 +198,7 @@ def test_advice_drops_pins_that_do_not_fit():
     asked = request(*pins)
     (plan,) = open_single_stage_plans(asked, GRAPH, MACHINE)
     near = peak(plan, GRAPH, MACHINE) - 1
-    choice = choose(request(*pins, f"memory={near}"), GRAPH, MACHINE)
+    choice = choose_plan(request(*pins, f"memory={near}"), GRAPH, MACHINE)
     assert choice.advice is not None
     assert choice.advice.changes
     costs = [change.cost for change in choice.advice.changes]
@@ -207,12 +206,12 @@ def test_advice_drops_pins_that_do_not_fit():
     for change in choice.advice.changes:
         tree = [pin for pin in pins if pin.split("=")[0] not in str(change.overrides)]
         budget = [] if "memory" in str(change.overrides) else [f"memory={near}"]
-        mended = choose(request(*tree, *budget, *change.overrides), GRAPH, MACHINE)
+        mended = choose_plan(request(*tree, *budget, *change.overrides), GRAPH, MACHINE)
         assert mended.fits, change.overrides
 
 
 def test_state_larger_than_the_device_is_given_in_devices():
-    choice = choose(request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB"))
+    choice = choose_plan(request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB"))
     assert choice.advice is not None
     assert choice.advice.changes == ()
     state = GRAPH.parameter_count * 16
@@ -225,6 +224,6 @@ def test_impossible_requests_are_refused_on_one_device_and_on_several(devices: i
     machine = tiny_machine(devices=devices, precisions=("float32",))
     asked = request("train.sequence=128", "precision=bfloat16")
     with pytest.raises(InputErrors) as refused:
-        choose(asked, tiny_graph(max_sequence=64), machine)
+        choose_plan(asked, tiny_graph(max_sequence=64), machine)
     assert "takes at most 64 tokens" in str(refused.value)
     assert "states no rate for it" in str(refused.value)

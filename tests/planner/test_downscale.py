@@ -3,13 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.models import catalog as catalogue
 from windlass.planner.downscale import STAGE_LAYERS, divided_parallelism, downscale_plan
 from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
-from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, tensor_grid
+from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, tensor_degree
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 
@@ -24,7 +23,7 @@ def test_divided_parallelism_takes_few_devices_and_keeps_every_kind(cut: Paralle
         assert (after > 1) == (before > 1)
 
 
-GRIDS = st.builds(tensor_grid, DEGREES, DEGREES)
+GRIDS = st.builds(tensor_degree, DEGREES, DEGREES)
 
 
 @given(st.builds(Parallelism, tensor=GRIDS, data=DEGREES))

@@ -1,8 +1,8 @@
 import re
 
 from factories import tiny_graph, tiny_machine
-from windlass.planner.choose import choose
-from windlass.planner.explain import explain
+from windlass.planner.choose import choose_plan
+from windlass.planner.explain import explain_result
 from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
@@ -13,8 +13,8 @@ def request(*overrides: str) -> Request:
 
 
 def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():
-    choice = choose(request(), GRAPH, tiny_machine())
-    explanation = explain(choice)
+    choice = choose_plan(request(), GRAPH, tiny_machine())
+    explanation = explain_result(choice)
     assert explanation.verdict.startswith("fits: ")
     assert "of 1.00 GiB" in explanation.verdict
     assert explanation.help == explanation.infeasible == ()
@@ -24,8 +24,8 @@ def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():
 
 def test_an_infeasible_request_is_explained_with_bytes_and_what_would_help():
     pins = ("recompute=none", "precision=float32", "compile=false", "batch.micro=8")
-    choice = choose(request(*pins, "memory=900kB"), GRAPH, tiny_machine())
-    explanation = explain(choice)
+    choice = choose_plan(request(*pins, "memory=900kB"), GRAPH, tiny_machine())
+    explanation = explain_result(choice)
     assert explanation.verdict.startswith("does not fit: ")
     assert "the device has 879 KiB" in explanation.verdict
     plan, _, lacks = explanation.infeasible[0].partition(": ")
@@ -36,13 +36,13 @@ def test_an_infeasible_request_is_explained_with_bytes_and_what_would_help():
 
 
 def test_a_model_far_too_large_is_given_in_devices():
-    explanation = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
+    explanation = explain_result(choose_plan(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
     assert "weights, gradients and optimizer state alone are " in explanation.verdict
     assert explanation.help[0].startswith("a device with ")
     assert "at least " in explanation.help[-1]
 
 
 def test_a_budget_that_the_process_alone_fills_is_explained_so():
-    explanation = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
+    explanation = explain_result(choose_plan(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
     assert explanation.verdict.endswith("the process alone holds 1.00 MiB")
     assert explanation.help[0].startswith("`memory=")  # the machine has more than the budget

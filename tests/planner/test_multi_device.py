@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose
+from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.min_recompute import RecomputeSteps
@@ -111,7 +111,7 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
     )  # fmt: skip
     asked = request(*pins, batch=chance.choice([4, 6]))
     predictions = [
-        predict(plan, graph, on) for plan in counted(every(asked, graph, on), asked, graph)
+        predict_plan(plan, graph, on) for plan in counted(every(asked, graph, on), asked, graph)
     ]
     far = on.device.tiers[-1].capacity_bytes
     held = [each for each in predictions if each.peaks[-1].peak_bytes <= far]
@@ -119,7 +119,7 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
     budget = peaks[chance.randrange(round(smallest * len(peaks)))]
     fitting = [each for each in held if each.peaks[0].peak_bytes <= budget]
     best = min(run_seconds(each, STEPS) for each in fitting)
-    choice = choose(asked.model_copy(update={"memory": budget}), graph, on)
+    choice = choose_plan(asked.model_copy(update={"memory": budget}), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
     assert choice.run_seconds == pytest.approx(best, rel=1e-9), (pins, budget)
@@ -174,7 +174,7 @@ def test_every_plan_of_the_space_is_legal():
 
 def test_the_chosen_plan_verifies_at_its_own_peak():
     graph, on = GRAPHS[0], machine(4, 1e9)
-    choice = choose(request(), graph, on)
+    choice = choose_plan(request(), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
     held = on.device.process_bytes(compiled=choice.plan.compile)
@@ -183,7 +183,7 @@ def test_the_chosen_plan_verifies_at_its_own_peak():
 
 
 def test_runners_up_differ_in_something_that_matters():
-    choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
+    choice = choose_plan(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.plan is not None
     sorts = [
         (plan.parallel, plan.parallel.schedule, plan.recompute, plan.sharding.parameters > 1,
@@ -196,27 +196,27 @@ def test_runners_up_differ_in_something_that_matters():
 
 def test_if_nothing_fits_the_nearest_plans_are_named_with_their_bytes():
     graph, on = GRAPHS[0], machine(4, 1e9)
-    choice = choose(request("memory=20kB"), graph, on)
+    choice = choose_plan(request("memory=20kB"), graph, on)
     assert choice.plan is None
     assert choice.advice is not None
     assert choice.infeasible
     peaks = [refusal.peak_bytes for refusal in choice.infeasible]
     assert peaks == sorted(peaks)
     assert choice.advice.over_bytes == peaks[0] - 20_000 > 0
-    fitting = choose(request(f"memory={peaks[0]}"), graph, on)
+    fitting = choose_plan(request(f"memory={peaks[0]}"), graph, on)
     assert fitting.fits
 
 
 def test_all_impossible_pins_are_reported():
     with pytest.raises(InputErrors, match=r"parallel\.data` = 3 does not divide"):
-        choose(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
+        choose_plan(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
 
 
 def test_a_pinned_plan_has_a_rank_and_a_loss():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false")
-    best = choose(request(*pins, batch=8), graph, on)
-    named = choose(request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on)
+    best = choose_plan(request(*pins, batch=8), graph, on)
+    named = choose_plan(request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on)
     assert best.plan is not None
     assert best.pinned_rank is None
     assert named.pinned_rank is not None
@@ -231,12 +231,12 @@ def test_a_pinned_plan_has_a_rank_and_a_loss():
 def test_the_minimal_fix_makes_it_fit():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false", "batch.micro=8", "recompute=none")
-    whole = choose(request(*pins, batch=8), graph, on)
+    whole = choose_plan(request(*pins, batch=8), graph, on)
     assert whole.prediction is not None
     predictions = [
         refusal.minimal_fix
         for share in (0.6, 0.8, 1.0)
-        for refusal in choose(
+        for refusal in choose_plan(
             request(
                 "precision=float32", "compile=false", f"memory={int(share * 3_000_000)}", batch=8
             ),
@@ -258,10 +258,10 @@ def test_a_minimal_fix_may_be_host_offload():
         "parallel.tensor=1", "parallel.data=2", "batch.micro=1", "sharding.parameters=1",
         "sharding.optimizer=1",
     )  # fmt: skip
-    on_device = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
+    on_device = choose_plan(request(*pins, "offload.optimizer=device"), WIDE[1], on)
     assert on_device.prediction is not None
     less = int(0.95 * on_device.prediction.peaks[0].peak_bytes)
-    choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)
+    choice = choose_plan(request(*pins, f"memory={less}"), WIDE[1], on)
     assert choice.plan is not None
     assert choice.plan.offload.optimizer == "host"
     (refused,) = choice.infeasible
@@ -279,7 +279,7 @@ def test_the_chosen_plan_is_the_fastest_with_stragglers_too():
 
 
 def test_better_constants_never_make_a_plan_slower():
-    choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
+    choice = choose_plan(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.sensitivity
     shares = list(choice.sensitivity.values())
     assert min(shares) >= -1e-12
@@ -289,7 +289,7 @@ def test_better_constants_never_make_a_plan_slower():
 def test_more_even_hosts_save_their_share_of_waiting_for_the_slowest():
     hosts = {"hosts": 4, "devices_per_host": 1, "stragglers": 0.05}
     on = machine(4, 1e9).model_copy(update=hosts)
-    choice = choose(request("parallel.pipeline=4", batch=8), GRAPHS[1], on)
+    choice = choose_plan(request("parallel.pipeline=4", batch=8), GRAPHS[1], on)
     waited = 1 - 1 / on.straggler_factor(4)
     saved = choice.sensitivity["waiting for the slowest host"]
     assert saved == pytest.approx(waited * (1 - 1 / 1.1))

@@ -1,13 +1,12 @@
 """`recompute_layers` in requests and plans: a number for all stages, or one for each."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from planner.test_multi_device import GRAPHS, machine, request
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose
+from windlass.planner.choose import choose_plan
 from windlass.planner.recompute_layers import (
     recompute_layers,
     show_recompute_layers,
@@ -58,7 +57,7 @@ def test_a_runner_up_shows_a_number_for_each_stage():
 
 @pytest.mark.parametrize("pin", ["recompute_layers=[0,1]", "recompute_layers=[1,0]"])
 def test_numbers_for_each_stage_are_what_the_chosen_plan_has(pin: str):
-    plan = choose(request(pin, "parallel.schedule=1f1b"), GRAPHS[2], machine(4, 1e9)).plan
+    plan = choose_plan(request(pin, "parallel.schedule=1f1b"), GRAPHS[2], machine(4, 1e9)).plan
     assert plan is not None
     assert plan.parallel.pipeline == 2
     assert f"recompute_layers={show_recompute_layers(recompute_layers(plan))}" == pin
@@ -73,7 +72,7 @@ def test_numbers_for_each_stage_are_what_the_chosen_plan_has(pin: str):
 )
 def test_numbers_for_other_stages_than_there_are_are_refused(pins: tuple[str, ...], fault: str):
     with pytest.raises(InputErrors, match=fault):
-        choose(request(*pins), GRAPHS[2], machine(4, 1e9))
+        choose_plan(request(*pins), GRAPHS[2], machine(4, 1e9))
 
 
 @pytest.mark.parametrize("value", ["0", "[]", "[1,-1]", "true", "ten", "1.5"])

@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 
 from factories import tiny_graph, tiny_machine
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose
+from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.planner.search.extrapolate import evaluate, peak_memory
 from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
@@ -80,7 +80,7 @@ def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Predict
             ),
         )
         found += [plan for plan in beyond if offloaded_bytes(plan, graph) <= tier.capacity_bytes]
-    return [(plan, predict(plan, graph, on)) for plan in found]
+    return [(plan, predict_plan(plan, graph, on)) for plan in found]
 
 
 @cache
@@ -101,7 +101,7 @@ def chosen_kinds(seed: int) -> set[str]:
     for share in (0.02, 0.1, 0.3, 0.9):
         budget = peaks[int(len(peaks) * share)]
         fitting = [each for _, each in predictions if each.peaks[0].peak_bytes <= budget]
-        choice = choose(asked.model_copy(update={"memory": budget}), graph, on)
+        choice = choose_plan(asked.model_copy(update={"memory": budget}), graph, on)
         assert choice.plan is not None
         best = min(run_seconds(each, STEPS) for each in fitting)
         assert choice.run_seconds == pytest.approx(best, rel=1e-9)
@@ -127,7 +127,7 @@ def test_phases_are_chosen_if_every_plan_without_them_is_slower():
     on = machine(1e12, "cuda")
     asked = request("memory=272MiB", "precision=float32", "compile=false", batch=16)
     whole, best = (
-        choose(asked.model_copy(update={"phases": phases}), GRAPHS[1], on) for phases in (1, None)
+        choose_plan(asked.model_copy(update={"phases": phases}), GRAPHS[1], on) for phases in (1, None)
     )
     assert whole.run_seconds is not None
     assert best.plan is not None
@@ -155,7 +155,7 @@ def test_a_plan_with_offloaded_state_is_no_faster_than_its_twin_without_updates(
         for plan, prediction in predictions:
             if plan.offloads and not plan.is_offloaded("parameters"):
                 twin = plan.model_copy(update={"offload": Offload()})
-                budget = predict(twin, graph, on)
+                budget = predict_plan(twin, graph, on)
                 passes = budget.step_seconds - budget.by_kind.get("update", 0.0)
                 assert passes <= prediction.step_seconds * (1 + 1e-9)
 
@@ -168,7 +168,7 @@ def test_a_short_program_predicts_a_plan_with_offloaded_state():
                 "offload.optimizer=host", "precision=float32", "compile=false", batch=12
             )
             for plan in open_single_stage_plans(asked, GRAPHS[0], on):
-                whole = predict(plan, GRAPHS[0], on)
+                whole = predict_plan(plan, GRAPHS[0], on)
                 short = evaluate(plan, GRAPHS[0], on, budget_bytes=whole.peaks[0].capacity_bytes)
                 assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
                 assert short.by_kind == pytest.approx(whole.by_kind)
@@ -181,8 +181,8 @@ def test_state_is_offloaded_only_to_a_tier_that_holds_it():
     with pytest.raises(
         InputErrors, match=r"`offload.optimizer` = host needs .* but it has 100 MiB"
     ):
-        choose(request("offload.optimizer=host"), GRAPHS[1], on)
-    small = choose(request("memory=200MiB"), GRAPHS[1], on)
+        choose_plan(request("offload.optimizer=host"), GRAPHS[1], on)
+    small = choose_plan(request("memory=200MiB"), GRAPHS[1], on)
     assert small.plan is None or not small.plan.offloads
 
 
@@ -194,7 +194,7 @@ def test_a_pin_on_recompute_is_kept_if_all_layers_fit():
         if plan.recompute == "full" and plan.stages[0].recompute_layers is None
     )
     pinned = asked.model_copy(update={"memory": budget, "recompute": "full"})
-    plan = choose(pinned, graph, on).plan
+    plan = choose_plan(pinned, graph, on).plan
     assert plan is not None
     assert plan.recompute == "full"
     assert not plan.is_offloaded("parameters")

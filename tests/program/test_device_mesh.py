@@ -1,5 +1,4 @@
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
 from windlass.schema.plan import Parallelism

@@ -5,8 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import SHARDED_GRAPHS

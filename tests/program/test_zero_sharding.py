@@ -1,5 +1,4 @@
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.program.zero_sharding import (

@@ -1,17 +1,20 @@
 """Tiny real models, corpora, plans and programs."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Instruction, Program
+from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import TrainRequest
 
@@ -56,7 +59,7 @@ def batches(tokens: TokenDataset) -> Callable[..., Batches]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
     """A tiny GPT with real weights."""
 
@@ -70,6 +73,17 @@ def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
         return build_layer_stack(name, shape | dials, device=device, seed=seed)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def graph_of(gpt: Callable[..., LayerStack]) -> Callable[..., Graph]:
+    """`graph_of(dropout=0.1)`: the graph of `gpt(dropout=0.1)`, captured once per session."""
+
+    @cache
+    def capture(name: str = "gpt-tiny", **dials: float) -> Graph:
+        return capture_graph(gpt(name, device="meta", **dials))
+
+    return capture
 
 
 @pytest.fixture

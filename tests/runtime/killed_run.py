@@ -12,7 +12,7 @@ from windlass.models.build import build_layer_stack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
 
@@ -34,7 +34,7 @@ def main() -> None:
     batches = Batches(
         tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=settings.seed
     )
-    steps = train(context, batches, resume=latest_checkpoint(folder))
+    steps = train_loop(context, batches, resume=latest_checkpoint(folder))
     for step in steps:
         print(step.step, step.loss.hex(), flush=True)
 

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter

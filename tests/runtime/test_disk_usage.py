@@ -17,7 +17,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.disk_usage import disk_usage
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -97,7 +97,7 @@ def test_a_run_uses_the_disk_space_that_is_predicted_and_no_more(
             plan=plan, stack=stack, program=lower(plan, graph)[0], settings=request,
             checkpoints=tmp_path / "checkpoints",
         )  # fmt: skip
-        for _ in train(context, batches()):
+        for _ in train_loop(context, batches()):
             peak.sample()
         peak.sample()
     usage = disk_usage(plan, graph, request)

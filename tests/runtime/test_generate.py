@@ -11,9 +11,9 @@ from windlass.errors import CheckpointError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.generate import SamplingOptions, generate
+from windlass.runtime.generate import SamplingOptions, generate_text
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
 
@@ -35,14 +35,14 @@ def trained(
     context = RankContext(
         plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
-    list(train(context, batches()))
+    list(train_loop(context, batches()))
     return stack, latest_checkpoint(folder)
 
 
 def text(
     trained: Trained, prompt: bytes = b"word1 word", count: int = 40, **options: float
 ) -> list[int]:
-    return list(generate(*trained, list(prompt), SamplingOptions(count=count, **options)))
+    return list(generate_text(*trained, list(prompt), SamplingOptions(count=count, **options)))
 
 
 def test_the_same_seed_generates_the_same_text(trained: Trained):

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.errors import CheckpointError, RunInterrupted
@@ -21,7 +20,8 @@ from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, checkpoint_folders, latest_checkpoint
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import never_stop, train
+from windlass.runtime.train import never_stop, train_loop
+from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -65,7 +65,7 @@ def run(
             settings=request,
             checkpoints=folder / where,
         )
-        return train(context, batches(), resume=resume, stop=stop)
+        return train_loop(context, batches(), resume=resume, stop=stop)
 
     return make
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_model_is_refused(
         plan=run_plan, stack=stack, program=program(run_plan), settings=settings(),
         checkpoints=folder / "other",
     )  # fmt: skip
-    steps = train(context, batches(), resume=latest_checkpoint(folder / "full"))
+    steps = train_loop(context, batches(), resume=latest_checkpoint(folder / "full"))
     with pytest.raises(CheckpointError, match=r"\(257, 32\).*\(257, 48\).*another model"):
         next(steps)
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_batch_is_refused(
         plan=run_plan, stack=stack, program=program(run_plan), settings=settings(batch=2),
         checkpoints=folder / "other",
     )  # fmt: skip
-    steps = train(context, batches(batch=2), resume=latest_checkpoint(folder / "full"))
+    steps = train_loop(context, batches(batch=2), resume=latest_checkpoint(folder / "full"))
     with pytest.raises(CheckpointError, match="not 2 a step"):
         next(steps)
 
@@ -200,6 +200,7 @@ def kill_and_resume(request: dict, kills: int, seed: int) -> dict[int, str]:
 @pytest.fixture
 def killed(
     gpt: Callable[..., LayerStack],
+    graph_of: Callable[..., Graph],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     tokens: TokenDataset,
@@ -214,7 +215,7 @@ def killed(
         run_plan = plan(stack, micro=2, accumulation=2, precision="bfloat16", recompute="full")
         run_program = program(run_plan)
         if phases:
-            graph = capture_graph(stack)
+            graph = graph_of(dropout=0.1)
             offload = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
             changes = {"graph": graph.label, "offload": offload, "stages": stages}
@@ -244,7 +245,7 @@ def killed(
             plan=run_plan, stack=stack, program=run_program, settings=request,
             checkpoints=folder / "full" / "checkpoints",
         )  # fmt: skip
-        full = train(context, batches(seed=7))
+        full = train_loop(context, batches(seed=7))
         assert losses == {step.step: step.loss.hex() for step in full}
         ends = [
             latest_checkpoint(folder / where / "checkpoints").manifest

@@ -22,7 +22,7 @@ from windlass.runtime.adamw import learning_rate
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tensors
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import TimelineRecorder, train
+from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -109,7 +109,7 @@ def test_a_run_equals_a_plain_loop_over_the_full_model(
     context = RankContext(
         plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
-    steps = list(train(context, data))
+    steps = list(train_loop(context, data))
     assert [step.loss for step in steps] == pytest.approx(losses, rel=SAME)
     assert [step.gradient_norm for step in steps] == pytest.approx(norms, rel=SAME)
     ours = saved_weights(folder)
@@ -132,7 +132,7 @@ def run_once(
     context = RankContext(
         plan=run_plan, stack=stack, program=program(run_plan), settings=settings, checkpoints=folder
     )
-    return list(train(context, batches, **options))
+    return list(train_loop(context, batches, **options))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -403,7 +403,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
     context = RankContext(
         plan=run_plan, stack=stack, program=program(run_plan), settings=request, checkpoints=folder
     )
-    steps = train(context, batches())
+    steps = train_loop(context, batches())
     with pytest.raises(StorageError, match="no space left"):
         seen.extend(step.step for step in steps)
     assert seen[:3] == [1, 2, 3]

@@ -1,8 +1,7 @@
 """Graph: polynomials, and counts over all layers."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph
 from windlass.schema.graph import Graph, Polynomial

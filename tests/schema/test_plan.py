@@ -4,8 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan

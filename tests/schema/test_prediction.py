@@ -1,7 +1,6 @@
 """Prediction: what follows from its numbers."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.schema.prediction import Prediction, TierPeak
 

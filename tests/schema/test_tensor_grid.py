@@ -3,8 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.errors import InputErrors
 from windlass.schema.plan import Parallelism
@@ -17,7 +16,7 @@ from windlass.schema.tensor_grid import (
     group_size,
     group_span,
     parse_tensor_degree,
-    tensor_grid,
+    tensor_degree,
 )
 
 DEGREES = st.integers(1, 64)
@@ -25,7 +24,7 @@ DEGREES = st.integers(1, 64)
 
 @given(rows=DEGREES, columns=DEGREES)
 def test_a_grid_parses_as_it_prints_and_one_column_is_a_number(rows: int, columns: int):
-    degree = tensor_grid(rows, columns)
+    degree = tensor_degree(rows, columns)
     assert parse_tensor_degree(str(degree)) == degree == parse_tensor_degree(f"{rows}x{columns}")
     assert (grid_rows(degree), grid_columns(degree)) == (rows, columns)
     assert isinstance(degree, TensorGrid) == (columns > 1)
@@ -45,7 +44,7 @@ def test_a_grid_acts_as_its_product_and_equals_no_number(rows: int, columns: int
 
 @given(rows=DEGREES, columns=DEGREES)
 def test_the_groups_of_a_grid_are_its_rows_and_columns(rows: int, columns: int):
-    degree = tensor_grid(rows, columns)
+    degree = tensor_degree(rows, columns)
     rings: tuple[TensorAxis, ...] = ("all", "tokens", "features")
     assert [group_size(degree, each) for each in rings] == [rows * columns, rows, columns]
     assert [group_span(degree, each) for each in rings] == [rows * columns, rows * columns, columns]

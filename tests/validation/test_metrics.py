@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from validation.made_tables import GPT, run_of, write_table
-from windlass.validation.evaluate_table import evaluate_table
 from windlass.validation.metrics import (
     out_of_memory_accuracy,
     rank_accuracy,
@@ -18,6 +16,7 @@ from windlass.validation.metrics import (
     step_errors,
 )
 from windlass.validation.predict_run import RunPrediction, predict_runs
+from windlass.validation.table_evaluation import evaluate_table
 
 
 @pytest.fixture

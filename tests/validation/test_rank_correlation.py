@@ -1,8 +1,7 @@
 """Pairs ordered: counted in blocks as they are counted one by one."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.validation.metrics import count_ordered_pairs
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import InputErrors, RequestError
-from windlass.validation.evaluate_table import TableEvaluation, evaluate_table
 from windlass.validation.software_stacks import FOLDER
+from windlass.validation.table_evaluation import TableEvaluation, evaluate_table
 
 TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
 ROOT = Path(__file__).parents[2]

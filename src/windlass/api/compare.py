@@ -7,12 +7,9 @@ from windlass.api.model_graph import capture
 from windlass.api.plan import plan
 from windlass.atomic_files import cache_folder
 from windlass.errors import InputErrors, PlanError
-from windlass.hardware import catalog
-from windlass.hardware.local_machine import load_local_machine
-from windlass.planner.explain import explain
-from windlass.schema.comparison import MachineForecast
-from windlass.schema.machine import Machine
-from windlass.schema.request import Request
+from windlass.hardware import load_local_machine, machine_names
+from windlass.planner import explain_result
+from windlass.schema import Machine, MachineForecast, Request
 
 ALL_MACHINES = "all"
 """Stands for every machine of the catalogue, and for this one if it has been measured."""
@@ -71,7 +68,7 @@ def _names(requested: Sequence[str]) -> Iterator[str]:
             continue
         if load_local_machine(cache_folder()) is not None:
             yield HERE
-        yield from catalog.machine_names()
+        yield from machine_names()
 
 
 def _forecast(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:
@@ -80,7 +77,7 @@ def _forecast(request: Request, machine: Machine, progress: Progress | None) -> 
     try:
         result = plan(request, progress=progress).result
         chosen, prediction = result.plan, result.prediction
-        reason = "" if result.fits else explain(result).verdict
+        reason = "" if result.fits else explain_result(result).verdict
     except (InputErrors, PlanError) as error:
         reason = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
     return MachineForecast(

@@ -12,16 +12,21 @@ from windlass.api.training.disk_check import disk_usage_bytes
 from windlass.api.training.setup import prepare_batches
 from windlass.api.training.train import train
 from windlass.atomic_files import atomic_write, free_disk_bytes
-from windlass.cost.simulator.offload_queue import first_step_cost
+from windlass.cost import first_step_cost
 from windlass.errors import InputErrors, MachineError, PlanError, RequestError
-from windlass.models.catalog import model_names, published_parameter_count
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.disk_usage import disk_usage
-from windlass.report.formatting import describe_traffic
-from windlass.schema import run_record as names
-from windlass.schema.largest_model import LargestModelRun, PredictedMeasured, ReferenceComparison
-from windlass.schema.request import Request
-from windlass.schema.run_record import Step
+from windlass.models import model_names, published_parameter_count
+from windlass.program import disk_usage, lower
+from windlass.report import describe_traffic
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    LARGEST_MODEL_FILE,
+    STATE_FOLDER,
+    LargestModelRun,
+    PredictedMeasured,
+    ReferenceComparison,
+    Request,
+    Step,
+)
 from windlass.units import format_bytes
 
 MIN_STEP_TOKENS = 2048
@@ -111,19 +116,19 @@ def measure_largest_model(
     for done in run:
         step = done
         # Measured now, because the files of offloaded state are deleted when the run ends.
-        offloaded_bytes = disk_usage_bytes(run.folder / names.STATE_FOLDER)
+        offloaded_bytes = disk_usage_bytes(run.folder / STATE_FOLDER)
     report_progress("initializing the state and training one step", 1, 1)
     if step is None or step.saved is None:
         raise RequestError(
             "the largest model is measured in one step that is saved; pass the result of "
             "`largest_model`"
         )
-    checkpoint = run.folder / names.CHECKPOINT_FOLDER / step.saved
+    checkpoint = run.folder / CHECKPOINT_FOLDER / step.saved
     comparison = _compare_to_reference(planned, checkpoint, step, progress)
     measured = _measurements(planned, run.folder, step, offloaded_bytes, comparison)
-    atomic_write(run.folder / names.LARGEST_MODEL_FILE, measured.to_json())
+    atomic_write(run.folder / LARGEST_MODEL_FILE, measured.to_json())
     if not keep_checkpoint:
-        shutil.rmtree(run.folder / names.CHECKPOINT_FOLDER, ignore_errors=True)
+        shutil.rmtree(run.folder / CHECKPOINT_FOLDER, ignore_errors=True)
     return measured
 
 
@@ -203,8 +208,7 @@ def _require_free_disk(planned: Planned, root: Path) -> None:
 def _compare_to_reference(
     planned: Planned, checkpoint: Path, step: Step, progress: Progress | None
 ) -> ReferenceComparison:
-    from windlass.runtime.verify.compare_to_reference import compare_to_reference
-    from windlass.runtime.verify.reference_model import reference_step
+    from windlass.runtime import compare_to_reference, reference_step
 
     plan, settings = planned.plan, planned.request.train
     stack = build_requested_model(planned.request.model, seed=settings.seed)

@@ -3,9 +3,14 @@
 from collections.abc import Callable
 
 from windlass.atomic_files import cache_folder
-from windlass.hardware import catalog
-from windlass.hardware.local_machine import load_local_machine, save_local_machine
-from windlass.schema.machine import Machine
+from windlass.hardware import (
+    device_names,
+    host_families,
+    load_local_machine,
+    load_machine,
+    save_local_machine,
+)
+from windlass.schema import Machine
 
 HERE = "here"
 """The name of the machine that this program runs on."""
@@ -24,11 +29,11 @@ def machines() -> tuple[tuple[str, Machine], ...]:
     """
     here = load_local_machine(cache_folder())
     entries = [] if here is None else [(HERE, here)]
-    for family in catalog.host_families():
-        largest = catalog.load_machine(f"{family.name}:{family.max_hosts}")
+    for family in host_families():
+        largest = load_machine(f"{family.name}:{family.max_hosts}")
         entries.append((f"{family.name}:N", largest))
-        entries += [(size, catalog.load_machine(size)) for size in family.named_sizes]
-    entries += [(name, catalog.load_machine(name)) for name in catalog.device_names()]
+        entries += [(size, load_machine(size)) for size in family.named_sizes]
+    entries += [(name, load_machine(name)) for name in device_names()]
     return tuple(entries)
 
 
@@ -43,7 +48,7 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
         MachineError: the name is unknown, or this machine cannot be measured.
     """
     if name != HERE:
-        return catalog.load_machine(name)
+        return load_machine(name)
     return load_local_machine(cache_folder()) or probe(progress=progress)
 
 
@@ -56,8 +61,9 @@ def probe(*, progress: Progress | None = None) -> Machine:
     Raises:
         MachineError: something cannot be measured.
     """
-    from windlass.hardware.probe.probe import probe as measure
 
-    machine = measure(progress, cache_folder())
+    from windlass.hardware import probe_machine
+
+    machine = probe_machine(progress, cache_folder())
     save_local_machine(cache_folder(), machine)
     return machine

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
 from windlass.atomic_files import cache_folder
-from windlass.capture.graph_cache import graph_key, load_graph, save_graph
-from windlass.planner.space.options import open_tensor_degrees
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.request import ModelRequest, Request
-from windlass.torch_ext.cpu_allocator import install_allocator
+from windlass.capture import graph_key, load_graph, save_graph
+from windlass.planner import open_tensor_degrees
+from windlass.schema import Graph, Machine, ModelRequest, Request
+from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
-    from windlass.models.layer_stack import LayerStack
+    from windlass.models import LayerStack
 
 
 def capture(model: ModelRequest) -> Graph:
@@ -31,7 +29,7 @@ def capture(model: ModelRequest) -> Graph:
     if graph is None:
         # This must precede torch's first tensor, because a run may follow in this process.
         install_allocator()
-        from windlass.capture.capture_layers import capture_graph
+        from windlass.capture import capture_graph
 
         graph = capture_graph(build_requested_model(model))
         save_graph(folder, key, graph)
@@ -88,7 +86,7 @@ def capture_tensor_degrees(
     ]
     if missing:
         install_allocator()
-        from windlass.capture.capture_layers import capture_tensor_shards
+        from windlass.capture import capture_tensor_shards
 
         stack = build_requested_model(model)
         for done, degree in enumerate(missing):
@@ -117,7 +115,7 @@ def build_requested_model(model: ModelRequest, *, seed: int | None = None) -> "L
     Raises:
         ModelError: the model is unknown, or is no sequence of layers.
     """
-    from windlass.models.build import build_layer_stack
+    from windlass.models import build_layer_stack
 
     config = model.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
     device = "cpu" if seed is not None and ".py" in model.name else "meta"

@@ -10,15 +10,8 @@ from pathlib import Path
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture, capture_open_tensor_degrees
 from windlass.errors import PlanError, RequestError
-from windlass.planner.choose import choose
-from windlass.planner.explain import explain
-from windlass.planner.result import PlanningResult
-from windlass.planner.space.pinned_parallelism import pinned_parallelism
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request
+from windlass.planner import PlanningResult, choose_plan, explain_result, pinned_parallelism
+from windlass.schema import Graph, Machine, Plan, Prediction, Request
 
 _NEAREST_SHOWN = 4
 """Plans for several devices that a message names as nearest to fitting, if none fits."""
@@ -57,7 +50,7 @@ class Planned:
         return self.result.prediction
 
     def _no_plan_error(self) -> PlanError:
-        explanation = explain(self.result)
+        explanation = explain_result(self.result)
         nearest = explanation.infeasible[:_NEAREST_SHOWN] if self.machine.devices > 1 else ()
         heading = f"`{self.request.model.name}` {explanation.verdict}; what would help:"
         return PlanError("\n- ".join([heading, *explanation.help, *nearest]))
@@ -123,7 +116,7 @@ def plan(
     graph = capture_open_tensor_degrees(request, graph, target, progress=progress)
     if progress is not None:
         progress("searching", 0, None)
-    result = choose(request, graph, target)
+    result = choose_plan(request, graph, target)
     if progress is not None:
         progress("searching", 1, 1)
     return Planned(request=request, graph=graph, machine=target, result=result)

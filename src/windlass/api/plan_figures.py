@@ -5,20 +5,20 @@ from pathlib import Path
 from windlass.api.plan import Planned
 from windlass.api.runs import require_trace_file
 from windlass.atomic_files import atomic_write, require_writable, storage_errors
-from windlass.cost.peak_memory import stage_tier_peaks
-from windlass.cost.predict import predict
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost import predict_plan, simulate, stage_tier_peaks
 from windlass.errors import RequestError, did_you_mean
-from windlass.planner.search.extrapolate import with_budget
-from windlass.program.lowering.lower import lower
-from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
-from windlass.report.figures.png import write_png
-from windlass.report.figures.svg import svg_size
-from windlass.report.html.plan_page import plan_page
-from windlass.report.perfetto_trace import perfetto_trace
-from windlass.report.plan_forecast import PlanForecast
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import Prediction
+from windlass.planner import with_budget
+from windlass.program import lower
+from windlass.report import (
+    PLAN_FIGURES,
+    PlanForecast,
+    figure_sheet,
+    perfetto_trace,
+    plan_page,
+    svg_size,
+    write_png,
+)
+from windlass.schema import Plan, Prediction
 
 _SUFFIXES = (".html", ".svg", ".png")
 
@@ -48,7 +48,7 @@ def _chosen_or_nearest(planned: Planned) -> tuple[Plan, Prediction]:
     if result.fits or not result.infeasible:
         return planned.plan, planned.prediction
     plan = result.infeasible[0].plan
-    prediction = predict(plan, planned.graph, planned.machine)
+    prediction = predict_plan(plan, planned.graph, planned.machine)
     return plan, with_budget(prediction, request.memory or prediction.peaks[0].capacity_bytes)
 
 

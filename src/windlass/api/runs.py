@@ -4,12 +4,9 @@ from pathlib import Path
 
 from windlass.atomic_files import atomic_write, require_writable
 from windlass.errors import RecordError, RequestError
-from windlass.report.html.run_page import run_page
-from windlass.report.perfetto_trace import perfetto_trace
-from windlass.schema import run_record as names
-from windlass.tracking.load_run import RunRecord
-from windlass.tracking.load_run import load_run as load_record
-from windlass.tracking.run_index import RunSummary, find_run, list_runs
+from windlass.report import perfetto_trace, run_page
+from windlass.schema import REPORT_FILE
+from windlass.tracking import RunRecord, RunSummary, find_run, list_runs, load_run as load_record
 
 RUNS = Path("runs")
 """The folder that holds the run folders, unless a caller names another one."""
@@ -41,7 +38,7 @@ def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
         StorageError: the disk is full.
     """
     record = load(run, root=root)
-    path = record.folder / names.REPORT_FILE
+    path = record.folder / REPORT_FILE
     atomic_write(path, run_page(record))
     return path
 

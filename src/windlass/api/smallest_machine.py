@@ -6,10 +6,8 @@ from windlass.api.machines import Progress
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, make_request, plan
 from windlass.errors import InputErrors, PlanError
-from windlass.hardware import catalog
-from windlass.hardware.host_family import HostFamily
-from windlass.schema.comparison import SmallestMachine
-from windlass.schema.machine import Machine
+from windlass.hardware import HostFamily, host_families, load_machine
+from windlass.schema import Machine, SmallestMachine
 
 _STATE_BYTES = 16
 """Bytes of training state per parameter: bfloat16 weight and gradient, float32 master and two
@@ -78,10 +76,10 @@ def smallest_machines(
 
 def _machine_sizes(family: str) -> tuple[Machine, ...]:
     """One device, then the sizes that are sold by name, or else powers of two of hosts."""
-    families = {each.name: each for each in catalog.host_families()}
+    families = {each.name: each for each in host_families()}
     if family not in families:
-        return (catalog.load_machine(family),)
-    return tuple(catalog.load_machine(name) for name in _size_names(families[family]))
+        return (load_machine(family),)
+    return tuple(load_machine(name) for name in _size_names(families[family]))
 
 
 def _size_names(family: HostFamily) -> Iterator[str]:

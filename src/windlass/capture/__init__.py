@@ -4,3 +4,8 @@ Layers run forward and backward on fake tensors; the recorded calls become ops o
 compiled layer, with bytes and FLOP as polynomials of micro-batch and sequence. Graphs are kept in a
 cache, which answers without importing torch.
 """
+
+import lazy_loader
+
+# Importing torch takes over a second: what needs it loads when a name is first asked for.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,14 +19,26 @@ from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recorder import RecordedPass, record_layer
 from windlass.capture.trace import FittedTrace
 from windlass.errors import ModelError
-from windlass.models.check_shardable import sharding_errors
-from windlass.models.layer_kinds import is_embedding_only
-from windlass.models.layer_stack import LayerStack, layer_sharding
-from windlass.models.tensor_parallel.collectives import TensorParallelRank
-from windlass.models.tensor_parallel.shard_module import shard_layer
-from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
-from windlass.schema.graph import Graph, LayerCost, LayerKind, LayerRun, ParameterInfo, Precision
-from windlass.schema.tensor_grid import grid_columns, tensor_grid
+from windlass.models import (
+    LayerStack,
+    ParamShard,
+    TensorParallelRank,
+    is_embedding_only,
+    layer_sharding,
+    param_shards,
+    shard_layer,
+    sharding_errors,
+)
+from windlass.schema import (
+    Graph,
+    LayerCost,
+    LayerKind,
+    LayerRun,
+    ParameterInfo,
+    Precision,
+    grid_columns,
+    tensor_degree,
+)
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_SEQUENCE = 64
@@ -262,7 +274,7 @@ def _sequence_errors(stack: LayerStack, tp_rank: TensorParallelRank) -> Iterator
 
 
 def _degree(tp_rank: TensorParallelRank) -> str:
-    return str(tensor_grid(tp_rank.rows, tp_rank.columns))
+    return str(tensor_degree(tp_rank.rows, tp_rank.columns))
 
 
 def _sequences(stack: LayerStack, tp_rank: TensorParallelRank) -> tuple[int, int, int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from windlass.capture.polynomial_fit import sum_polynomials
 from windlass.capture.trace import FittedTrace, TracedCall
-from windlass.schema.graph import Collective, LayerCost, MatmulShape, Op, Polynomial, Precision
+from windlass.schema import Collective, LayerCost, MatmulShape, Op, Polynomial, Precision
 
 
 def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from windlass.capture.eager_ops import collective_of, layout_copy_bytes, matmul_shape
 from windlass.capture.polynomial_fit import sum_polynomials
 from windlass.capture.trace import FittedTrace, LayerTrace, TracedCall
-from windlass.schema.graph import PRECISION_BYTES, LayerCost, Op, Polynomial, Precision
+from windlass.schema import PRECISION_BYTES, LayerCost, Op, Polynomial, Precision
 
 _TYPICAL = (4, 512)
 """Micro-batch and sequence at which the sizes of buffers are compared."""

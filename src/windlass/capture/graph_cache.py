@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from windlass.schema.graph import Graph
+from windlass.schema import Graph
 
 _SOURCE_PACKAGES = ("capture", "models", "schema")
 """Packages whose code decides the content of a graph."""

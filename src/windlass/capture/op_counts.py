@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from windlass.schema.graph import CollectiveKind
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import CollectiveKind, TensorAxis
 
 _aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from windlass.schema.graph import Polynomial
+from windlass.schema import Polynomial
 
 FIT_MICRO_BATCHES = (2, 3)
 """Two sizes suffice for what is linear in the micro-batch; size 1 would be a special case."""

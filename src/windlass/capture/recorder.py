@@ -28,10 +28,8 @@ from windlass.capture.op_counts import (
     touched_bytes,
 )
 from windlass.capture.trace import BufferAccess, BufferRole, LayerTrace, TracedBuffer, TracedCall
-from windlass.models.loss import layer_loss
-from windlass.models.selective_checkpoint import checkpoint_selectively
-from windlass.models.shape_inference import fake_state
-from windlass.schema.graph import OpKind
+from windlass.models import checkpoint_selectively, fake_state, layer_loss
+from windlass.schema import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ fitted as a polynomial: a call refers to its numbers by their index in one list.
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.schema.graph import CollectiveKind, OpKind, Polynomial
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import CollectiveKind, OpKind, Polynomial, TensorAxis
 
 BufferRole = Literal[
     "parameter",

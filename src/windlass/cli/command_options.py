@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.errors import RequestError
-from windlass.schema.request import Request
+from windlass.schema import Request
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 """The flag `--json`: print values for other programs instead of tables."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.console import console, print_bullets, print_json
-from windlass.report.formatting import describe_plan
-from windlass.report.terminal.verification_table import (
+from windlass.report import (
     InjectedFaultRow,
+    describe_plan,
     describe_verdict,
     injected_faults_table,
     verification_table,
 )
-from windlass.schema.request import Request
+from windlass.schema import Request
 
 VERIFICATION_STEPS = 3
 """Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""

@@ -4,3 +4,91 @@
 instruction by instruction. `batched` evaluates many plans at once from closed formulas, for the
 planner.
 """
+
+from windlass.cost.arrays import (
+    Bools,
+    Floats,
+    Ints,
+)
+from windlass.cost.batched.config_keys import (
+    LayerConfig,
+    RecomputeConfig,
+    ShardingOption,
+    ShardingOptions,
+)
+from windlass.cost.batched.evaluate_batch import (
+    PlanTotals,
+    evaluate_batch,
+    stage_bytes,
+    stage_seconds,
+    step_seconds,
+)
+from windlass.cost.batched.layer_cost import (
+    LayerCosts,
+)
+from windlass.cost.batched.lower_bound import (
+    MemoryLimit,
+    min_batch_seconds,
+    min_batch_seconds_in_memory,
+)
+from windlass.cost.batched.plan_table import (
+    LayerConfigTable,
+    PlanTable,
+)
+from windlass.cost.batched.schedule_index import (
+    PipelineShape,
+)
+from windlass.cost.batched.sharding_table import (
+    ShardingTable,
+)
+from windlass.cost.instruction_time import (
+    InstructionCosts,
+)
+from windlass.cost.peak_memory import (
+    stage_tier_peaks,
+    tier_peaks,
+)
+from windlass.cost.predict import (
+    predict_plan,
+    predict_time,
+)
+from windlass.cost.ring_bandwidth import (
+    ring_cost,
+)
+from windlass.cost.simulator.offload_queue import (
+    first_step_cost,
+)
+from windlass.cost.simulator.timeline import (
+    simulate,
+)
+
+__all__ = [
+    "Bools",
+    "Floats",
+    "InstructionCosts",
+    "Ints",
+    "LayerConfig",
+    "LayerConfigTable",
+    "LayerCosts",
+    "MemoryLimit",
+    "PipelineShape",
+    "PlanTable",
+    "PlanTotals",
+    "RecomputeConfig",
+    "ShardingOption",
+    "ShardingOptions",
+    "ShardingTable",
+    "evaluate_batch",
+    "first_step_cost",
+    "min_batch_seconds",
+    "min_batch_seconds_in_memory",
+    "predict_plan",
+    "predict_time",
+    "ring_cost",
+    "simulate",
+    "stage_bytes",
+    "stage_seconds",
+    "stage_tier_peaks",
+    "step_seconds",
+    "tier_peaks",
+]

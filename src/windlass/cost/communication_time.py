@@ -8,21 +8,20 @@ link that joins them carries their collectives.
 from functools import cached_property
 
 from windlass.cost.ring_bandwidth import LinkCost, RingCosts, message_cost
-from windlass.program.communication_volume import (
+from windlass.program import (
+    MATCHING_RECEIVE,
     CommunicationVolume,
+    Instruction,
+    InstructionKind,
     PassCollective,
+    StateSizes,
     all_gather_bytes,
     all_reduce_bytes,
+    plan_state_sizes,
     replicated_gradient_sums,
+    updates_per_shard,
 )
-from windlass.program.instruction import MATCHING_RECEIVE, Instruction, InstructionKind
-from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
-from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import tensor_grid as grid
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import Graph, Machine, Plan, TensorAxis, group_size, group_span
 
 
 class CommunicationCosts:
@@ -198,5 +197,5 @@ def tensor_parallel_ring(degree: int, axis: TensorAxis) -> tuple[int, int]:
 
     The ranks of a row are neighbours; a column's ring reaches over all rows.
     """
-    ranks = grid.group_size(degree, axis)
-    return ranks, grid.group_span(degree, axis) // ranks
+    ranks = group_size(degree, axis)
+    return ranks, group_span(degree, axis) // ranks

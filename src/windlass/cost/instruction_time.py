@@ -19,14 +19,19 @@ from windlass.cost.optimizer_time import (
     update_seconds,
     updated_elements,
 )
-from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.device_mesh import layers_of_stage, mesh_coord, stages_by_layer
-from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
-from windlass.program.tensor_parallel import pass_ops
-from windlass.program.tied_weights import tied_across_stages, tied_elements_within_stage
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.program import (
+    GRADIENT_PASSES,
+    Instruction,
+    InstructionKind,
+    layers_of_stage,
+    mesh_coord,
+    pass_ops,
+    selective_layers,
+    stages_by_layer,
+    tied_across_stages,
+    tied_elements_within_stage,
+)
+from windlass.schema import Graph, Machine, Plan
 
 
 class InstructionCosts:

@@ -17,8 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.arrays import Floats, Ints
-from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Polynomial, Precision
-from windlass.schema.machine import AttentionRate, Curve, Device, Point
+from windlass.schema import (
+    PRECISION_BYTES,
+    AttentionRate,
+    Curve,
+    Device,
+    LayerCost,
+    LayerKind,
+    Op,
+    Point,
+    Polynomial,
+    Precision,
+)
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
 """Name of something that takes time in a step."""

@@ -1,10 +1,8 @@
 """Time of what follows a layer's passes: the gradient norm and the optimizer's step."""
 
 from windlass.cost.op_time import TermSeconds
-from windlass.program.zero_sharding import padded_elements
-from windlass.schema.graph import LayerKind
-from windlass.schema.machine import Device
-from windlass.schema.plan import MomentFormat, Plan
+from windlass.program import padded_elements
+from windlass.schema import Device, LayerKind, MomentFormat, Plan
 
 _GRADIENT_SUM_BYTES = 4
 """Bytes of an accumulated gradient: float32."""

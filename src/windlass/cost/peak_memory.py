@@ -7,14 +7,8 @@ one by one, so that resident memory is the memory of live tensors.
 
 from collections.abc import Iterator
 
-from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import Program
-from windlass.program.memory.liveness import memory_profile
-from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import OffloadClass, Plan
-from windlass.schema.prediction import MemoryClass, TierPeak
+from windlass.program import Program, memory_profile, mesh_coord, offloaded_bytes_by_tier
+from windlass.schema import Graph, Machine, MemoryClass, OffloadClass, Plan, TierPeak
 
 
 def tier_peaks(

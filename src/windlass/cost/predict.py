@@ -9,13 +9,8 @@ from windlass.cost.op_time import TERMS, TermSeconds
 from windlass.cost.peak_memory import tier_peaks
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import InstructionSpan, step_seconds, transfer_seconds
-from windlass.program.instruction import Program
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import OffloadTraffic, Prediction
+from windlass.program import Program, TierTraffic, lower, sum_tiers
+from windlass.schema import Graph, Machine, OffloadTraffic, Plan, Prediction
 
 _DEVIATIONS_OF_80_PERCENT = 1.2816
 """Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
@@ -35,7 +30,7 @@ _PUBLISHED_NOISE = 0.15
 """Noise assumed for a machine that was not measured: its curves come from two published figures."""
 
 
-def predict(
+def predict_plan(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
 ) -> Prediction:
     """Predicts a plan's step: time by term and instruction kind, memory by tier and class.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
-from windlass.schema.machine import Link
+from windlass.schema import Link
 
 
 class LinkCost(NamedTuple):

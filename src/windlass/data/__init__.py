@@ -3,3 +3,31 @@
 A corpus is tokenised once and found again by the content of its files. The sequences of a step are
 a function of the seed and the step alone, so there is no reader state to checkpoint.
 """
+
+from windlass.data.batches import (
+    Batches,
+    TokenBatch,
+)
+from windlass.data.dataset_cache import (
+    prepare_dataset,
+)
+from windlass.data.mlm_masking import (
+    MlmMasking,
+)
+from windlass.data.token_files import (
+    TokenDataset,
+    open_dataset,
+)
+from windlass.data.tokenizer import (
+    load_tokenizer,
+)
+
+__all__ = [
+    "Batches",
+    "MlmMasking",
+    "TokenBatch",
+    "TokenDataset",
+    "load_tokenizer",
+    "open_dataset",
+    "prepare_dataset",
+]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from windlass.errors import MachineError, did_you_mean
 from windlass.hardware.host_family import HostFamily
-from windlass.schema.machine import Machine
+from windlass.schema import Machine
 
 _DEVICES = Path(__file__).parent / "devices"
 _HOSTS = Path(__file__).parent / "hosts"

@@ -3,8 +3,7 @@
 from pydantic import Field
 
 from windlass.document import Document
-from windlass.schema.machine import Link, Machine, Tier
-from windlass.schema.provenance import Source
+from windlass.schema import Link, Machine, Source, Tier
 
 
 class HostFamily(Document):

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from windlass.errors import WindlassError
-from windlass.schema.machine import Machine
+from windlass.schema import Machine
 
 LOCAL_MACHINE_FILE = "here.toml"
 """File name of the measurement in the user's cache folder."""

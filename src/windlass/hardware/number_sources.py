@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from windlass.schema.machine import Curve, Device, Machine, MatmulRate, Tier
-from windlass.schema.provenance import Source
+from windlass.schema import Curve, Device, Machine, MatmulRate, Source, Tier
 from windlass.units import format_bytes, format_flop, format_flop_rate, format_rate, format_seconds
 
 _SECONDS = (

@@ -4,3 +4,43 @@
 the fastest ones that fit in memory, `advice` says what would make a request fit, `explain` puts a
 result into sentences, and `downscale` makes a small plan of the same structure for a rehearsal.
 """
+
+from windlass.planner.advice.alternatives import (
+    alternatives,
+)
+from windlass.planner.choose import (
+    choose_plan,
+)
+from windlass.planner.downscale import (
+    downscale_plan,
+)
+from windlass.planner.explain import (
+    Explanation,
+    explain_change,
+    explain_result,
+)
+from windlass.planner.result import (
+    PlanningResult,
+)
+from windlass.planner.search.extrapolate import (
+    with_budget,
+)
+from windlass.planner.space.options import (
+    open_tensor_degrees,
+)
+from windlass.planner.space.pinned_parallelism import (
+    pinned_parallelism,
+)
+
+__all__ = [
+    "Explanation",
+    "PlanningResult",
+    "alternatives",
+    "choose_plan",
+    "downscale_plan",
+    "explain_change",
+    "explain_result",
+    "open_tensor_degrees",
+    "pinned_parallelism",
+    "with_budget",
+]

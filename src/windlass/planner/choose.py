@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from windlass.cost.predict import predict
+from windlass.cost import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
 from windlass.planner.advice.minimal_change import minimal_fix_single_device
@@ -22,10 +22,7 @@ from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_bu
 from windlass.planner.single_device import SingleDeviceResult, search_single_device
 from windlass.planner.space.options import request_faults, vary
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.request import Request
+from windlass.schema import Graph, Machine, Plan, Request
 
 _RUNNERS_UP = 5
 _MAX_FIXES = 4
@@ -33,7 +30,7 @@ _MAX_FIXES = 4
 
 
 @gc_paused
-def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
+def choose_plan(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
     """Chooses the plan that ends the run first, and says why not another.
 
     The run is `train.steps` steps and, if the plan compiles, the compilation before them.
@@ -72,7 +69,7 @@ def _fastest(
     twins = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
     ranked = sorted((*result.fitting, *twins), key=lambda item: run_seconds(item[1], steps))
     # The winner is predicted again from the full program that will run.
-    prediction = with_budget(predict(plan, graph, machine), budget_bytes)
+    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
     return PlanningResult(
         plan=plan,
         prediction=prediction,

@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import gcd, lcm, prod
 
-from windlass.models.config import TransformerConfig
-from windlass.schema.plan import (
+from windlass.models import TransformerConfig
+from windlass.schema import (
     DEVICE_TIER,
     Batch,
+    ModelRequest,
     Offload,
     Parallelism,
     Plan,
     ShardingDegrees,
     Stage,
+    grid_columns,
+    grid_rows,
+    tensor_degree,
 )
-from windlass.schema.request import ModelRequest
-from windlass.schema.tensor_grid import grid_columns, grid_rows, tensor_grid
 
 STAGE_LAYERS = 8
 """Most layers that a stage keeps, embedding and head included."""
@@ -109,7 +111,7 @@ def divided_parallelism(parallel: Parallelism, devices: int) -> Parallelism:
         degrees[name] = _next_divisor(degrees[name])
     return Parallelism(
         pipeline=degrees["pipeline"],
-        tensor=tensor_grid(degrees["rows"], degrees["columns"]),
+        tensor=tensor_degree(degrees["rows"], degrees["columns"]),
         data=degrees["data"],
     )
 

@@ -11,8 +11,8 @@ from windlass.planner.result import (
     PlanningResult,
     RunnerUp,
 )
-from windlass.program.activation_checkpointing import describe_recompute
-from windlass.schema.plan import Plan
+from windlass.program import describe_recompute
+from windlass.schema import Plan
 from windlass.units import format_bytes, format_seconds
 
 _MIN_SENSITIVITY = 0.001
@@ -35,7 +35,7 @@ class Explanation:
     """Savings from better constants of the machine, most first."""
 
 
-def explain(result: PlanningResult) -> Explanation:
+def explain_result(result: PlanningResult) -> Explanation:
     """Why this plan, why not another, and what would help if none fits."""
     return Explanation(
         verdict=_verdict(result),

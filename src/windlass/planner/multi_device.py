@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from windlass.cost.peak_memory import tier_peaks
+from windlass.cost import tier_peaks
 from windlass.errors import InputErrors, PlanError
 from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.rank_of_pinned import rank_in_phases, rank_of_pinned_plan, without_pins
@@ -36,12 +36,8 @@ from windlass.planner.search.top_k import Candidate
 from windlass.planner.space.options import excludes_phases
 from windlass.planner.space.pinned_parallelism import pinned_plans
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program.lowering.lower import lower
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, ShardingDegrees
-from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request
+from windlass.program import lower
+from windlass.schema import Graph, Machine, Plan, Prediction, Request, ShardingDegrees
 
 _ESTIMATE_ERROR = 0.02
 """Largest relative difference between the batched estimate and the simulator."""

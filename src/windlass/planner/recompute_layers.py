@@ -1,7 +1,7 @@
 """The request's key `recompute_layers`: one number for all pipeline stages, or one for each."""
 
-from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
-from windlass.schema.plan import Plan
+from windlass.program import recomputable_layers, with_recompute
+from windlass.schema import Plan
 
 RecomputeLayers = int | tuple[int, ...]
 """Recomputed layers of every stage, or of each pipeline stage in turn."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.search.extrapolate import DevicePeak
-from windlass.program.instruction import Instruction
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import MemoryClass, Prediction
+from windlass.program import Instruction
+from windlass.schema import MemoryClass, Plan, Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,7 @@ from windlass.planner.search.phase_search import search_phases
 from windlass.planner.space.options import excludes_phases, open_single_stage_plans, vary
 from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE_TIER, Offload, Plan
-from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request
+from windlass.schema import DEVICE_TIER, Graph, Machine, Offload, Plan, Prediction, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,3 +4,177 @@ The modules here say which rank does what (device mesh, pipeline schedules, ZeRO
 weights, recompute); `lowering` writes the instruction lists, `memory` tracks every tensor's bytes
 through them, and `verify` proves that they are complete, free of deadlock and fit in memory.
 """
+
+from windlass.program.activation_checkpointing import (
+    describe_recompute,
+    is_recomputed,
+    recomputable_layers,
+    selective_layers,
+    with_recompute,
+)
+from windlass.program.communication_groups import (
+    PeerMap,
+)
+from windlass.program.communication_volume import (
+    REPLICATED_SIZES,
+    CommunicationVolume,
+    PassCollective,
+    all_gather_bytes,
+    all_reduce_bytes,
+    collective_bytes,
+    replicated_gradient_sums,
+)
+from windlass.program.device_mesh import (
+    MeshCoord,
+    chunks_of_stage,
+    layers_of_stage,
+    mesh_coord,
+    rank_of,
+    stages_by_layer,
+)
+from windlass.program.instruction import (
+    BLOCKING_KINDS,
+    GLOBAL_COLLECTIVES,
+    GRADIENT_PASSES,
+    MATCHING_RECEIVE,
+    TRANSFER_KINDS,
+    WEIGHT_PASSES,
+    Instruction,
+    InstructionKind,
+    Program,
+)
+from windlass.program.lowering.lower import (
+    lower,
+)
+from windlass.program.memory.disk_usage import (
+    DiskUsage,
+    disk_usage,
+)
+from windlass.program.memory.effects import (
+    InstructionEffects,
+)
+from windlass.program.memory.layer_sizes import (
+    LayerSizes,
+    StateSizes,
+    layer_kind_state_sizes,
+    plan_layer_sizes,
+    plan_state_sizes,
+    weight_gradient_elements,
+)
+from windlass.program.memory.liveness import (
+    memory_profile,
+)
+from windlass.program.memory.offloaded_bytes import (
+    offloaded_bytes_by_tier,
+    offloaded_state_bytes,
+)
+from windlass.program.memory.stage_tensors import (
+    StageTensors,
+)
+from windlass.program.memory.tier_traffic import (
+    TierTraffic,
+    sum_tiers,
+)
+from windlass.program.memory.values import (
+    BOUNCE_BYTES,
+    STAGING_BYTES,
+)
+from windlass.program.phases import (
+    gradients_reuse_weight_space,
+)
+from windlass.program.tensor_parallel import (
+    pass_ops,
+)
+from windlass.program.tied_weights import (
+    TiedWeights,
+    tied_across_stages,
+    tied_elements_within_stage,
+    tied_owner_layers,
+)
+from windlass.program.validate_plan import (
+    plan_errors,
+    require_valid_plan,
+    schedule_errors,
+    selective_recompute_errors,
+    tensor_parallel_errors,
+)
+from windlass.program.verify.verify import (
+    verify_programs,
+)
+from windlass.program.zero_sharding import (
+    gradient_reduce_group,
+    gradient_scatter_group,
+    optimizer_shard_index,
+    padded_elements,
+    parameter_gather_group,
+    update_gather_group,
+    updates_per_shard,
+)
+
+__all__ = [
+    "BLOCKING_KINDS",
+    "BOUNCE_BYTES",
+    "GLOBAL_COLLECTIVES",
+    "GRADIENT_PASSES",
+    "MATCHING_RECEIVE",
+    "REPLICATED_SIZES",
+    "STAGING_BYTES",
+    "TRANSFER_KINDS",
+    "WEIGHT_PASSES",
+    "CommunicationVolume",
+    "DiskUsage",
+    "Instruction",
+    "InstructionEffects",
+    "InstructionKind",
+    "LayerSizes",
+    "MeshCoord",
+    "PassCollective",
+    "PeerMap",
+    "Program",
+    "StageTensors",
+    "StateSizes",
+    "TiedWeights",
+    "TierTraffic",
+    "all_gather_bytes",
+    "all_reduce_bytes",
+    "chunks_of_stage",
+    "collective_bytes",
+    "describe_recompute",
+    "disk_usage",
+    "gradient_reduce_group",
+    "gradient_scatter_group",
+    "gradients_reuse_weight_space",
+    "is_recomputed",
+    "layer_kind_state_sizes",
+    "layers_of_stage",
+    "lower",
+    "memory_profile",
+    "mesh_coord",
+    "offloaded_bytes_by_tier",
+    "offloaded_state_bytes",
+    "optimizer_shard_index",
+    "padded_elements",
+    "parameter_gather_group",
+    "pass_ops",
+    "plan_errors",
+    "plan_layer_sizes",
+    "plan_state_sizes",
+    "rank_of",
+    "recomputable_layers",
+    "replicated_gradient_sums",
+    "require_valid_plan",
+    "schedule_errors",
+    "selective_layers",
+    "selective_recompute_errors",
+    "stages_by_layer",
+    "sum_tiers",
+    "tensor_parallel_errors",
+    "tied_across_stages",
+    "tied_elements_within_stage",
+    "tied_owner_layers",
+    "update_gather_group",
+    "updates_per_shard",
+    "verify_programs",
+    "weight_gradient_elements",
+    "with_recompute",
+]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from windlass.schema.plan import Plan, Recompute, Stage
+from windlass.schema import Plan, Recompute, Stage
 
 
 def is_recomputed(plan: Plan, layer: int) -> bool:

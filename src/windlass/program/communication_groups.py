@@ -5,8 +5,7 @@ from windlass.program.instruction import COLLECTIVE_KINDS, Instruction, Instruct
 from windlass.program.tensor_parallel import LAYER_PASSES, passes_with_collectives
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import parameter_gather_group, update_gather_group
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _TIED_KINDS: tuple[InstructionKind, ...] = (
     "send_tied_weights",

@@ -19,9 +19,7 @@ from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
 from windlass.program.tensor_parallel import pass_ops
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema.graph import CollectiveKind, Graph
-from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import TensorAxis, group_size
+from windlass.schema import CollectiveKind, Graph, Plan, TensorAxis, group_size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ model chunks: `plan.stages` lists the chunks of all stages in layer order, and c
 
 from typing import NamedTuple
 
-from windlass.schema.plan import Parallelism, Plan
+from windlass.schema import Parallelism, Plan
 
 
 class MeshCoord(NamedTuple):

@@ -7,8 +7,7 @@ what each stage keeps, offloads and defers; `lowering.lower_offload` turns that 
 from windlass.program.activation_checkpointing import is_recomputed
 from windlass.program.device_mesh import chunks_of_stage, layers_of_stage
 from windlass.program.tied_weights import tied_owner_layers
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 
 def layers_with_parameters(graph: Graph) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from windlass.schema.plan import PipelineSchedule, Plan
+from windlass.schema import PipelineSchedule, Plan
 
 PassKind = Literal["forward", "backward", "backward_input", "backward_weight"]
 """Zero-bubble schedules split a backward pass in two; all others run `backward` as a whole."""

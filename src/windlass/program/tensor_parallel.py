@@ -8,8 +8,7 @@ replicated parameters are partial sums: `reduce_grads` first adds them over tens
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, InstructionKind
 from windlass.program.memory.layer_sizes import weight_gradient_elements
-from windlass.schema.graph import Graph, LayerCost, LayerKind, Op
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan
 
 LAYER_PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, "backward_weight")
 """All kinds that run a layer's ops."""

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from windlass.program.device_mesh import stages_by_layer
-from windlass.schema.graph import Graph, ParameterInfo
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, ParameterInfo, Plan
 
 
 class TiedWeights(NamedTuple):

@@ -7,10 +7,7 @@ from windlass.errors import InputErrors
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE_TIER, Plan
-from windlass.schema.tensor_grid import grid_columns, grid_rows
+from windlass.schema import DEVICE_TIER, Graph, Machine, Plan, grid_columns, grid_rows
 
 
 def plan_errors(

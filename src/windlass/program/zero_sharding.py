@@ -11,7 +11,7 @@ Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; two degrees as in the I
 tensor sharding.
 """
 
-from windlass.schema.plan import Plan
+from windlass.schema import Plan
 
 _Group = tuple[int, ...]
 

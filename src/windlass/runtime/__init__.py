@@ -2,3 +2,127 @@
 
 It never searches for plans or predicts their cost.
 """
+
+from windlass.runtime.checkpoint.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    is_sharded,
+    latest_checkpoint,
+    open_checkpoint,
+    remove_temporaries,
+)
+from windlass.runtime.checkpoint.merge_shards import (
+    merge_shards,
+)
+from windlass.runtime.distributed.heartbeat import (
+    HeartbeatWriter,
+)
+from windlass.runtime.distributed.local_launcher import (
+    LocalLauncher,
+    WatchdogTimeouts,
+)
+from windlass.runtime.distributed.rank_ipc import (
+    RANKS_FOLDER,
+    ParentProcess,
+    die_with_parent,
+    heartbeat_file,
+    write_report,
+)
+from windlass.runtime.distributed.rendezvous import (
+    LOOPBACK,
+    Rendezvous,
+    RunStart,
+    broadcast_start,
+    destroy_process_group,
+    init_elastic_process_group,
+    init_local_process_group,
+    is_peer_lost,
+)
+from windlass.runtime.distributed.status_store import (
+    StatusStore,
+)
+from windlass.runtime.distributed.watchdog import (
+    RankWatchdog,
+)
+from windlass.runtime.generate import (
+    SamplingOptions,
+    generate_text,
+)
+from windlass.runtime.interpreter import (
+    Handlers,
+    HeartbeatSlots,
+)
+from windlass.runtime.rank_context import (
+    RankContext,
+)
+from windlass.runtime.train import (
+    TimelineRecorder,
+    train_loop,
+)
+from windlass.runtime.verify.activation_fingerprints import (
+    ActivationFingerprints,
+)
+from windlass.runtime.verify.compare_runs import (
+    InstrumentedRun,
+    compare_to_single_device,
+)
+from windlass.runtime.verify.compare_to_reference import (
+    compare_to_reference,
+)
+from windlass.runtime.verify.fault_injection import (
+    FAULTS,
+    faulty_layer,
+    inject_fault,
+)
+from windlass.runtime.verify.handler_hooks import (
+    HandlerWrapper,
+    HookContext,
+)
+from windlass.runtime.verify.reference_model import (
+    reference_step,
+)
+
+__all__ = [
+    "FAULTS",
+    "LOOPBACK",
+    "RANKS_FOLDER",
+    "ActivationFingerprints",
+    "Checkpoint",
+    "HandlerWrapper",
+    "Handlers",
+    "HeartbeatSlots",
+    "HeartbeatWriter",
+    "HookContext",
+    "InstrumentedRun",
+    "LocalLauncher",
+    "ParentProcess",
+    "RankContext",
+    "RankWatchdog",
+    "Rendezvous",
+    "RunStart",
+    "SamplingOptions",
+    "StatusStore",
+    "TimelineRecorder",
+    "WatchdogTimeouts",
+    "broadcast_start",
+    "checkpoint_folders",
+    "compare_to_reference",
+    "compare_to_single_device",
+    "destroy_process_group",
+    "die_with_parent",
+    "faulty_layer",
+    "generate_text",
+    "heartbeat_file",
+    "init_elastic_process_group",
+    "init_local_process_group",
+    "inject_fault",
+    "is_peer_lost",
+    "is_sharded",
+    "latest_checkpoint",
+    "merge_shards",
+    "open_checkpoint",
+    "reference_step",
+    "remove_temporaries",
+    "train_loop",
+    "write_report",
+]

@@ -10,14 +10,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter, ModelParameter
-from windlass.schema.plan import MomentFormat
-from windlass.schema.request import TrainRequest
-from windlass.torch_ext.quantized_moments import (
-    PART_ELEMENTS,
-    MomentCodec,
-    StoredMoment,
-    dither_key,
-)
+from windlass.schema import MomentFormat, TrainRequest
+from windlass.torch_ext import PART_ELEMENTS, MomentCodec, StoredMoment, dither_key
 
 _ROW = 4096
 """Elements whose squares are summed sequentially."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from windlass.data.batches import Batches
+from windlass.data import Batches
 from windlass.errors import RunBroken
-from windlass.program.activation_checkpointing import selective_layers
+from windlass.program import selective_layers
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.interpreter import Handlers

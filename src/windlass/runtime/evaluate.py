@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data.batches import Batches, TokenBatch
-from windlass.models.loss import IGNORE_INDEX
-from windlass.program.device_mesh import chunks_of_stage
+from windlass.data import Batches, TokenBatch
+from windlass.models import IGNORE_INDEX
+from windlass.program import chunks_of_stage
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate

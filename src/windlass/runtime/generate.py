@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.models.layer_stack import LayerStack
+from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.parameters import ResidentLayer, resident_layers
-from windlass.schema.graph import Precision
+from windlass.schema import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SamplingOptions:
     """Token that ends the text and is not returned; None always generates `count` tokens."""
 
 
-def generate(
+def generate_text(
     stack: LayerStack,
     checkpoint: Checkpoint,
     prompt: Sequence[int],

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from windlass.program.instruction import InstructionKind, Program
-from windlass.schema.prediction import DeviceTimeline, Timeline
+from windlass.program import InstructionKind, Program
+from windlass.schema import DeviceTimeline, Timeline
 
 Handler = Callable[[int, int], None]
 """Executes one instruction for (layer, micro-batch); 0 where the instruction names none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
+from windlass.models import SampleShard, ShardedDropout
 
 _MASK = 2**64 - 1
 # Constants of the generator SplitMix64. Source: Steele, Lea & Flood 2014, OOPSLA,

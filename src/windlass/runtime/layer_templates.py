@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from windlass.models.init_weights import meta_copy
-from windlass.models.layer_kinds import is_embedding_only
-from windlass.models.layer_stack import LayerStack, layer_sharding
-from windlass.models.loss import layer_loss
-from windlass.models.selective_checkpoint import checkpoint_selectively
-from windlass.models.tensor_parallel.collectives import TensorParallelRank
-from windlass.models.tensor_parallel.shard_module import shard_layer
+from windlass.models import (
+    LayerStack,
+    TensorParallelRank,
+    checkpoint_selectively,
+    is_embedding_only,
+    layer_loss,
+    layer_sharding,
+    meta_copy,
+    shard_layer,
+)
 from windlass.runtime.keyed_dropout import (
     DropoutKeys,
     KeyedDropout,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from windlass.hardware.probe.disk_and_network import available_memory_bytes
+from windlass.hardware import available_memory_bytes
 from windlass.units import format_bytes, parse_bytes
 
 _STATUS = Path("/proc/self/status")

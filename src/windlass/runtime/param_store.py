@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.program.instruction import Program
+from windlass.program import Program
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import LayerStack, materialize_layer
-from windlass.schema.graph import Precision
-from windlass.schema.plan import MomentFormat, Plan
-from windlass.torch_ext.quantized_moments import StoredMoment
+from windlass.models import LayerStack, materialize_layer
+from windlass.schema import MomentFormat, Plan, Precision
+from windlass.torch_ext import StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import torch
 
-from windlass.models.layer_stack import LayerStack
-from windlass.program.instruction import Program
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
-from windlass.schema.request import TrainRequest
-from windlass.schema.run_record import STATE_FOLDER
+from windlass.models import LayerStack
+from windlass.program import Program
+from windlass.schema import STATE_FOLDER, Graph, Plan, TrainRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

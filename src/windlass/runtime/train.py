@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data.batches import Batches
+from windlass.data import Batches
 from windlass.errors import CheckpointError, OutOfMemory, RunBroken, RunInterrupted
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
@@ -37,9 +37,8 @@ from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queu
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
-from windlass.schema.prediction import Timeline
-from windlass.schema.run_record import Step
-from windlass.torch_ext.cpu_allocator import install_allocator
+from windlass.schema import Step, Timeline
+from windlass.torch_ext import install_allocator
 
 
 def never_stop() -> bool:
@@ -57,7 +56,7 @@ class TimelineRecorder:
     """Called with the step and its timeline."""
 
 
-def train(
+def train_loop(
     context: RankContext,
     batches: Batches,
     *,

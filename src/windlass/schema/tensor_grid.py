@@ -59,7 +59,7 @@ class TensorGrid(int):
     __str__ = __repr__
 
 
-def tensor_grid(rows: int, columns: int) -> int:
+def tensor_degree(rows: int, columns: int) -> int:
     """The tensor-parallel degree of a grid: a plain number if it has one column."""
     return rows if columns == 1 else TensorGrid(rows, columns)
 
@@ -99,7 +99,7 @@ def parse_tensor_degree(value: Any) -> int:  # noqa: ANN401  a boundary: whateve
         raise ValueError(
             "should be a number of tensor-parallel ranks from 1, or rows and columns as in `2x2`"
         )
-    return tensor_grid(int(match[1]), int(match[2] or 1))
+    return tensor_degree(int(match[1]), int(match[2] or 1))
 
 
 def _serialize(degree: int) -> int | str:

@@ -1,1 +1,6 @@
 """What torch lacks: a CPU allocator with a memory limit, and Adam moments in 16 and 8 bits."""
+
+import lazy_loader
+
+# Importing torch takes over a second: what needs it loads when a name is first asked for.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

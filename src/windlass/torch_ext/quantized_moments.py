@@ -26,7 +26,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
+from windlass.schema import MOMENT_BLOCK, MomentFormat
 
 PART_ELEMENTS = 2**17
 """Elements decoded at a time, a multiple of a block: the working set of an update stays in the

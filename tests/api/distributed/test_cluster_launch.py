@@ -4,8 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.api.distributed.cluster_launch import launch_script, ranks_by_host
 from windlass.program.device_mesh import mesh_coord, rank_of

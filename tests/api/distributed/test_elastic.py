@@ -1,8 +1,7 @@
 """The parallel degrees with which a run continues once a device is lost."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.api.distributed.elastic import shrink_parallelism
 from windlass.schema.plan import Parallelism

@@ -22,7 +22,7 @@ from cli.rank_processes import (
     weights,
 )
 from command_line import Windlass
-from windlass.tracking.load_run import load_run
+from windlass.tracking.run_reader import load_run
 
 
 class Link:

@@ -13,7 +13,7 @@ import pytest
 from cli.rank_processes import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
-from windlass.tracking.load_run import load_run
+from windlass.tracking.run_reader import load_run
 
 
 def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(

@@ -3,8 +3,7 @@
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions

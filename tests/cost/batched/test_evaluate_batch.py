@@ -18,7 +18,7 @@ from windlass.cost.batched.evaluate_batch import PlanTotals, evaluate_batch, sta
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.plan_table import PlanTable
 from windlass.cost.batched.schedule_index import PipelineShape
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.planner.search.min_recompute import RecomputeSteps
 from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
@@ -179,7 +179,7 @@ def errors(
     for _ in range(count):
         graph, machine = chance.choice(GRAPHS), chance.choice(machines)
         plan = drawn(chance, graph, machine)
-        totals, clocked = told(plan, graph, machine), predict(plan, graph, machine)
+        totals, clocked = told(plan, graph, machine), predict_plan(plan, graph, machine)
         seconds.append(abs(totals.step_seconds[0] / clocked.step_seconds - 1))
         nbytes.append(abs(totals.peak_bytes[0] / clocked.peaks[0].peak_bytes - 1))
         assert seconds[-1] < 2 * CLOSE, (seconds[-1], plan)

@@ -1,7 +1,6 @@
 """Passes by counts, against the schedules played one by one."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from windlass.cost.batched.schedule_index import ScheduleIndex
 from windlass.program.pipeline_schedules import schedule_passes

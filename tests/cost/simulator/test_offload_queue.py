@@ -1,10 +1,9 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import HOST_OFFLOAD, sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.instruction_time import InstructionCosts
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import first_step_cost
 from windlass.program.lowering.lower import lower
@@ -26,7 +25,7 @@ def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> P
     graph, on = tiny_graph(layers=4), machine(rate)
     away = {"offload": HOST_OFFLOAD, "phases": PHASES} if streamed else {}
     plan = tiny_plan(graph, on, accumulation=accumulation, **away)
-    return predict(plan, graph, on)
+    return predict_plan(plan, graph, on)
 
 
 def test_transfers_that_take_no_time_do_not_delay_computation():
@@ -51,7 +50,7 @@ def test_communication_does_not_count_as_waiting_for_offload():
         offload=HOST_OFFLOAD,
         phases=PHASES,
     )
-    prediction = predict(plan, graph, on)
+    prediction = predict_plan(plan, graph, on)
     assert prediction.by_term["communication and waiting"] > prediction.step_seconds / 2
     assert prediction.offload_efficiency > 1 - 1e-6
 
@@ -97,7 +96,7 @@ def test_a_first_step_reads_no_less_and_takes_no_less_than_a_steady_one(rate: fl
     plan = tiny_plan(graph, on, accumulation=2, offload=HOST_OFFLOAD, phases=PHASES)
     first, steady = (
         first_step_cost(plan, graph, on, lower(plan, graph)[0]),
-        predict(plan, graph, on),
+        predict_plan(plan, graph, on),
     )
     assert steady.offload is not None
     assert first.written_bytes == steady.offload.written_bytes
@@ -109,7 +108,7 @@ def test_a_first_step_in_memory_is_like_any_other():
     graph, on = tiny_graph(layers=4), machine(1e9)
     plan = tiny_plan(graph, on, accumulation=2)
     first = first_step_cost(plan, graph, on, lower(plan, graph)[0])
-    assert first.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
+    assert first.seconds == pytest.approx(predict_plan(plan, graph, on).step_seconds)
     assert (first.read_bytes, first.written_bytes) == (0, 0)
 
 

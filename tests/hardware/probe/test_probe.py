@@ -13,7 +13,7 @@ from windlass.hardware.probe.disk_and_network import (
 )
 from windlass.hardware.probe.matmul import matmul_rates
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
-from windlass.hardware.probe.probe import probe
+from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.stopwatch import Stopwatch
 
 
@@ -72,7 +72,7 @@ def test_free_memory_is_less_than_all_memory():
 @pytest.mark.slow
 def test_a_probed_machine_can_be_kept_and_loaded_again(tmp_path: Path):
     reports = []
-    machine = probe(lambda _, done, total: reports.append((done, total)), tmp_path)
+    machine = probe_machine(lambda _, done, total: reports.append((done, total)), tmp_path)
     save_local_machine(tmp_path, machine)
     assert load_local_machine(tmp_path) == machine
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)

@@ -3,7 +3,7 @@ import pytest
 from factories import tiny_graph, tiny_machine
 from windlass.planner.advice.advise import MIN_ALTERNATIVES
 from windlass.planner.advice.alternatives import alternatives
-from windlass.planner.choose import choose
+from windlass.planner.choose import choose_plan
 from windlass.planner.result import InfeasiblePlan
 from windlass.planner.search.extrapolate import evaluate, peak_memory
 from windlass.schema.request import Request
@@ -29,7 +29,7 @@ def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among
     pins: dict[str, object],
 ):
     budget = 180 * 2**20
-    advice = choose(asked(memory=budget, **pins), GRAPH, MACHINE).advice
+    advice = choose_plan(asked(memory=budget, **pins), GRAPH, MACHINE).advice
     assert advice is not None
     fitting = [change for change in advice.changes if change.peak_bytes <= budget]
     assert len(fitting) >= MIN_ALTERNATIVES
@@ -38,7 +38,7 @@ def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among
 
 @pytest.mark.parametrize("request_", [asked(), asked(batch={"micro": 64}, recompute="none")])
 def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
-    whole = choose(asked(), GRAPH, MACHINE).plan
+    whole = choose_plan(asked(), GRAPH, MACHINE).plan
     assert whole is not None
     budget = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
     changes = alternatives(request_, GRAPH, MACHINE, budget, base=1e-6, count=3)
@@ -46,7 +46,7 @@ def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
     assert {change.plan.offloads for change in changes} == {True, False}
     for change in changes:
         assert change.peak_bytes <= budget
-        choice = choose(overridden(request_, f"memory={budget}", *change.overrides), GRAPH, MACHINE)
+        choice = choose_plan(overridden(request_, f"memory={budget}", *change.overrides), GRAPH, MACHINE)
         assert choice.plan is not None, change.overrides
         assert choice.plan.stages == change.plan.stages
         assert choice.plan.batch == change.plan.batch
@@ -92,13 +92,13 @@ def named(refusal: InfeasiblePlan, budget: int) -> Request:
 @pytest.mark.parametrize("mebibytes", [250, 420, 500])
 def test_the_minimal_fix_makes_just_that_plan_fit(mebibytes: int):
     budget = mebibytes * 2**20
-    choice = choose(asked(memory=budget), GRAPH, MACHINE)
+    choice = choose_plan(asked(memory=budget), GRAPH, MACHINE)
     lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
     assert lifted
     for refusal in lifted:
         assert refusal.minimal_fix is not None
         assert refusal.minimal_fix.overrides
-        mended = choose(named(refusal, budget), GRAPH, MACHINE)
+        mended = choose_plan(named(refusal, budget), GRAPH, MACHINE)
         assert mended.plan is not None
         assert mended.prediction is not None
         assert mended.plan.batch.micro == refusal.minimal_fix.plan.batch.micro
@@ -111,7 +111,7 @@ def test_minimal_fixes_include_partial_recompute_and_optimizer_offload():
     changes = {
         change.split("=")[0]
         for mebibytes in (250, 420, 450, 500)
-        for refusal in choose(asked(memory=mebibytes * 2**20), GRAPH, MACHINE).infeasible
+        for refusal in choose_plan(asked(memory=mebibytes * 2**20), GRAPH, MACHINE).infeasible
         if refusal.minimal_fix is not None
         for change in refusal.minimal_fix.overrides
     }

@@ -1,10 +1,9 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose
+from windlass.planner.choose import choose_plan
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.schema.request import Request
 
@@ -29,13 +28,13 @@ def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: s
 
 
 def test_a_model_that_fits_does_not_run_in_phases():
-    plan = choose(asked(), GRAPH, tiny_machine(host=HOST)).plan
+    plan = choose_plan(asked(), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert not plan.offloads
 
 
 def test_the_plan_has_the_requested_number_of_phases():
-    plan = choose(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
+    plan = choose_plan(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert len(plan.stages[0].phases) == 3
     assert set(plan.offload_tiers) == {"parameters", "gradients", "optimizer"}
@@ -45,15 +44,15 @@ def test_the_plan_has_the_requested_number_of_phases():
 def test_a_model_too_large_for_the_device_runs_in_phases():
     wide = tiny_graph(layers=6, width=2048)
     machine = tiny_machine(memory="120 MiB", host="8 GiB")
-    plan = choose(asked(), wide, machine).plan
+    plan = choose_plan(asked(), wide, machine).plan
     assert plan is not None
     assert plan.offloads
-    assert choose(asked(phases=1), wide, machine).plan is None
+    assert choose_plan(asked(phases=1), wide, machine).plan is None
 
 
 def test_an_offload_tier_that_is_too_small_is_named():
     wide = tiny_graph(layers=6, width=2048)
-    advice = choose(asked(), wide, tiny_machine(memory="300 MiB", host="200 MiB")).advice
+    advice = choose_plan(asked(), wide, tiny_machine(memory="300 MiB", host="200 MiB")).advice
     assert advice is not None
     (short,) = advice.tier_shortages
     assert short.tier == "host"
@@ -62,7 +61,7 @@ def test_an_offload_tier_that_is_too_small_is_named():
 
 def test_more_phases_than_layers_are_refused():
     with pytest.raises(InputErrors, match="has 8 layers; ask for 8 at most"):
-        choose(asked(phases=9), GRAPH, tiny_machine(host=HOST))
+        choose_plan(asked(phases=9), GRAPH, tiny_machine(host=HOST))
 
 
 @pytest.mark.parametrize("phases", [None, 3])
@@ -70,7 +69,7 @@ def test_smaller_moments_are_suggested_if_the_offload_tier_then_has_room(phases:
     wide = tiny_graph(layers=6, width=2048)
     machine = tiny_machine(memory="250 MiB", host="280 MiB")
     if phases is None:
-        advice = choose(asked(), wide, machine).advice
+        advice = choose_plan(asked(), wide, machine).advice
         assert advice is not None
         named = {change.overrides: change.plan for change in advice.changes}
         plan = named[("moments=bfloat16",)]
@@ -78,16 +77,16 @@ def test_smaller_moments_are_suggested_if_the_offload_tier_then_has_room(phases:
         assert plan.moments == "bfloat16"
     else:
         with pytest.raises(InputErrors, match="`moments` = bfloat16, with which it has room"):
-            choose(asked(phases=phases), wide, machine)
+            choose_plan(asked(phases=phases), wide, machine)
 
 
 def test_moments_are_as_requested_and_never_chosen():
     machine = tiny_machine(host=HOST)
-    plans = [choose(asked(**pins), GRAPH, machine).plan for pins in ({}, {"moments": "int8"})]
+    plans = [choose_plan(asked(**pins), GRAPH, machine).plan for pins in ({}, {"moments": "int8"})]
     assert [plan and plan.moments for plan in plans] == ["float32", "int8"]
 
 
 def test_phases_that_no_offload_tier_has_room_for_are_refused_with_the_bytes():
     wide = tiny_graph(layers=6, width=2048)
     with pytest.raises(InputErrors, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):
-        choose(asked(phases=3), wide, tiny_machine(host="200 MiB"))
+        choose_plan(asked(phases=3), wide, tiny_machine(host="200 MiB"))

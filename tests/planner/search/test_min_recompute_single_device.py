@@ -1,10 +1,9 @@
 from itertools import product
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict_plan
 from windlass.planner.search.min_recompute import (
     RecomputeSteps,
     min_recompute_plans,
@@ -52,13 +51,13 @@ def test_no_plan_that_fits_recomputes_fewer_layers_or_is_faster(
     budget = int(low + share * max(0, high - low))
     plans = min_recompute_plans(plan, graph, MACHINE, budget)
     assert all(max(peaks(each, graph)) <= budget for each in plans)
-    seconds = min(predict(each, graph, MACHINE).step_seconds for each in plans)
+    seconds = min(predict_plan(each, graph, MACHINE).step_seconds for each in plans)
     for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
         steps = RecomputeSteps(plan, selects=(selects,) * pipeline)
         for counts in product(*(range(last + 1) for last in steps.last)):
             other = steps.plan(counts)
             if max(peaks(other, graph)) <= budget:
-                assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
+                assert predict_plan(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
 
 
 def test_stages_with_more_live_micro_batches_recompute_more_layers():

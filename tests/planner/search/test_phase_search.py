@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
-from windlass.cost.predict import predict
-from windlass.planner.choose import choose
-from windlass.planner.explain import explain
+from windlass.cost.predict import predict_plan
+from windlass.planner.choose import choose_plan
+from windlass.planner.explain import explain_result
 from windlass.planner.result import PlanningResult
 from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
@@ -86,7 +86,7 @@ def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:
                     offloaded_plan, space.graph, space.machine
                 ):
                     found.append(
-                        (offloaded_plan, predict(offloaded_plan, space.graph, space.machine))
+                        (offloaded_plan, predict_plan(offloaded_plan, space.graph, space.machine))
                     )
     return found
 
@@ -154,14 +154,14 @@ def narrow(graph: Graph, on: Machine, *overrides: str) -> int:
 def told(choice: PlanningResult) -> str:
     """The advice, line by line."""
     assert not choice.fits
-    return "\n".join(explain(choice).help)
+    return "\n".join(explain_result(choice).help)
 
 
 def test_a_model_that_no_device_holds_runs_in_phases_on_all():
     graph, on = WIDE, machine(1e10)
     budget = f"memory={narrow(graph, on, *REPLICAS)}"
-    assert not choose(request(budget, *REPLICAS, "phases=1"), graph, on).fits
-    choice = choose(request(budget, *REPLICAS), graph, on)
+    assert not choose_plan(request(budget, *REPLICAS, "phases=1"), graph, on).fits
+    choice = choose_plan(request(budget, *REPLICAS), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
     assert choice.plan.parallel.devices == on.devices
@@ -178,16 +178,16 @@ def test_outputs_stay_on_the_device_if_there_is_room():
 def test_if_not_even_phases_fit_the_tier_and_the_missing_bytes_are_named():
     graph, on = WIDE, machine(1e10)
     budget = narrow(graph, on, *REPLICAS)
-    choice = choose(request(f"memory={budget - 1}", *REPLICAS), graph, on)
+    choice = choose_plan(request(f"memory={budget - 1}", *REPLICAS), graph, on)
     assert re.search(r"phases a stage, PP=.* in `device`, .* too much", told(choice))
 
 
 def test_a_suggested_change_makes_it_fit():
     graph, on = WIDE, machine(1e10)
     budget = f"memory={narrow(graph, on, *REPLICAS)}"
-    two = choose(request(budget, *REPLICAS, "phases=2"), graph, on)
+    two = choose_plan(request(budget, *REPLICAS, "phases=2"), graph, on)
     assert "leaving `phases` = 2 open" in told(two)
-    assert choose(request(budget, *REPLICAS), graph, on).plan is not None
+    assert choose_plan(request(budget, *REPLICAS), graph, on).plan is not None
 
 
 def test_a_tier_that_is_too_small_is_named_with_smaller_moments_if_they_help():
@@ -200,5 +200,5 @@ def test_a_tier_that_is_too_small_is_named_with_smaller_moments_if_they_help():
     tiers = (near_tier, far.model_copy(update={"capacity_bytes": small}))
     tight = on.model_copy(update={"device": on.device.model_copy(update={"tiers": tiers})})
     asked = request(f"memory={budget}", *REPLICAS)
-    words = told(choose(asked, graph, tight))
+    words = told(choose_plan(asked, graph, tight))
     assert re.search(r"in `host`, .* too much(.|\n)*`moments=bfloat16`", words)

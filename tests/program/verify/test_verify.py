@@ -3,8 +3,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError

@@ -33,7 +33,7 @@ from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 from windlass.runtime.distributed import process_groups
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
 from windlass.runtime.verify.fault_injection import inject_fault
 from windlass.runtime.verify.handler_hooks import HookContext
@@ -92,7 +92,7 @@ def run_job(rank: int, folder: Path, model: dict, graph: Graph, tokens: TokenDat
             plan=plan, stack=stack, program=lower(plan, graph)[rank], settings=settings,
             checkpoints=folder / "checkpoints", graph=graph if distributed else None,
         )  # fmt: skip
-        measured = train(
+        measured = train_loop(
             context, batches, wrap_handlers=wrap_handlers,
             resume=open_checkpoint(Path(job["resume"])) if job["resume"] else None,
         )  # fmt: skip

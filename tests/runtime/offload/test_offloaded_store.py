@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
@@ -17,7 +16,8 @@ from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, latest_checkpoint
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
+from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -42,6 +42,7 @@ Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
 @pytest.fixture
 def run(
     gpt: Callable[..., LayerStack],
+    graph_of: Callable[..., Graph],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
@@ -67,7 +68,7 @@ def run(
         **train_args: object,
     ) -> tuple[list[Step], dict[str, torch.Tensor]]:
         stack = gpt(device="meta", dropout=0.1, **(model_args or {}))
-        graph = capture_graph(stack)
+        graph = graph_of(dropout=0.1, **(model_args or {}))
         plan = Plan(
             graph=graph.label,
             machine="here@000000000000",
@@ -92,7 +93,7 @@ def run(
             checkpoints=folder,
         )
         newest = latest_checkpoint(folder) if resume else None
-        for step in train(context, batches(batch=micro * accumulation), resume=newest):
+        for step in train_loop(context, batches(batch=micro * accumulation), resume=newest):
             steps.append(step)
             after_step()
             if step.step == until:
@@ -320,13 +321,13 @@ def test_offloaded_activations_are_reloaded_unchanged(
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_activations_alone_may_be_offloaded_and_transfer_the_bytes_of_the_program(
-    run: Run, gpt: Callable[..., LayerStack], tier: str
+    run: Run, graph_of: Callable[..., Graph], tier: str
 ):
     shape = {"accumulation": 3, "micro": 2, "recompute": "full"}
     _, reference = run(1, name="reference", **shape)
     steps, offloaded = run(1, offload=Offload(activations=tier), **shape)
     assert equal(offloaded, reference)
-    graph = capture_graph(gpt(device="meta", dropout=0.1))
+    graph = graph_of(dropout=0.1)
     plan = Plan(
         graph=graph.label, machine="here@000000000000", offload=Offload(activations=tier),
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=3),
@@ -343,11 +344,11 @@ PADDING_SHARE = 0.02
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_transfers_the_bytes_of_its_program(
-    run: Run, gpt: Callable[..., LayerStack], precision: str
+    run: Run, graph_of: Callable[..., Graph], precision: str
 ):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "model_args": {"width": 256}}
     steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
-    graph = capture_graph(gpt(device="meta", dropout=0.1, width=256))
+    graph = graph_of(dropout=0.1, width=256)
     plan = Plan(
         graph=graph.label, machine="here@000000000000", precision=precision, offload=ON_DISK,
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),

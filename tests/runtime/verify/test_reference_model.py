@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, ModelError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, layer_file
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.train import train
+from windlass.runtime.train import train_loop
 from windlass.runtime.verify.compare_to_reference import compare_to_reference
 from windlass.runtime.verify.reference_model import ReferenceStep, reference_step
+from windlass.schema.graph import Graph
 from windlass.schema.largest_model import ReferenceComparison
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -37,6 +37,7 @@ Trained = tuple[LayerStack, Step, Path, TrainRequest]
 @pytest.fixture
 def trained(
     gpt: Callable[..., LayerStack],
+    graph_of: Callable[..., Graph],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
@@ -51,7 +52,7 @@ def trained(
         steps: int = 1,
     ) -> Trained:
         stack = gpt(device="meta")
-        graph = capture_graph(stack)
+        graph = graph_of()
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
             offload=OFFLOADED if len(phases) > 1 else Offload(), moments=moments,
@@ -63,7 +64,7 @@ def trained(
         context = RankContext(
             plan=plan, stack=stack, program=program, settings=request, checkpoints=folder
         )
-        done = list(train(context, batches()))
+        done = list(train_loop(context, batches()))
         return stack, done[-1], checkpoint_folders(folder)[-1], request
 
     return run

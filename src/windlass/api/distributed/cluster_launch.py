@@ -17,10 +17,8 @@ from windlass.api.runs import RUNS
 from windlass.api.training.start_run import start_run
 from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import PlanError
-from windlass.program.device_mesh import mesh_coord
-from windlass.schema import run_record as names
-from windlass.schema.plan import Parallelism
-from windlass.schema.tensor_grid import grid_columns
+from windlass.program import mesh_coord
+from windlass.schema import LAUNCH_FILE, TOKENS_FOLDER, Parallelism, grid_columns
 
 Launcher = Literal["torchrun", "slurm"]
 """What a user starts: torchrun on each host, or one Slurm job, which starts torchrun."""
@@ -70,9 +68,9 @@ def prepare_cluster_run(
         )
     run_folder, _, tokens, _ = start_run(planned, root=root, folder=folder, progress=progress)
     with run_folder:
-        with storage_errors(run_folder.path / names.TOKENS_FOLDER):
-            shutil.copytree(tokens.folder, run_folder.path / names.TOKENS_FOLDER)
-        script = run_folder.path / names.LAUNCH_FILE
+        with storage_errors(run_folder.path / TOKENS_FOLDER):
+            shutil.copytree(tokens.folder, run_folder.path / TOKENS_FOLDER)
+        script = run_folder.path / LAUNCH_FILE
         text = launch_script(
             parallel,
             run_folder.path.absolute(),
@@ -116,7 +114,7 @@ def launch_script(
     if launcher == "torchrun":
         return f"""#!/bin/sh
 # Run this on each of {_count(nodes, "host")}, all at about the same time:
-#     HEAD=name-of-any-one-of-them sh {folder / names.LAUNCH_FILE}
+#     HEAD=name-of-any-one-of-them sh {folder / LAUNCH_FILE}
 {notes}
 HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 : "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
@@ -130,7 +128,7 @@ HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 {gpus}#SBATCH --exclusive
 #SBATCH --signal=TERM@{_NOTICE_SECONDS}
 #SBATCH --output={folder}/slurm-%j.out
-# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to resume. Slurm sends SIGTERM
+# Submit with `sbatch {folder / LAUNCH_FILE}`, and again to resume. Slurm sends SIGTERM
 # before the job's time ends: the current step is completed and saved.
 {notes}
 HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

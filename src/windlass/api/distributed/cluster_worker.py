@@ -17,9 +17,8 @@ from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
 from windlass.api.training.train import Run
 from windlass.errors import PlanError, RunBroken
-from windlass.program.device_mesh import mesh_coord
-from windlass.program.lowering.lower import lower
-from windlass.schema.run_record import Step
+from windlass.program import lower, mesh_coord
+from windlass.schema import Step
 
 _MAX_INTERVAL_SECONDS = 1.0
 """Time between two exchanges of the watchdogs; a fifth of their hang timeout if that is shorter."""
@@ -56,9 +55,7 @@ def supervise_rank(
         PlanError: the plan is for another number of devices.
         WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
     """
-    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, die_with_parent
-    from windlass.runtime.distributed.status_store import StatusStore
-    from windlass.runtime.distributed.watchdog import RankWatchdog
+    from windlass.runtime import RANKS_FOLDER, RankWatchdog, StatusStore, die_with_parent
 
     die_with_parent()
     planned = planned_from_record(load(folder))
@@ -107,17 +104,15 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
         RecordError: the run has finished, or another process holds its folder.
         WindlassError: any other error; the message names the rank and its instruction.
     """
-    from windlass.runtime.distributed.heartbeat import HeartbeatWriter
-    from windlass.runtime.distributed.rank_ipc import (
+    from windlass.runtime import (
         RANKS_FOLDER,
+        HeartbeatWriter,
         ParentProcess,
-        heartbeat_file,
-        write_report,
-    )
-    from windlass.runtime.distributed.rendezvous import (
         destroy_process_group,
+        heartbeat_file,
         init_elastic_process_group,
         is_peer_lost,
+        write_report,
     )
 
     parent = ParentProcess()
@@ -147,7 +142,7 @@ def _steps(folder: Path, planned: Planned, rank: int, hooks: LoopHooks) -> Itera
     """The training loop of one rank; rank 0 first tells all others where to start."""
     import torch
 
-    from windlass.runtime.distributed.rendezvous import RunStart, broadcast_start
+    from windlass.runtime import RunStart, broadcast_start
 
     device = torch.device(planned.machine.device.kind)
     if rank:

@@ -12,8 +12,7 @@ from windlass.api.training.resume import resume
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.train import Run
 from windlass.errors import RankLost
-from windlass.schema.plan import Parallelism
-from windlass.schema.request import Request
+from windlass.schema import Parallelism, Request
 
 _MAX_FAILURES = 2
 """Number of hangs of one rank after which its device is given up."""

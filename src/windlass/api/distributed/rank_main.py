@@ -9,12 +9,11 @@ from windlass.api.runs import load
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
-from windlass.schema.run_record import Step
-from windlass.tracking.run_folder import rank_journal
-from windlass.tracking.step_records import append_step
+from windlass.schema import Step
+from windlass.tracking import append_step, rank_journal
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.rank_ipc import ParentProcess
+    from windlass.runtime import ParentProcess
 
 
 @contextmanager
@@ -43,18 +42,16 @@ def run_rank(
     Raises:
         WindlassError: what went wrong.
     """
-    from windlass.runtime.distributed.heartbeat import HeartbeatWriter
-    from windlass.runtime.distributed.rank_ipc import (
-        RANKS_FOLDER,
-        ParentProcess,
-        heartbeat_file,
-        write_report,
-    )
-    from windlass.runtime.distributed.rendezvous import (
+    from windlass.runtime import (
         LOOPBACK,
+        RANKS_FOLDER,
+        HeartbeatWriter,
+        ParentProcess,
         Rendezvous,
         destroy_process_group,
+        heartbeat_file,
         init_local_process_group,
+        write_report,
     )
 
     parent = ParentProcess()

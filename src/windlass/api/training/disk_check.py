@@ -8,8 +8,8 @@ from pathlib import Path
 from windlass.api.plan import Planned
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import StorageError
-from windlass.program.memory.disk_usage import DiskUsage, disk_usage
-from windlass.schema.run_record import CHECKPOINT_FOLDER, STATE_FOLDER
+from windlass.program import DiskUsage, disk_usage
+from windlass.schema import CHECKPOINT_FOLDER, STATE_FOLDER
 from windlass.units import format_bytes
 
 _BLOCK_BYTES = 512

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windlass.runtime.interpreter import Handlers, HeartbeatSlots
-    from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
+    from windlass.runtime import Handlers, HandlerWrapper, HeartbeatSlots, HookContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,7 @@ class Instrumentation:
             folder: the run folder, which receives the fingerprints.
             rank: the rank whose handlers are wrapped.
         """
-        from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
-        from windlass.runtime.verify.fault_injection import inject_fault
+        from windlass.runtime import ActivationFingerprints, inject_fault
 
         fingerprints = ActivationFingerprints(folder, rank)
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.errors import RankError, RunBroken
-from windlass.hardware.local_machine import core_count
-from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import Program
-from windlass.schema import run_record as names
-from windlass.schema.run_record import Step
+from windlass.hardware import core_count
+from windlass.program import Program, mesh_coord
+from windlass.schema import CHECKPOINT_FOLDER, Step
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
+    from windlass.runtime import WatchdogTimeouts
 
 _HANG_STEPS = 10
 _MIN_HANG_SECONDS = 60.0
@@ -48,8 +46,7 @@ def train_local_ranks(
     Raises:
         WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
     """
-    from windlass.runtime.checkpoint.checkpoint import remove_temporaries
-    from windlass.runtime.distributed.local_launcher import LocalLauncher
+    from windlass.runtime import LocalLauncher, remove_temporaries
 
     parallel, instrumentation = planned.plan.parallel, hooks.instrumentation
     command = [sys.executable, "-m", "windlass", "rank", str(folder), "--attempt", str(attempt)]
@@ -58,7 +55,7 @@ def train_local_ranks(
     command += instrumentation.command_options() if instrumentation else []
     coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
     threads = max(1, core_count() // parallel.devices)
-    checkpoints = folder / names.CHECKPOINT_FOLDER
+    checkpoints = folder / CHECKPOINT_FOLDER
     launcher = LocalLauncher(
         folder, command, programs, coords, timeouts=watchdog_timeouts(planned), threads=threads
     )
@@ -84,7 +81,7 @@ def train_local_ranks(
 
 def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":
     """How long the ranks of a run may make no progress before a hang is reported."""
-    from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
+    from windlass.runtime import WatchdogTimeouts
 
     requested, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
     seconds = requested or max(_MIN_HANG_SECONDS, _HANG_STEPS * prediction.high_seconds)
@@ -93,7 +90,7 @@ def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":
 
 def _where_to_resume(checkpoints: Path) -> str:
     """The last checkpoint and the command that resumes from it, as a clause of a message."""
-    from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
+    from windlass.runtime import checkpoint_folders
 
     folders = checkpoint_folders(checkpoints)
     if not folders:

@@ -24,17 +24,21 @@ from windlass.api.training.setup import (
 )
 from windlass.api.training.train import Run
 from windlass.errors import CheckpointError, RecordError, RequestError
-from windlass.models.catalog import is_causal
-from windlass.program.instruction import Program
-from windlass.schema import run_record as names
-from windlass.schema.request import Request
-from windlass.schema.run_record import Step
-from windlass.tracking.load_run import RunRecord
-from windlass.tracking.run_folder import RunFolder, reopen_run_folder
+from windlass.models import is_causal
+from windlass.program import Program
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    MERGED_CHECKPOINT_FOLDER,
+    REQUEST_FILE,
+    TOKENIZER_FILE,
+    Request,
+    Step,
+)
+from windlass.tracking import RunFolder, RunRecord, reopen_run_folder
 
 if TYPE_CHECKING:
-    from windlass.data.token_files import TokenDataset
-    from windlass.runtime.checkpoint.checkpoint import Checkpoint
+    from windlass.data import TokenDataset
+    from windlass.runtime import Checkpoint
 
 _CHANGEABLE = (
     "parallel", "sharding", "batch", "recompute", "recompute_layers", "phases", "compile",
@@ -104,7 +108,7 @@ def continue_run(
     """
     checkpoint, folder = reopened.checkpoint, reopened.folder
     done = checkpoint.manifest.step if checkpoint else 0
-    steps = _remove_merged_checkpoint(steps, folder.path / names.CHECKPOINT_FOLDER)
+    steps = _remove_merged_checkpoint(steps, folder.path / CHECKPOINT_FOLDER)
     return Run(planned, folder, steps, done=done, notes=reopened.notes)
 
 
@@ -128,14 +132,9 @@ def reopen_run(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
-    from windlass.runtime.checkpoint.checkpoint import (
-        checkpoint_folders,
-        is_sharded,
-        latest_checkpoint,
-    )
-    from windlass.runtime.checkpoint.merge_shards import merge_shards
+    from windlass.runtime import checkpoint_folders, is_sharded, latest_checkpoint, merge_shards
 
-    checkpoints = record.folder / names.CHECKPOINT_FOLDER
+    checkpoints = record.folder / CHECKPOINT_FOLDER
     checkpoint = latest_checkpoint(checkpoints)
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
@@ -153,7 +152,7 @@ def reopen_run(
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
     # A checkpoint that is not sharded is used as it is, without building the model.
     if checkpoint and is_sharded(checkpoint.manifest):
-        merged = checkpoints / names.MERGED_CHECKPOINT_FOLDER
+        merged = checkpoints / MERGED_CHECKPOINT_FOLDER
         checkpoint = merge_shards(checkpoint, build_requested_model(planned.request.model), merged)
     return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
@@ -167,7 +166,7 @@ def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress |
         raise RequestError(
             f"`{fixed[0]}` would make it another run; a run may change {', '.join(_CHANGEABLE)}"
         )
-    request = Request.resolve(record.folder / names.REQUEST_FILE, overrides)
+    request = Request.resolve(record.folder / REQUEST_FILE, overrides)
     return plan(request, progress=progress)
 
 
@@ -178,7 +177,7 @@ def _remove_merged_checkpoint(
 
     def generate() -> Generator[Step]:
         for step in steps():
-            shutil.rmtree(checkpoints / names.MERGED_CHECKPOINT_FOLDER, ignore_errors=True)
+            shutil.rmtree(checkpoints / MERGED_CHECKPOINT_FOLDER, ignore_errors=True)
             yield step
 
     return generate
@@ -210,10 +209,8 @@ def sample(
         RequestError: its model does not predict the next token.
         CheckpointError: it has no complete checkpoint.
     """
-    from windlass.data.tokenizer import load_tokenizer
-    from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
-    from windlass.runtime.checkpoint.merge_shards import merge_shards
-    from windlass.runtime.generate import SamplingOptions, generate
+    from windlass.data import load_tokenizer
+    from windlass.runtime import SamplingOptions, generate_text, latest_checkpoint, merge_shards
 
     record = load(run, root=root)
     planned = planned_from_record(record)
@@ -222,15 +219,15 @@ def sample(
             f"`{planned.request.model.name}` predicts masked tokens, not the next one, and cannot "
             "generate text; sample a run of a causal model"
         )
-    checkpoint = latest_checkpoint(record.folder / names.CHECKPOINT_FOLDER)
+    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
     stack = build_requested_model(planned.request.model)
-    tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
+    tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
-        generated = generate(
+        generated = generate_text(
             stack,
-            merge_shards(checkpoint, stack, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
+            merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER),
             tokenizer.encode(prompt) or [tokenizer.end_of_text],
             SamplingOptions(
                 count=tokens,

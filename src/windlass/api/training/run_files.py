@@ -7,32 +7,40 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.atomic_files import storage_errors
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost import simulate
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.planner.result import PlanningResult
-from windlass.program.instruction import Program
-from windlass.schema import run_record as names
-from windlass.tracking.environment import collect_environment
-from windlass.tracking.load_run import RunRecord
-from windlass.tracking.run_folder import RunFolder
+from windlass.planner import PlanningResult
+from windlass.program import Program
+from windlass.schema import (
+    ATTEMPTS_FOLDER,
+    ENVIRONMENT_FILE,
+    GRAPH_FILE,
+    MACHINE_FILE,
+    PLAN_FILE,
+    PREDICTED_TIMELINE_FILE,
+    PREDICTION_FILE,
+    PROGRAM_FILE,
+    REQUEST_FILE,
+)
+from windlass.tracking import RunFolder, RunRecord, collect_environment
 
 if TYPE_CHECKING:
-    from windlass.data.token_files import TokenDataset
+    from windlass.data import TokenDataset
 
 
 def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
     """The documents of a new run, by file name."""
     timeline = simulate(planned.plan, planned.graph, planned.machine, programs)
     return {
-        names.REQUEST_FILE: planned.request,
-        names.PLAN_FILE: planned.plan,
-        names.GRAPH_FILE: planned.graph,
-        names.MACHINE_FILE: planned.machine,
-        names.PREDICTION_FILE: planned.prediction,
-        names.PROGRAM_FILE: programs[0],
-        names.PREDICTED_TIMELINE_FILE: timeline,
-        names.ENVIRONMENT_FILE: collect_environment(sys.argv),
+        REQUEST_FILE: planned.request,
+        PLAN_FILE: planned.plan,
+        GRAPH_FILE: planned.graph,
+        MACHINE_FILE: planned.machine,
+        PREDICTION_FILE: planned.prediction,
+        PROGRAM_FILE: programs[0],
+        PREDICTED_TIMELINE_FILE: timeline,
+        ENVIRONMENT_FILE: collect_environment(sys.argv),
     }
 
 
@@ -77,7 +85,7 @@ def replace_plan(folder: RunFolder, planned: Planned, programs: tuple[Program, .
 
 
 def _keep_copy(path: Path, attempt: int) -> None:
-    folder = path.parent / names.ATTEMPTS_FOLDER / str(attempt)
+    folder = path.parent / ATTEMPTS_FOLDER / str(attempt)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / path.name)

@@ -11,29 +11,24 @@ from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder
 from windlass.errors import MachineError, PlanError
-from windlass.models.catalog import is_causal
-from windlass.program.instruction import Program
-from windlass.program.lowering.lower import lower
-from windlass.program.validate_plan import require_valid_plan
-from windlass.program.verify.verify import verify_programs
-from windlass.schema import run_record as names
-from windlass.schema.plan import HOST_TIER
-from windlass.schema.prediction import Timeline
-from windlass.schema.request import Request
-from windlass.schema.run_record import Step
-from windlass.torch_ext.cpu_allocator import (
-    FREE_MEMORY_FRACTION,
-    install_allocator,
-    set_memory_limit,
-    trim_heap,
+from windlass.models import is_causal
+from windlass.program import Program, lower, require_valid_plan, verify_programs
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    HOST_TIER,
+    MEASURED_TIMELINE_FILE,
+    TOKENS_FOLDER,
+    Request,
+    Step,
+    Timeline,
 )
-from windlass.tracking.run_folder import RunFolder
+from windlass.torch_ext import FREE_MEMORY_FRACTION, install_allocator, set_memory_limit, trim_heap
+from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
-    from windlass.data.batches import Batches
-    from windlass.data.token_files import TokenDataset
-    from windlass.models.layer_stack import LayerStack
-    from windlass.runtime.checkpoint.checkpoint import Checkpoint
+    from windlass.data import Batches, TokenDataset
+    from windlass.models import LayerStack
+    from windlass.runtime import Checkpoint
 
 _RECORDED_STEP = 3
 """Step whose timeline is measured, counted within an attempt: caches are warm by then."""
@@ -45,7 +40,7 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset
     Raises:
         DataError: the text is missing, empty or too short.
     """
-    from windlass.data.dataset_cache import prepare_dataset
+    from windlass.data import prepare_dataset
 
     data = request.data
     tokens = prepare_dataset(
@@ -64,9 +59,9 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset
 
 def load_run_tokens(folder: Path) -> "TokenDataset | None":
     """The tokens that lie in a run folder itself; None if there are none."""
-    from windlass.data.token_files import open_dataset
+    from windlass.data import open_dataset
 
-    return open_dataset(folder / names.TOKENS_FOLDER)
+    return open_dataset(folder / TOKENS_FOLDER)
 
 
 def require_vocabulary(planned: Planned, tokens: "TokenDataset") -> None:
@@ -140,9 +135,8 @@ def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
     Raises:
         DataError: the text is too short.
     """
-    from windlass.data.batches import Batches
-    from windlass.data.mlm_masking import MlmMasking
-    from windlass.models.loss import IGNORE_INDEX
+    from windlass.data import Batches, MlmMasking
+    from windlass.models import IGNORE_INDEX
 
     settings, masking = planned.request.train, None
     if not is_causal(planned.request.model.name):
@@ -206,7 +200,7 @@ def train_rank(
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
         hooks: what the caller attaches; `stop` asks all ranks to end after the current step.
     """
-    from windlass.runtime.checkpoint.checkpoint import open_checkpoint
+    from windlass.runtime import open_checkpoint
 
     _prepare_memory(planned)
     tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
@@ -238,8 +232,7 @@ def _training_loop(
     """The training loop of one rank; rank 0 also saves the measured timeline of one step."""
     import torch
 
-    from windlass.runtime.rank_context import RankContext
-    from windlass.runtime.train import TimelineRecorder, train
+    from windlass.runtime import RankContext, TimelineRecorder, train_loop
 
     rank, instrumentation = program.device, hooks.instrumentation
     done = checkpoint.manifest.step if checkpoint else 0
@@ -247,7 +240,7 @@ def _training_loop(
 
     def save_timeline(step: int, timeline: Timeline) -> None:
         del step
-        timeline.save(folder / names.MEASURED_TIMELINE_FILE)
+        timeline.save(folder / MEASURED_TIMELINE_FILE)
 
     recorder = TimelineRecorder(steps=frozenset({recorded}), record=save_timeline)
     context = RankContext(
@@ -255,11 +248,11 @@ def _training_loop(
         stack=stack,
         program=program,
         settings=planned.request.train,
-        checkpoints=folder / names.CHECKPOINT_FOLDER,
+        checkpoints=folder / CHECKPOINT_FOLDER,
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
         device=torch.device(planned.machine.device.kind),
     )
-    return train(
+    return train_loop(
         context,
         batches,
         resume=checkpoint,

@@ -13,13 +13,12 @@ from windlass.api.training.setup import (
     require_vocabulary,
     verified_programs,
 )
-from windlass.program.instruction import Program
-from windlass.schema import run_record as names
-from windlass.tracking.run_folder import RunFolder, create_run_folder
+from windlass.program import Program
+from windlass.schema import TOKENIZER_FILE
+from windlass.tracking import RunFolder, create_run_folder
 
 if TYPE_CHECKING:
-    from windlass.data.batches import Batches
-    from windlass.data.token_files import TokenDataset
+    from windlass.data import Batches, TokenDataset
 
 
 class StartedRun(NamedTuple):
@@ -57,5 +56,5 @@ def start_run(
         meta=run_metadata(planned, tokens),
         folder=folder,
     )
-    tokens.tokenizer.save(run_folder.path / names.TOKENIZER_FILE)
+    tokens.tokenizer.save(run_folder.path / TOKENIZER_FILE)
     return StartedRun(run_folder, programs, tokens, batches)

@@ -11,12 +11,10 @@ from windlass.api.training.instrumentation import Instrumentation, LoopHooks, ne
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
 from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
-from windlass.planner.advice.alternatives import alternatives
-from windlass.planner.explain import explain_change
-from windlass.schema.request import Request
-from windlass.schema.run_record import RunState, Step
-from windlass.torch_ext.cpu_allocator import set_memory_limit, trim_heap
-from windlass.tracking.run_folder import RunFolder
+from windlass.planner import alternatives, explain_change
+from windlass.schema import Request, RunState, Step
+from windlass.torch_ext import set_memory_limit, trim_heap
+from windlass.tracking import RunFolder
 from windlass.units import format_bytes
 
 _ALTERNATIVES = 3

@@ -10,14 +10,21 @@ from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.train import train
-from windlass.cost.predict import predict
-from windlass.planner.result import PlanningResult
-from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
-from windlass.schema.request import Request
-from windlass.schema.verification import VerificationResult
+from windlass.cost import predict_plan
+from windlass.planner import PlanningResult
+from windlass.schema import (
+    Batch,
+    Offload,
+    Parallelism,
+    Plan,
+    Request,
+    ShardingDegrees,
+    Stage,
+    VerificationResult,
+)
 
 if TYPE_CHECKING:
-    from windlass.runtime.verify.compare_runs import InstrumentedRun
+    from windlass.runtime import InstrumentedRun
 
 _EPSILON = 1e-4
 """Smallest epsilon of Adam in a verification. With the usual 1e-8, a gradient that is zero up to
@@ -66,7 +73,7 @@ class Verifier:
         Raises:
             WindlassError: a run failed.
         """
-        from windlass.runtime.verify.compare_runs import compare_to_single_device
+        from windlass.runtime import compare_to_single_device
 
         if self._reference is None:
             self._reference = self._run("one device", self._single_device, Instrumentation())
@@ -83,7 +90,7 @@ class Verifier:
 
     def inject_faults(self) -> Iterator[FaultResult]:
         """Yields the verification of the plan with each fault that can occur in it."""
-        from windlass.runtime.verify.fault_injection import FAULTS, faulty_layer
+        from windlass.runtime import FAULTS, faulty_layer
 
         plan, graph = self._planned.plan, self._planned.graph
         for name, fault in FAULTS.items():
@@ -95,7 +102,7 @@ class Verifier:
 
     def skipped_faults(self) -> tuple[tuple[str, str], ...]:
         """Description and requirement of each fault that cannot occur in the plan."""
-        from windlass.runtime.verify.fault_injection import FAULTS
+        from windlass.runtime import FAULTS
 
         plan, graph = self._planned.plan, self._planned.graph
         return tuple(
@@ -107,7 +114,7 @@ class Verifier:
     def _run(
         self, name: str, planned: Planned, instrumentation: Instrumentation
     ) -> "InstrumentedRun":
-        from windlass.runtime.verify.compare_runs import InstrumentedRun
+        from windlass.runtime import InstrumentedRun
 
         if self._progress is not None:
             self._progress(f"running {name}", 0, None)
@@ -148,7 +155,7 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
 
 def with_plan(planned: Planned, plan: Plan) -> Planned:
     """The same request under another plan, with its prediction."""
-    prediction = predict(plan, planned.graph, planned.machine)
+    prediction = predict_plan(plan, planned.graph, planned.machine)
     return replace(planned, result=PlanningResult(plan=plan, prediction=prediction))
 
 

@@ -4,18 +4,13 @@ from pathlib import Path
 
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture, capture_tensor_degrees
-from windlass.api.plan import Planned
-from windlass.api.plan import plan as choose_plan
-from windlass.cost.predict import predict
+from windlass.api.plan import Planned, plan as choose_plan
+from windlass.cost import predict_plan
 from windlass.errors import ModelError, PlanError
-from windlass.models import catalog as catalogue
-from windlass.planner.downscale import downscale_plan as downscale
-from windlass.planner.result import PlanningResult
-from windlass.program.validate_plan import plan_errors, require_valid_plan
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.request import DataRequest, ModelRequest, Request
+from windlass.models import model_config, model_names
+from windlass.planner import PlanningResult, downscale_plan as downscale
+from windlass.program import plan_errors, require_valid_plan
+from windlass.schema import DataRequest, Graph, Machine, ModelRequest, Plan, Request
 
 MAX_PROCESSES = 8
 """Most processes of a rehearsal."""
@@ -114,14 +109,14 @@ def downscale_plan(
             f"version of it, with at most {MAX_PROCESSES} devices"
         )
     notes: tuple[str, ...] = ()
-    if name not in catalogue.model_names():
+    if name not in model_names():
         notes = (
             f"`{name}` is not in the catalogue: blocks of the `{_STAND_IN_MODEL}` family stand in",
         )
         name = _STAND_IN_MODEL
     machine = _local_machine(plan, progress)
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
-    small = downscale(plan, catalogue.model_config(name), devices=devices, tiers=tiers)
+    small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
     machine = _local_machine(small.plan, progress)
     graph = _with_tensor_shards(small.model, capture(small.model), small.plan)
     text = DataRequest(
@@ -160,5 +155,5 @@ def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Pl
         update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
     )
     request = Request(model=request.model, data=request.data, train=train)
-    result = PlanningResult(plan=plan, prediction=predict(plan, graph, machine))
+    result = PlanningResult(plan=plan, prediction=predict_plan(plan, graph, machine))
     return Planned(request=request, graph=graph, machine=machine, result=result)

@@ -15,9 +15,8 @@ from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
 from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 from windlass.errors import RunBroken
-from windlass.report.formatting import describe_phases
-from windlass.schema import run_record as names
-from windlass.schema.request import Request
+from windlass.report import describe_phases
+from windlass.schema import CHECKPOINT_FOLDER, Request
 from windlass.units import format_bytes, format_seconds
 
 
@@ -152,7 +151,7 @@ def _run(request: Request, folder: Path) -> RunDigest:
         plan=describe_phases(record.plan),
         losses=tuple(step.loss for step in record.steps),
         norms=tuple(step.gradient_norm for step in record.steps),
-        weights=_weights_sha256(folder / names.CHECKPOINT_FOLDER / str(last.saved)),
+        weights=_weights_sha256(folder / CHECKPOINT_FOLDER / str(last.saved)),
         predicted_seconds=record.prediction.step_seconds,
         measured_seconds=last.seconds,
         predicted_bytes=record.prediction.peaks[0].peak_bytes,

@@ -19,13 +19,14 @@ from windlass.cli.command_options import (
 )
 from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
 from windlass.errors import RequestError
-from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
-from windlass.report.terminal.comparison_tables import (
+from windlass.report import (
+    batch_comparison_figure,
     batch_comparison_table,
     infeasible_lines,
+    machine_comparison_figure,
     machine_comparison_table,
 )
-from windlass.schema.comparison import MachineForecast
+from windlass.schema import MachineForecast
 
 SIZES = tuple(2**power for power in range(3, 13))
 """Global batches in sequences, if `--sizes` is not given."""

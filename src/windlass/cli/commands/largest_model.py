@@ -7,8 +7,7 @@ from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import ProgressBars, console, error_console, print_json
-from windlass.report.terminal.largest_model_table import largest_model_table
-from windlass.report.terminal.plan_tables import plan_table
+from windlass.report import largest_model_table, plan_table
 from windlass.units import format_seconds
 
 

@@ -9,7 +9,7 @@ from windlass import api
 from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console
 from windlass.errors import RequestError
-from windlass.report.terminal.plan_tables import plan_table
+from windlass.report import plan_table
 from windlass.units import format_bytes, format_seconds
 
 

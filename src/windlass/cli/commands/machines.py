@@ -6,10 +6,10 @@ from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
-from windlass.hardware.number_sources import StatedNumber, stated_numbers
-from windlass.models import catalog as model_catalogue
-from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
-from windlass.schema.machine import Machine
+from windlass.hardware import StatedNumber, stated_numbers
+from windlass.models import model_config, model_names
+from windlass.report import machine_table, machines_table, numbers_table
+from windlass.schema import Machine
 from windlass.units import format_count
 
 app = App(
@@ -62,8 +62,8 @@ app.command(compare, name="compare", sort_key=2)
 
 def models() -> None:
     """List the models that can be named."""
-    for name in model_catalogue.model_names():
-        config = model_catalogue.model_config(name)
+    for name in model_names():
+        config = model_config(name)
         console.print(
             f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads, "
             f"vocabulary {format_count(config.vocabulary)}, sequence {config.sequence}"

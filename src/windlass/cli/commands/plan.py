@@ -12,10 +12,9 @@ from windlass.atomic_files import require_writable
 from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
 from windlass.errors import RequestError
-from windlass.planner.explain import Explanation, explain
-from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import MemoryClass, Prediction
+from windlass.planner import Explanation, explain_result
+from windlass.report import plan_table, prediction_table, runners_up_table
+from windlass.schema import MemoryClass, Plan, Prediction
 from windlass.units import format_bytes
 
 _INFEASIBLE_SHOWN = 4
@@ -83,7 +82,11 @@ def plan(
     with ProgressBars() as progress:
         request = build_request(model, overrides, options, machine=on)
         planned = api.plan(request, progress=progress)
-    chosen, prediction, explanation = planned.plan, planned.prediction, explain(planned.result)
+    chosen, prediction, explanation = (
+        planned.plan,
+        planned.prediction,
+        explain_result(planned.result),
+    )
     if out is not None:
         chosen.save(out)
     forecast = api.forecast(planned) if drawing.picture or trace else None
@@ -129,7 +132,7 @@ def fit(
         planned = api.plan(request, progress=progress)
     if drawing.picture is not None:
         api.draw_plan(api.forecast(planned), drawing.picture, drawing.only)
-    result, explanation = planned.result, explain(planned.result)
+    result, explanation = planned.result, explain_result(planned.result)
     by_class = result.advice.by_class if result.advice else planned.prediction.peaks[0].by_class
     if as_json:
         print_json(

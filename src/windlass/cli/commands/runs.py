@@ -8,8 +8,8 @@ from rich.markup import escape
 from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.console import console, print_json, print_line
-from windlass.report.terminal.run_tables import record_table, runs_table
-from windlass.tracking.run_index import describe_other_formats
+from windlass.report import record_table, runs_table
+from windlass.tracking import describe_other_formats
 
 
 def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:

@@ -14,9 +14,8 @@ from windlass import api
 from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.cli.console import ProgressBars, console, error_console
 from windlass.errors import RankLost, RunInterrupted
-from windlass.models.catalog import is_causal
-from windlass.report.terminal.live_view import TrainingView
-from windlass.report.terminal.plan_tables import plan_table
+from windlass.models import is_causal
+from windlass.report import TrainingView, plan_table
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20

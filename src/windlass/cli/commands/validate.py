@@ -15,9 +15,7 @@ from windlass.cli.commands.validate_tables import evaluate_tables, print_evaluat
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
 from windlass.errors import InputErrors, RequestError, RunBroken, did_you_mean
-from windlass.schema.graph import Precision
-from windlass.schema.plan import Plan, Recompute
-from windlass.schema.run_record import Step
+from windlass.schema import Plan, Precision, Recompute, Step
 
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 2.0, 2
 """Minimal length of the warm-up, whose steps do not count. Caches fill in the first few steps, and

@@ -9,9 +9,13 @@ from rich.table import Table
 
 from windlass.cli.console import console, print_bullets, print_json, print_line
 from windlass.errors import InputErrors, WindlassError
-from windlass.validation.evaluate_table import Accuracy, TableEvaluation, evaluate_table
-from windlass.validation.metrics import RelativeErrors
-from windlass.validation.predict_run import RunPrediction
+from windlass.validation import (
+    Accuracy,
+    RelativeErrors,
+    RunPrediction,
+    TableEvaluation,
+    evaluate_table,
+)
 
 _WORST_SHOWN = 5
 

@@ -12,12 +12,8 @@ from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.communication_time import tensor_parallel_ring
 from windlass.cost.op_time import rates_at
 from windlass.cost.ring_bandwidth import RingCosts
-from windlass.program.communication_volume import (
-    REPLICATED_SIZES,
-    all_gather_bytes,
-    all_reduce_bytes,
-)
-from windlass.schema.machine import Machine
+from windlass.program import REPLICATED_SIZES, all_gather_bytes, all_reduce_bytes
+from windlass.schema import Machine
 
 
 class ShardingColumns(NamedTuple):

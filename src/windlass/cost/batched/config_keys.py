@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from windlass.schema.graph import Precision
-from windlass.schema.plan import DEVICE_TIER, Plan, Recompute, ShardingDegrees
+from windlass.schema import DEVICE_TIER, Plan, Precision, Recompute, ShardingDegrees
 
 
 class LayerConfig(NamedTuple):

@@ -18,8 +18,7 @@ import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.memory.peak import peak_bytes
-from windlass.cost.batched.memory.peak import stage_bytes as bytes_of_stages
+from windlass.cost.batched.memory.peak import peak_bytes, stage_bytes as bytes_of_stages
 from windlass.cost.batched.pipeline.deferred_update_delay import PendingUpdates, update_delay
 from windlass.cost.batched.pipeline.gradient_reduce_end import ReduceSeconds, grad_reduce_end
 from windlass.cost.batched.pipeline.stage_times import ConfigTimes, PassName, StageTimes, host_pace

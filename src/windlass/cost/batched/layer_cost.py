@@ -17,10 +17,8 @@ from windlass.cost.batched.state_cost import StateCostModel, StateCosts
 from windlass.cost.op_time import rates_at
 from windlass.cost.optimizer_time import norm_rate
 from windlass.cost.ring_bandwidth import RingCosts, message_cost
-from windlass.program.tied_weights import tied_owner_layers
-from windlass.schema.graph import Graph, LayerKind, Precision
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Recompute
+from windlass.program import tied_owner_layers
+from windlass.schema import Graph, LayerKind, Machine, Plan, Precision, Recompute
 
 
 class LayerCosts:

@@ -20,13 +20,17 @@ from windlass.cost.op_time import (
     ops_seconds,
     quantity_values,
 )
-from windlass.program.communication_volume import collective_bytes
-from windlass.program.instruction import InstructionKind
-from windlass.program.memory.layer_sizes import weight_gradient_elements
-from windlass.program.tensor_parallel import pass_ops
-from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
-from windlass.schema.machine import Device
-from windlass.schema.tensor_grid import TensorAxis, group_size
+from windlass.program import InstructionKind, collective_bytes, pass_ops, weight_gradient_elements
+from windlass.schema import (
+    PRECISION_BYTES,
+    Device,
+    Graph,
+    LayerCost,
+    LayerKind,
+    Op,
+    TensorAxis,
+    group_size,
+)
 
 AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 

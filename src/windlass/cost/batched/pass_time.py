@@ -24,10 +24,8 @@ from windlass.cost.op_time import (
     tied_grad_add_bytes,
 )
 from windlass.cost.ring_bandwidth import RingCosts
-from windlass.program.tied_weights import tied_elements_within_stage
-from windlass.schema.graph import Graph, Precision
-from windlass.schema.machine import Device, Machine
-from windlass.schema.plan import Plan
+from windlass.program import tied_elements_within_stage
+from windlass.schema import Device, Graph, Machine, Plan, Precision
 
 _TOKEN_BYTES = 8
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Ints
-from windlass.schema.plan import PipelineSchedule
+from windlass.schema import PipelineSchedule
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 """Kinds of passes; `WEIGHT` is the weights' part of a backward pass that is run in two parts, whose

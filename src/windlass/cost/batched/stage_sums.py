@@ -15,7 +15,7 @@ import numpy.typing as npt
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.batched.config_keys import RecomputeConfig
 from windlass.cost.batched.schedule_index import PipelineShape
-from windlass.schema.plan import Recompute
+from windlass.schema import Recompute
 
 
 class StagePartition:

@@ -17,12 +17,13 @@ from windlass.cost.batched.collective_time import BatchedCollectives, ShardingCo
 from windlass.cost.batched.config_keys import ShardingOption, ShardingOptions, priced_plan
 from windlass.cost.optimizer_time import norm_launch_seconds, update_seconds
 from windlass.cost.ring_bandwidth import RingCosts
-from windlass.program.memory.layer_sizes import StateSizes, layer_kind_state_sizes
-from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
-from windlass.program.memory.values import STAGING_BYTES
-from windlass.schema.graph import Graph, Precision
-from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE_TIER, Plan
+from windlass.program import (
+    STAGING_BYTES,
+    StateSizes,
+    layer_kind_state_sizes,
+    offloaded_state_bytes,
+)
+from windlass.schema import DEVICE_TIER, Graph, Machine, Plan, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,18 +27,16 @@ from typing import NamedTuple
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.simulator.offload_queue import InstructionSpan, OffloadQueue
 from windlass.errors import PlanError
-from windlass.program.communication_groups import PeerMap
-from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import (
+from windlass.program import (
     GLOBAL_COLLECTIVES,
     MATCHING_RECEIVE,
     Instruction,
     InstructionKind,
+    PeerMap,
     Program,
+    mesh_coord,
 )
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Machine, Plan
 
 _RECEIVES = frozenset(MATCHING_RECEIVE.values())
 _NEED_REDUCED_GRADS: tuple[InstructionKind, ...] = ("update", "offload_grads")

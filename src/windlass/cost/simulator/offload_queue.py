@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from windlass.cost.instruction_time import InstructionCosts
-from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import (
+from windlass.program import (
     GRADIENT_PASSES,
     TRANSFER_KINDS,
     WEIGHT_PASSES,
     Instruction,
+    InstructionEffects,
     InstructionKind,
     Program,
+    TierTraffic,
+    mesh_coord,
+    sum_tiers,
 )
-from windlass.program.memory.effects import InstructionEffects
-from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Machine, Plan
 
 _PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, *GRADIENT_PASSES)
 

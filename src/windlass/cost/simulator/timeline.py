@@ -2,12 +2,8 @@
 
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.simulator.event_simulator import simulate_programs
-from windlass.program.instruction import Program
-from windlass.program.memory.liveness import memory_profile
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import DeviceTimeline, Timeline
+from windlass.program import Program, memory_profile
+from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Timeline
 
 
 def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:

@@ -22,9 +22,8 @@ from windlass.hardware.probe.disk_and_network import resident_memory_bytes
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.graph import PRECISION_BYTES, Precision
-from windlass.schema.machine import Curve, OpRate, Point
-from windlass.torch_ext.cpu_allocator import install_allocator, set_memory_limit
+from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
+from windlass.torch_ext import install_allocator, set_memory_limit
 
 _WIDTH = 768
 _VOCABULARY = 8192

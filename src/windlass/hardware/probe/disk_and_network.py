@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroup
 
 from windlass.atomic_files import storage_errors
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.machine import Link
+from windlass.schema import Link
 
 _BLOCK = 8 * 2**20
 """Bytes read or written at a time, as a training run does."""

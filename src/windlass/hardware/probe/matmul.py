@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.graph import PRECISION_BYTES, Precision
-from windlass.schema.machine import AttentionRate, Curve, MatmulRate, Point
+from windlass.schema import PRECISION_BYTES, AttentionRate, Curve, MatmulRate, Point, Precision
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

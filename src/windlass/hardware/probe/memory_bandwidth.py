@@ -11,15 +11,17 @@ from torch.optim.adamw import adamw
 
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.graph import PRECISION_BYTES, Precision
-from windlass.schema.machine import Curve, MomentRate, OpRate, Point
-from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
-from windlass.torch_ext.quantized_moments import (
-    PART_ELEMENTS,
-    MomentCodec,
-    StoredMoment,
-    dither_key,
+from windlass.schema import (
+    MOMENT_BLOCK,
+    PRECISION_BYTES,
+    Curve,
+    MomentFormat,
+    MomentRate,
+    OpRate,
+    Point,
+    Precision,
 )
+from windlass.torch_ext import PART_ELEMENTS, MomentCodec, StoredMoment, dither_key
 
 _aten = torch.ops.aten
 

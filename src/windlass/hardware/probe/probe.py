@@ -39,10 +39,17 @@ from windlass.hardware.probe.memory_bandwidth import (
 )
 from windlass.hardware.probe.speed_check import speed_check_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.graph import Precision
-from windlass.schema.machine import Device, Machine, MatmulRate, OpRate, Tier
-from windlass.schema.plan import DEVICE_TIER, HOST_TIER
-from windlass.torch_ext.cpu_allocator import install_allocator
+from windlass.schema import (
+    DEVICE_TIER,
+    HOST_TIER,
+    Device,
+    Machine,
+    MatmulRate,
+    OpRate,
+    Precision,
+    Tier,
+)
+from windlass.torch_ext import install_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
@@ -54,7 +61,7 @@ ProbeProgress = Callable[[str, int, int | None], None]
 """Receives what is being measured, the number of finished measurements and their total."""
 
 
-def probe(progress: ProbeProgress | None, disk: Path) -> Machine:
+def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
     """Measures this machine.
 
     Args:

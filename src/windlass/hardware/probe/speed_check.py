@@ -11,7 +11,7 @@ import torch
 
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema.graph import Precision
+from windlass.schema import Precision
 
 _TOKENS, _WIDTH = 1024, 768
 _WEIGHT_COPIES = 16

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.library import custom_op
 
 from windlass.errors import ModelError
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import TensorAxis
 
 _CHUNK_ELEMENTS = 2**20
 """Elements of each rank's part that gloo's reduce-scatter sums at a time."""

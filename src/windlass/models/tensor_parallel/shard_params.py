@@ -13,7 +13,7 @@ from windlass.models.tensor_parallel.sharding_rules import (
     LayerSharding,
     ShardingRule,
 )
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import TensorAxis
 
 
 class EqualShard(NamedTuple):

@@ -16,10 +16,7 @@ from windlass.planner.search.extrapolate import (
 from windlass.planner.single_device import search_single_device
 from windlass.planner.space.options import precisions, sequence_of, smaller_moments, vary
 from windlass.planner.space.phase_space import offload_tiers
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.request import BatchRequest, Request
+from windlass.schema import BatchRequest, Graph, Machine, Plan, Request
 
 MIN_ALTERNATIVES = 3
 """Changes that are named at least, if that many fit."""

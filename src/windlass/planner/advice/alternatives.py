@@ -9,12 +9,18 @@ from windlass.planner.search.phase_search import search_phases
 from windlass.planner.single_device import search_single_device
 from windlass.planner.space.phase_space import offload_tiers
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program.activation_checkpointing import recomputable_layers
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE_TIER, Plan, Recompute
-from windlass.schema.prediction import Prediction
-from windlass.schema.request import BatchRequest, OffloadRequest, Request
+from windlass.program import recomputable_layers
+from windlass.schema import (
+    DEVICE_TIER,
+    BatchRequest,
+    Graph,
+    Machine,
+    OffloadRequest,
+    Plan,
+    Prediction,
+    Recompute,
+    Request,
+)
 
 _DROPPED_PINS: tuple[dict[str, object], ...] = (
     {},

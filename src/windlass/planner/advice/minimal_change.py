@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost import LayerCosts
 from windlass.planner.advice.alternatives import is_requestable
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.result import Change
@@ -12,13 +12,13 @@ from windlass.planner.search.extrapolate import evaluate
 from windlass.planner.search.top_k import Candidate
 from windlass.planner.single_device import search_single_device
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.request import (
+from windlass.schema import (
     BatchRequest,
+    Graph,
+    Machine,
     OffloadRequest,
     ParallelRequest,
+    Plan,
     Request,
     ShardingRequest,
 )

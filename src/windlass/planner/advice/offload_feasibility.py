@@ -7,10 +7,7 @@ from windlass.planner.result import TierShortage
 from windlass.planner.space.options import open_single_stage_plans, smaller_moments
 from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes, with_state_on
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Stage
-from windlass.schema.request import Request
+from windlass.schema import Graph, Machine, Plan, Request, Stage
 from windlass.units import format_bytes
 
 

@@ -4,13 +4,7 @@ from windlass.planner.result import PinnedRank, PlanningResult, runner_up
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.extrapolate import EvaluatedPlan, extrapolate, with_budget
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema.request import (
-    BatchRequest,
-    OffloadRequest,
-    ParallelRequest,
-    Request,
-    ShardingRequest,
-)
+from windlass.schema import BatchRequest, OffloadRequest, ParallelRequest, Request, ShardingRequest
 
 
 def rank_of_pinned_plan(

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from windlass.cost.batched.evaluate_batch import evaluate_batch
-from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost import LayerCosts, evaluate_batch
 from windlass.planner.search.top_k import Candidate
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema.machine import Curve, Device, Machine, Point
+from windlass.schema import Curve, Device, Machine, Point
 
 BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""

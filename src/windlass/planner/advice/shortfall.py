@@ -19,12 +19,8 @@ from windlass.planner.space.phase_space import (
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import plan_layer_sizes
-from windlass.program.validate_plan import plan_errors
-from windlass.schema.machine import Tier
-from windlass.schema.plan import DEVICE_TIER, Plan
-from windlass.schema.request import BatchRequest
+from windlass.program import lower, plan_errors, plan_layer_sizes
+from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
 from windlass.units import format_bytes
 
 _MAX_LOWERED = 4

@@ -19,19 +19,20 @@ from typing import Literal
 
 import numpy as np
 
-from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.lower_bound import (
+from windlass.cost import (
+    Bools,
+    Floats,
+    Ints,
+    LayerCosts,
     MemoryLimit,
+    PipelineShape,
+    PlanTable,
     min_batch_seconds,
     min_batch_seconds_in_memory,
 )
-from windlass.cost.batched.plan_table import PlanTable
-from windlass.cost.batched.schedule_index import PipelineShape
 from windlass.planner.space.config_table import ConfigTable
 from windlass.planner.space.plan_space import PlanBatch, PlanSpace
-from windlass.schema.graph import Precision
-from windlass.schema.plan import PipelineSchedule
+from windlass.schema import PipelineSchedule, Precision
 
 _SPLIT_FACTOR = {"products": 1.3, "passes": 1.1, "room": 1.4}
 """Factor by which plans may be slower than the fastest of a subproblem and still be examined with

@@ -6,12 +6,17 @@ from math import inf
 
 import numpy as np
 
-from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.batched.config_keys import RecomputeConfig
-from windlass.cost.batched.evaluate_batch import PlanTotals, evaluate_batch
-from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.plan_table import PlanTable
-from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.cost import (
+    Bools,
+    Floats,
+    Ints,
+    LayerCosts,
+    PipelineShape,
+    PlanTable,
+    PlanTotals,
+    RecomputeConfig,
+    evaluate_batch,
+)
 from windlass.planner.gc_paused import gc_paused
 from windlass.planner.search.bound_queue import BoundQueue, LowerBounds
 from windlass.planner.search.min_recompute import minimize_recompute, recompute_twins

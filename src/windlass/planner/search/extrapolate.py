@@ -7,16 +7,9 @@ reached by the second. So a program of three micro-batches tells all about one o
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.cost.peak_memory import tier_peaks
-from windlass.cost.predict import predict, predict_time
-from windlass.program.instruction import Instruction, Program
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import plan_layer_sizes
-from windlass.program.memory.liveness import memory_profile
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import MemoryClass, Prediction
+from windlass.cost import predict_plan, predict_time, tier_peaks
+from windlass.program import Instruction, Program, lower, memory_profile, plan_layer_sizes
+from windlass.schema import Graph, Machine, MemoryClass, Plan, Prediction
 
 _STEADY_MULTIPLE = 3
 """Micro-batches, in multiples of the stages, from which on each further one takes as long."""
@@ -85,14 +78,14 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     least = _SHORT_MICROBATCHES - 1 if stages == 1 else _STEADY_MULTIPLE * stages
     most = least + stages if stages == 1 else least + 2 * stages
     if batch.accumulation <= most or _grows_per_microbatch(plan):
-        return predict(plan, graph, machine)
+        return predict_plan(plan, graph, machine)
     fewer, more = (
         plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})})
         for count in (least, least + stages)
     )
     programs = lower(more, graph)
     low = predict_time(fewer, graph, machine, lower(fewer, graph))
-    high = predict(more, graph, machine, programs)
+    high = predict_plan(more, graph, machine, programs)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
         name: _extrapolate_line(getattr(low, name), getattr(high, name), times)

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from windlass.planner.search.extrapolate import DevicePeak, peak_memory
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Machine, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,26 +13,29 @@ from itertools import pairwise
 
 import numpy as np
 
-from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.batched.config_keys import RecomputeConfig
-from windlass.cost.batched.evaluate_batch import (
+from windlass.cost import (
+    Bools,
+    Floats,
+    Ints,
+    LayerCosts,
+    PlanTable,
     PlanTotals,
+    RecomputeConfig,
     stage_bytes,
     stage_seconds,
     step_seconds,
 )
-from windlass.cost.batched.layer_cost import LayerCosts
-from windlass.cost.batched.plan_table import PlanTable
 from windlass.planner.search.extrapolate import steady_state_microbatches
 from windlass.planner.space.plan_space import PlanBatch
-from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
-from windlass.program.device_mesh import chunks_of_stage
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import memory_profile
-from windlass.program.validate_plan import selective_recompute_errors
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Recompute
+from windlass.program import (
+    chunks_of_stage,
+    lower,
+    memory_profile,
+    recomputable_layers,
+    selective_recompute_errors,
+    with_recompute,
+)
+from windlass.schema import Graph, Machine, Plan, Recompute
 
 
 def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:

@@ -4,14 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost.instruction_time import InstructionCosts
-from windlass.program.activation_checkpointing import is_recomputed
-from windlass.program.communication_groups import PeerMap
-from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.memory.layer_sizes import LayerSizes
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Stage
+from windlass.cost import InstructionCosts
+from windlass.program import Instruction, InstructionKind, LayerSizes, PeerMap, is_recomputed
+from windlass.schema import Graph, Machine, Plan, Stage
 
 
 def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:

@@ -21,8 +21,7 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from windlass.cost.peak_memory import stage_tier_peaks
-from windlass.cost.predict import predict
+from windlass.cost import predict_plan, stage_tier_peaks
 from windlass.planner.search.extrapolate import EvaluatedPlan, with_budget
 from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
@@ -39,14 +38,8 @@ from windlass.planner.space.phase_space import (
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program.instruction import Program
-from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import plan_layer_sizes
-from windlass.program.validate_plan import plan_errors
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, ShardingDegrees
-from windlass.schema.prediction import Prediction
+from windlass.program import Program, lower, plan_errors, plan_layer_sizes
+from windlass.schema import Graph, Machine, Plan, Prediction, ShardingDegrees
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -232,10 +225,10 @@ class TruncatedPlan:
     def step_seconds(self) -> float:
         """Lower bound on step time: a line through the ends of two short programs."""
         plan, programs = self._short_programs
-        low = predict(
+        low = predict_plan(
             self._with_accumulation(_SHORT_MICROBATCHES - 1), self.graph, self.machine
         ).step_seconds
-        high = predict(plan, self.graph, self.machine, programs).step_seconds
+        high = predict_plan(plan, self.graph, self.machine, programs).step_seconds
         return high + max(0, self.plan.batch.accumulation - _SHORT_MICROBATCHES) * (high - low)
 
     def predict_full(self, budget_bytes: int) -> Prediction | None:
@@ -243,7 +236,9 @@ class TruncatedPlan:
         programs = lower(self.plan, self.graph)
         if device_bytes(self.plan, programs, self.graph, self.machine) > budget_bytes:
             return None
-        return with_budget(predict(self.plan, self.graph, self.machine, programs), budget_bytes)
+        return with_budget(
+            predict_plan(self.plan, self.graph, self.machine, programs), budget_bytes
+        )
 
     @cached_property
     def _short_programs(self) -> tuple[Plan, tuple[Program, ...]]:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.arrays import Floats, Ints
-from windlass.cost.batched.evaluate_batch import PlanTotals
+from windlass.cost import Floats, Ints, PlanTotals
 from windlass.planner.space.open_choices import RECOMPUTE_MODES
 from windlass.planner.space.plan_space import PlanBatch
-from windlass.schema.plan import PipelineSchedule, Recompute
+from windlass.schema import PipelineSchedule, Recompute
 
 
 class Candidate(NamedTuple):

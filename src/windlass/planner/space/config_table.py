@@ -11,12 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.arrays import Ints
-from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions
-from windlass.cost.batched.plan_table import LayerConfigTable
-from windlass.cost.batched.sharding_table import ShardingTable
+from windlass.cost import (
+    Ints,
+    LayerConfig,
+    LayerConfigTable,
+    ShardingOption,
+    ShardingOptions,
+    ShardingTable,
+)
 from windlass.planner.space.options import divisors
-from windlass.schema.graph import Precision
+from windlass.schema import Precision
 
 
 class ConfigFamily(NamedTuple):

@@ -9,29 +9,26 @@ from typing import get_args
 from windlass.planner.space.options import (
     divisors,
     is_captured,
+    open_recompute as recomputes_of,
     open_tensor_degrees,
     precisions,
     sequence_of,
 )
-from windlass.planner.space.options import open_recompute as recomputes_of
 from windlass.planner.space.stage_partition import stage_partition
-from windlass.program.validate_plan import (
-    schedule_errors,
-    selective_recompute_errors,
-    tensor_parallel_errors,
-)
-from windlass.schema.graph import Graph, Precision
-from windlass.schema.machine import Machine
-from windlass.schema.plan import (
+from windlass.program import schedule_errors, selective_recompute_errors, tensor_parallel_errors
+from windlass.schema import (
     DEVICE_TIER,
     Batch,
+    Graph,
+    Machine,
     Parallelism,
     PipelineSchedule,
     Plan,
+    Precision,
     Recompute,
+    Request,
     Stage,
 )
-from windlass.schema.request import Request
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 

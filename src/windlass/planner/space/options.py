@@ -7,25 +7,28 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from typing import TypeVar, get_args
 
-from windlass.cost.ring_bandwidth import ring_cost
+from windlass.cost import ring_cost
 from windlass.errors import InputErrors
 from windlass.planner.recompute_layers import show_recompute_layers, with_recompute_layers
-from windlass.program.validate_plan import tensor_parallel_errors
-from windlass.schema.graph import PRECISION_BYTES, Graph, Precision
-from windlass.schema.machine import Link, Machine
-from windlass.schema.plan import (
+from windlass.program import tensor_parallel_errors
+from windlass.schema import (
     DEVICE_TIER,
+    PRECISION_BYTES,
     Batch,
+    Graph,
+    Link,
+    Machine,
     MomentFormat,
     Offload,
     Parallelism,
     PipelineSchedule,
     Plan,
+    Precision,
     Recompute,
+    Request,
     Stage,
+    TensorGrid,
 )
-from windlass.schema.request import Request
-from windlass.schema.tensor_grid import TensorGrid
 
 _Value = TypeVar("_Value")
 

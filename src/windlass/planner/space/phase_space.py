@@ -10,17 +10,18 @@ from itertools import pairwise, product
 
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine, Tier
-from windlass.schema.plan import (
+from windlass.program import offloaded_bytes_by_tier
+from windlass.schema import (
     DEVICE_TIER,
     Batch,
+    Graph,
+    Machine,
     Offload,
     Parallelism,
     Plan,
     ShardingDegrees,
     Stage,
+    Tier,
 )
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

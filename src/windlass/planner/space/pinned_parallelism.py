@@ -6,11 +6,17 @@ from itertools import pairwise
 from windlass.errors import InputErrors
 from windlass.planner.space.options import base_plan, open_plans, sequence_of
 from windlass.planner.space.stage_partition import stage_partition
-from windlass.program.validate_plan import plan_errors
-from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
-from windlass.schema.plan import Offload, Parallelism, Plan, ShardingDegrees, Stage
-from windlass.schema.request import Request
+from windlass.program import plan_errors
+from windlass.schema import (
+    Graph,
+    Machine,
+    Offload,
+    Parallelism,
+    Plan,
+    Request,
+    ShardingDegrees,
+    Stage,
+)
 
 
 def pinned_parallelism(request: Request) -> Parallelism:

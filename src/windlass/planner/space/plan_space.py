@@ -11,16 +11,19 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from windlass.cost.arrays import Bools, Ints
-from windlass.cost.batched.config_keys import RecomputeConfig, ShardingOption
-from windlass.cost.batched.plan_table import PlanTable
-from windlass.cost.batched.schedule_index import PipelineShape
-from windlass.cost.batched.sharding_table import ShardingTable
+from windlass.cost import (
+    Bools,
+    Ints,
+    PipelineShape,
+    PlanTable,
+    RecomputeConfig,
+    ShardingOption,
+    ShardingTable,
+)
 from windlass.planner.space.config_table import ConfigFamily, ConfigTable, sharding_options
 from windlass.planner.space.open_choices import RECOMPUTE_MODES, OpenChoices, sharding_pairs
-from windlass.program.activation_checkpointing import with_recompute
-from windlass.program.validate_plan import schedule_errors
-from windlass.schema.plan import (
+from windlass.program import schedule_errors, with_recompute
+from windlass.schema import (
     Batch,
     Offload,
     Parallelism,

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from windlass.schema.graph import Graph, LayerKind
+from windlass.schema import Graph, LayerKind
 
 LayerRanges = tuple[tuple[int, int], ...]
 

@@ -14,8 +14,7 @@ from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruc
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.phases import offloaded_gradient_layers, owned_layers, resident_layers
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _BACKWARD_KINDS = (*GRADIENT_PASSES, "recompute", "reload_activation")
 """What a stage's backward pass consists of, up to the gradient that it sends."""

@@ -17,8 +17,7 @@ from windlass.program.lowering.lower_offload import lower_offloaded_stage
 from windlass.program.phases import offloaded_activation_layers, owned_layers, phase_needs
 from windlass.program.pipeline_schedules import PipelinePass, stage_passes
 from windlass.program.validate_plan import require_lowerable
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _Instructions = tuple[Instruction, ...]
 

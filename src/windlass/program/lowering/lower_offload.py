@@ -34,8 +34,7 @@ from windlass.program.phases import (
     phase_needs,
     resident_layers,
 )
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _Instructions = tuple[Instruction, ...]
 

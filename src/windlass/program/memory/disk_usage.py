@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
-from windlass.schema.graph import Graph
-from windlass.schema.plan import HOST_TIER, Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema import HOST_TIER, Graph, Plan, TrainRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from windlass.program.phases import (
     offloaded_gradient_layers,
     resident_layers,
 )
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _TIED_KINDS = (
     "send_tied_weights",

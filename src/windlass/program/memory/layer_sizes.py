@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.zero_sharding import padded_elements
-from windlass.schema.graph import Graph, LayerCost, LayerKind, Op, Polynomial
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan, Polynomial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

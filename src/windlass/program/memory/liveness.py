@@ -9,9 +9,7 @@ from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, Program
 from windlass.program.memory.effects import InstructionEffects
 from windlass.program.memory.values import MEMORY_CLASS, Effect
-from windlass.schema.graph import Graph
-from windlass.schema.plan import DEVICE_TIER, Plan
-from windlass.schema.prediction import MemoryClass
+from windlass.schema import DEVICE_TIER, Graph, MemoryClass, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

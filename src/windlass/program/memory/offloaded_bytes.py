@@ -11,8 +11,7 @@ from windlass.program.phases import (
     owned_layers,
 )
 from windlass.program.pipeline_schedules import stage_passes
-from windlass.schema.graph import Graph
-from windlass.schema.plan import OffloadClass, Plan
+from windlass.schema import Graph, OffloadClass, Plan
 
 
 def offloaded_bytes_by_tier(

@@ -12,8 +12,7 @@ from windlass.program.memory.values import (
 )
 from windlass.program.phases import offloaded_activation_layers
 from windlass.program.tied_weights import tied_across_stages, tied_owner_layers
-from windlass.schema.graph import Graph
-from windlass.schema.plan import HOST_TIER, Plan
+from windlass.schema import HOST_TIER, Graph, Plan
 
 _TOKEN_BYTES = 8
 """Token ids are int64, as torch's embedding and cross-entropy take them."""

@@ -7,8 +7,7 @@ from windlass.program.instruction import Instruction
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
 from windlass.program.phases import deferred_update_layers
-from windlass.schema.graph import Graph
-from windlass.schema.plan import OffloadClass, Plan
+from windlass.schema import Graph, OffloadClass, Plan
 
 
 class TransferBytes(NamedTuple):

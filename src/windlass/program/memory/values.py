@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from windlass.schema.prediction import MemoryClass
+from windlass.schema import MemoryClass
 
 TensorName = Literal[
     "weights",  # a layer's full weights

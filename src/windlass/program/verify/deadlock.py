@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from windlass.errors import PlanError
 from windlass.program.communication_groups import PeerMap, communication_group
 from windlass.program.instruction import MATCHING_RECEIVE, Instruction, Program
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 _Queues = dict[tuple[int, int, str], deque[tuple[Instruction, int]]]
 _MATCHING_SEND = {receive: send for send, receive in MATCHING_RECEIVE.items()}

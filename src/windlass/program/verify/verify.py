@@ -21,8 +21,7 @@ from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
 from windlass.program.phases import offloaded_activation_layers, owned_layers
 from windlass.program.verify.deadlock import verify_communication
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 from windlass.units import format_bytes
 
 _Class = TypeVar("_Class", bound=str)

@@ -25,11 +25,11 @@ from torch import Tensor
 from windlass.atomic_files import atomic_write, hash_file
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.models.tensor_parallel.shard_params import ParamShard
+from windlass.models import ParamShard
 from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
-from windlass.torch_ext.quantized_moments import MomentCodec
+from windlass.torch_ext import MomentCodec
 
 MANIFEST_FILE = "manifest.json"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
 from windlass.runtime.parameters import MasterParameter
-from windlass.schema.plan import MomentFormat
-from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
+from windlass.schema import MomentFormat
+from windlass.torch_ext import MomentCodec, StoredMoment
 
 _FORMATS: dict[str, MomentFormat] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
 """Format of the moments by their safetensors dtype."""

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import CheckpointError
-from windlass.models.layer_stack import LayerStack, layer_sharding
-from windlass.models.tensor_parallel.collectives import TensorParallelRank
-from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
+from windlass.models import LayerStack, ParamShard, TensorParallelRank, layer_sharding, param_shards
 from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     Checkpoint,
@@ -28,7 +26,7 @@ from windlass.runtime.checkpoint.checkpoint import (
 )
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
 from windlass.runtime.parameters import SHARD_SEPARATOR
-from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
+from windlass.torch_ext import MomentCodec, StoredMoment
 
 _CPU = torch.device("cpu")
 _SHARDED_KINDS = ("weight", "moment1", "moment2")

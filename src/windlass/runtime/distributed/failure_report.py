@@ -10,8 +10,7 @@ from typing import Any
 
 from windlass import errors
 from windlass.errors import OutOfMemory, RankError, RankLost, RunBroken, WindlassError
-from windlass.program.device_mesh import MeshCoord
-from windlass.program.instruction import BLOCKING_KINDS, InstructionKind, Program
+from windlass.program import BLOCKING_KINDS, InstructionKind, MeshCoord, Program
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
 from windlass.runtime.distributed.rank_ipc import read_report, stderr_file
 

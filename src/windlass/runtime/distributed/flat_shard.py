@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import layer_sharding
-from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
-from windlass.program.zero_sharding import optimizer_shard_index, padded_elements
+from windlass.models import ParamShard, layer_sharding, param_shards
+from windlass.program import optimizer_shard_index, padded_elements
 from windlass.runtime.distributed.process_groups import TENSOR_AXES, PendingReduce, ProcessGroups
 from windlass.runtime.parameters import (
     NOT_LOADED,
@@ -28,7 +27,7 @@ from windlass.runtime.parameters import (
     persistent_buffers,
 )
 from windlass.runtime.rank_context import RankContext
-from windlass.schema.plan import Plan
+from windlass.schema import Plan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

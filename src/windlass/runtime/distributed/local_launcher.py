@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import TCPStore
 
 from windlass.atomic_files import storage_errors
-from windlass.program.device_mesh import MeshCoord
-from windlass.program.instruction import Program
+from windlass.program import MeshCoord, Program
 from windlass.runtime.distributed.failure_report import FailureDiagnoser
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
 from windlass.runtime.distributed.rank_ipc import (

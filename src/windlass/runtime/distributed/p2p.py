@@ -5,18 +5,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from windlass.models.layer_stack import LayerStack
-from windlass.program.device_mesh import stages_by_layer
-from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.memory.stage_tensors import StageTensors
-from windlass.program.tied_weights import TiedWeights
+from windlass.models import LayerStack
+from windlass.program import (
+    Instruction,
+    InstructionKind,
+    StageTensors,
+    TiedWeights,
+    stages_by_layer,
+)
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.parameters import DTYPES, NOT_LOADED, LayerParameters, grad_accum_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step_state import StepState
-from windlass.schema.plan import Plan
+from windlass.schema import Plan
 
 
 class P2PCommunicator:

@@ -13,25 +13,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windlass.models.tensor_parallel.collectives import (
-    TensorParallelRank,
-    all_gather,
-    reduce_scatter,
-)
-from windlass.program.communication_groups import PeerMap
-from windlass.program.communication_volume import all_gather_bytes, all_reduce_bytes
-from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
-from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.zero_sharding import (
+from windlass.models import TensorParallelRank, all_gather, reduce_scatter
+from windlass.program import (
+    Instruction,
+    InstructionKind,
+    MeshCoord,
+    PeerMap,
+    all_gather_bytes,
+    all_reduce_bytes,
     gradient_reduce_group,
     gradient_scatter_group,
+    mesh_coord,
     parameter_gather_group,
+    rank_of,
     update_gather_group,
 )
 from windlass.runtime.distributed.rendezvous import COLLECTIVE_TIMEOUT
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import TensorAxis, grid_columns, group_size
+from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
 
 TENSOR_AXES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
 """The axes of a tensor-parallel grid that have a process group each."""

@@ -13,11 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import materialize_layer
-from windlass.program.device_mesh import layers_of_stage
-from windlass.program.instruction import Program
-from windlass.program.tied_weights import tied_owner_layers
-from windlass.program.zero_sharding import updates_per_shard
+from windlass.models import materialize_layer
+from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import RankLost, RunInterrupted, WindlassError
-from windlass.program.device_mesh import MeshCoord
-from windlass.program.instruction import Program
+from windlass.program import MeshCoord, Program
 from windlass.runtime.distributed.failure_report import (
     FailureDiagnoser,
     describe_rank,

@@ -22,7 +22,7 @@ from windlass.runtime.offload.backing_store import (
 from windlass.runtime.offload.direct_io import round_up_to_page
 from windlass.runtime.offload.pinned_memory import PinnedMemory
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
-from windlass.schema.plan import HOST_TIER
+from windlass.schema import HOST_TIER
 
 
 class _Offloaded(NamedTuple):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from windlass.atomic_files import hash_file, storage_errors
-from windlass.program.memory.values import BOUNCE_BYTES
+from windlass.program import BOUNCE_BYTES
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
 from windlass.runtime.offload.cuda_streams import StreamEvent, stream_module
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.runtime.offload.pinned_memory import PinnedMemory
-from windlass.schema.plan import HOST_TIER
+from windlass.schema import HOST_TIER
 
 
 class StoreHandle(Protocol):

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.program.memory.values import STAGING_BYTES
-from windlass.program.phases import gradients_reuse_weight_space
+from windlass.program import STAGING_BYTES, gradients_reuse_weight_space
 from windlass.runtime.adamw import ParameterPart
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
@@ -29,8 +28,8 @@ from windlass.runtime.offload.state_layout import (
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.parameters import DTYPES, grad_accum_dtype
-from windlass.schema.plan import DEVICE_TIER, MomentFormat, Plan
-from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
+from windlass.schema import DEVICE_TIER, MomentFormat, Plan
+from windlass.torch_ext import MomentCodec, StoredMoment
 
 _SETS = 3
 """Parts in flight: one is read, one updated, one written."""

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import RunBroken
-from windlass.models.layer_stack import materialize_layer
-from windlass.program.device_mesh import layers_of_stage
-from windlass.program.instruction import Program
+from windlass.models import materialize_layer
+from windlass.program import Program, layers_of_stage
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.safetensors_io import SavedFile

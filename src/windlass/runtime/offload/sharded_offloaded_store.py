@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from windlass.atomic_files import storage_errors
-from windlass.models.layer_stack import materialize_layer
-from windlass.program.device_mesh import layers_of_stage
-from windlass.program.zero_sharding import updates_per_shard
+from windlass.models import materialize_layer
+from windlass.program import layers_of_stage, updates_per_shard
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile

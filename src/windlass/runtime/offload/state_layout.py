@@ -16,8 +16,8 @@ from torch import Tensor
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
-from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
-from windlass.torch_ext.quantized_moments import block_count, moment_dtypes
+from windlass.schema import MOMENT_BLOCK, MomentFormat
+from windlass.torch_ext import block_count, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from windlass.runtime.offload.cuda_streams import StreamEvent, StreamModule, stream_module
-from windlass.schema.plan import HOST_TIER, Plan
+from windlass.schema import HOST_TIER, Plan
 
 _Item = TypeVar("_Item")
 _Buffers = TypeVar("_Buffers")

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models.tensor_parallel.collectives import TensorParallelRank
-from windlass.program.instruction import InstructionKind
+from windlass.models import TensorParallelRank
+from windlass.program import InstructionKind
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from windlass.models.layer_stack import LayerStack
+from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, layer_file, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.activation_fingerprints import (
@@ -22,19 +22,20 @@ from windlass.runtime.verify.activation_fingerprints import (
     FingerprintKey,
     read_fingerprints,
 )
-from windlass.schema.graph import Precision
-from windlass.schema.plan import MomentFormat
-from windlass.schema.request import TrainRequest
-from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
-from windlass.schema.verification import (
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
     MOMENT_TOLERANCE,
     TOLERANCE,
     ComparedQuantity,
     Mismatch,
+    MomentFormat,
+    Precision,
     QuantityComparison,
+    Step,
+    TrainRequest,
     VerificationResult,
 )
-from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
+from windlass.torch_ext import MomentCodec, StoredMoment
 
 _MERGED_FOLDER = ".merged"
 """Folder in the run's folder for the merged checkpoint that is compared."""

@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from windlass.errors import CheckpointError
-from windlass.models.layer_stack import LayerStack
+from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import layer_file
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
 from windlass.runtime.verify.reference_model import ReferenceStep
-from windlass.schema.graph import Precision
-from windlass.schema.largest_model import ReferenceCheck, ReferenceComparison
-from windlass.schema.plan import MomentFormat
-from windlass.schema.request import TrainRequest
-from windlass.schema.run_record import Step
-from windlass.torch_ext.quantized_moments import MomentCodec
+from windlass.schema import (
+    MomentFormat,
+    Precision,
+    ReferenceCheck,
+    ReferenceComparison,
+    Step,
+    TrainRequest,
+)
+from windlass.torch_ext import MomentCodec
 
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Relative tolerance of gradients. Summing in another order leaves about 1e-6 in float32; bfloat16

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from windlass.errors import PlanError
-from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.tied_weights import tied_across_stages
-from windlass.program.zero_sharding import optimizer_shard_index, updates_per_shard
+from windlass.program import (
+    Instruction,
+    InstructionKind,
+    optimizer_shard_index,
+    tied_across_stages,
+    updates_per_shard,
+)
 from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import TensorAxis
+from windlass.schema import Graph, Plan, TensorAxis
 
 _SECOND_STEP = 2
 """Step in which stale values are used; the first step has no older ones."""

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handlers
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema import Graph, Plan
 
 
 class HookContext(NamedTuple):

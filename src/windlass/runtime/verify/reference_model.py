@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.data.batches import Batches
+from windlass.data import Batches
 from windlass.errors import ModelError
-from windlass.models.layer_stack import LayerStack, materialize_layer
-from windlass.schema.graph import Precision
-from windlass.schema.plan import Batch
+from windlass.models import LayerStack, materialize_layer
+from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]
 """Called with a label, the number of layers done, and their total."""

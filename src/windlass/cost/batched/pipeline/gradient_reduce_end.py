@@ -25,7 +25,7 @@ from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.batched.max_plus import MaxPlus, MaxPlusTerm
 from windlass.cost.batched.pipeline.steady_state import StepEnds
 from windlass.cost.batched.stage_sums import LayerSums, StagePartition
-from windlass.schema.plan import Recompute
+from windlass.schema import Recompute
 
 _ROUNDING = 1e-14
 """Relative difference between times that are equal but for the order of addition."""

@@ -24,7 +24,7 @@ from windlass.cost.batched.stage_sums import (
     StagePartition,
     recompute_by_layer,
 )
-from windlass.schema.plan import Recompute
+from windlass.schema import Recompute
 
 PassName = Literal[
     "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"
