@@ -211,7 +211,9 @@ def test_advice_drops_pins_that_do_not_fit():
 
 
 def test_state_larger_than_the_device_is_given_in_devices():
-    choice = choose_plan(request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB"))
+    choice = choose_plan(
+        request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB")
+    )
     assert choice.advice is not None
     assert choice.advice.changes == ()
     state = GRAPH.parameter_count * 16

@@ -36,13 +36,17 @@ def test_an_infeasible_request_is_explained_with_bytes_and_what_would_help():
 
 
 def test_a_model_far_too_large_is_given_in_devices():
-    explanation = explain_result(choose_plan(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
+    explanation = explain_result(
+        choose_plan(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB"))
+    )
     assert "weights, gradients and optimizer state alone are " in explanation.verdict
     assert explanation.help[0].startswith("a device with ")
     assert "at least " in explanation.help[-1]
 
 
 def test_a_budget_that_the_process_alone_fills_is_explained_so():
-    explanation = explain_result(choose_plan(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
+    explanation = explain_result(
+        choose_plan(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB"))
+    )
     assert explanation.verdict.endswith("the process alone holds 1.00 MiB")
     assert explanation.help[0].startswith("`memory=")  # the machine has more than the budget

@@ -216,7 +216,9 @@ def test_a_pinned_plan_has_a_rank_and_a_loss():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false")
     best = choose_plan(request(*pins, batch=8), graph, on)
-    named = choose_plan(request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on)
+    named = choose_plan(
+        request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on
+    )
     assert best.plan is not None
     assert best.pinned_rank is None
     assert named.pinned_rank is not None

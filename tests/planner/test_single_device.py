@@ -127,7 +127,8 @@ def test_phases_are_chosen_if_every_plan_without_them_is_slower():
     on = machine(1e12, "cuda")
     asked = request("memory=272MiB", "precision=float32", "compile=false", batch=16)
     whole, best = (
-        choose_plan(asked.model_copy(update={"phases": phases}), GRAPHS[1], on) for phases in (1, None)
+        choose_plan(asked.model_copy(update={"phases": phases}), GRAPHS[1], on)
+        for phases in (1, None)
     )
     assert whole.run_seconds is not None
     assert best.plan is not None

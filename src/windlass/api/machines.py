@@ -61,7 +61,6 @@ def probe(*, progress: Progress | None = None) -> Machine:
     Raises:
         MachineError: something cannot be measured.
     """
-
     from windlass.hardware import probe_machine
 
     machine = probe_machine(progress, cache_folder())

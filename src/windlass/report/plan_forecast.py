@@ -17,7 +17,7 @@ class PlanForecast:
     timeline: Timeline
     """One lane for each stage, that of the stage's first rank."""
     stage_peaks: tuple[tuple[TierPeak, ...], ...]
-    """Peaks, [stage][tier], device memory first."""
+    """Peaks, `[stage][tier]`, device memory first."""
 
     @property
     def title(self) -> str:

@@ -23,14 +23,12 @@ class TensorGrid(int):
 
     It acts as the product `rows * columns` wherever only the number of ranks matters, but equals no
     plain number: sharding in two dimensions differs from sharding in one.
-
-    Args:
-        rows: parts that the tokens are divided into.
-        columns: parts that the features are divided into, 2 or more.
     """
 
     rows: int
+    """Parts that the tokens are divided into."""
     columns: int
+    """Parts that the features are divided into, 2 or more."""
 
     def __new__(cls, rows: int, columns: int) -> Self:
         """The degree `rows * columns`."""

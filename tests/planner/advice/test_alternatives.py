@@ -46,7 +46,9 @@ def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
     assert {change.plan.offloads for change in changes} == {True, False}
     for change in changes:
         assert change.peak_bytes <= budget
-        choice = choose_plan(overridden(request_, f"memory={budget}", *change.overrides), GRAPH, MACHINE)
+        choice = choose_plan(
+            overridden(request_, f"memory={budget}", *change.overrides), GRAPH, MACHINE
+        )
         assert choice.plan is not None, change.overrides
         assert choice.plan.stages == change.plan.stages
         assert choice.plan.batch == change.plan.batch
