@@ -17,8 +17,8 @@ from pathlib import Path
 import tomli_w
 
 import windlass
+from fitting.stacks import FittedConstants, calibration_runs, fit_stack
 from windlass.validation.csv_table import TableRow, read_table
-from windlass.validation.fitting.calibrate import FittedConstants, calibration_runs, fit_stack
 from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import rows_to_runs
 from windlass.validation.software_stacks import FOLDER, stack_catalog

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.validation.fitting.least_squares import fit_constants
+from fitting.least_squares import fit_constants
 from windlass.validation.formulas import Column
 from windlass.validation.laws.gpu_memory import peak_bytes
 from windlass.validation.predict_run import LAWS, predict_runs, run_columns

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fitting.least_squares import fit_constants
+from fitting.stacks import calibration_runs, fit_stack, interval_half_width
 from validation.made_tables import run_of
-from windlass.validation.fitting.calibrate import calibration_runs, fit_stack, interval_half_width
-from windlass.validation.fitting.least_squares import fit_constants
 from windlass.validation.formulas import Column
 from windlass.validation.predict_run import predict_runs
 from windlass.validation.published_run import PublishedRun

@@ -1,1 +1,0 @@
-"""Fits the constants of the laws to published runs."""
