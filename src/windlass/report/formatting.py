@@ -68,10 +68,10 @@ def describe_optimizer_offload(plan: Plan) -> str:
 
 def describe_sharding(plan: Plan) -> str:
     """`parameters replicated; optimizer state sharded over 4 replicas (ZeRO-1)`."""
-    degrees = (
-        ("parameters", "FSDP", plan.sharding.parameters),
-        ("optimizer state", "ZeRO-1", plan.sharding.optimizer),
-    )
+    parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
+    if parameters == optimizer > 1:
+        return f"parameters and optimizer state sharded over {parameters} replicas (FSDP)"
+    degrees = (("parameters", "FSDP", parameters), ("optimizer state", "ZeRO-1", optimizer))
     return "; ".join(
         f"{name} sharded over {degree} replicas ({method})" if degree > 1 else f"{name} replicated"
         for name, method, degree in degrees

@@ -25,6 +25,9 @@ def test_a_plan_states_its_sharding():
         plan_table(single.model_copy(update={"parallel": parallel, "sharding": sharding})), 120
     )
     assert "parameters replicated; optimizer state sharded over 2 replicas (ZeRO-1)" in text
+    full = single.model_copy(update={"sharding": ShardingDegrees(parameters=2, optimizer=2)})
+    text = render(plan_table(full.model_copy(update={"parallel": parallel})), 120)
+    assert "parameters and optimizer state sharded over 2 replicas (FSDP)" in text
     assert "sharding" not in render(plan_table(single))
 
 
