@@ -19,7 +19,9 @@ GRAPH = sharded_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
 EVEN = tiny_machine(devices=8).model_copy(update={"hosts": 4, "devices_per_host": 2})
 """Four hosts of two devices, all equally fast."""
 UNEVEN = EVEN.model_copy(update={"stragglers": 0.05})
-PINS = ("train.batch=8", "train.sequence=32", "train.steps=10", "compile=false")
+PINS = (
+    "train.batch=8", "train.sequence=32", "train.steps=10", "compile=false", "precision=float32",
+)  # fmt: skip
 
 
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
