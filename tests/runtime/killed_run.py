@@ -1,7 +1,13 @@
-"""A run in a process of its own, to be killed; prints each step once it is done."""
+"""Runs in processes of their own, to be killed; each prints a step once it is done.
+
+Torch is imported once. A run is forked for each line of its input, prints its process id and its
+steps, and after it "ended" and its exit code.
+"""
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -19,7 +25,21 @@ from windlass.schema.request import TrainRequest
 
 def main() -> None:
     torch.set_num_threads(1)
-    job = json.loads(sys.argv[1])
+    for line in sys.stdin:
+        run = os.fork()
+        if run == 0:
+            try:
+                train_job(json.loads(line))
+            except BaseException:  # noqa: BLE001  a forked process must not return
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(run, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+
+
+def train_job(job: dict) -> None:
+    print("process", os.getpid(), flush=True)
     tokens = prepare_dataset(**job["data"] | {"cache": Path(job["cache"]), "progress": None})
     settings = TrainRequest(**job["settings"])
     plan = Plan.model_validate(job["plan"])

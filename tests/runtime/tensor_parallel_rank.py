@@ -1,12 +1,15 @@
-"""One tensor-parallel rank in a process of its own: each sharded layer beside the full one.
+"""Tensor-parallel ranks in processes of their own: each sharded layer beside the full one.
 
-Called with rank, number of ranks and folder. Writes for each case the largest error of each tensor
+Called with number of ranks and folder; torch is imported once, then the ranks are forked. Each
+writes for each case the largest error of each tensor
 of this rank, relative to the largest value of the full layer's tensor.
 """
 
 import json
 import os
+import signal
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +32,22 @@ SAMPLES, SEQUENCE = 3, 16
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    for rank in range(world_size):
+        if os.fork() == 0:
+            try:
+                run_rank(rank, world_size, folder)
+            except BaseException:  # noqa: BLE001  a forked process must not return
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    for _ in range(world_size):
+        if os.wait()[1] != 0:
+            os.killpg(0, signal.SIGKILL)  # the others would wait for it
+
+
+def run_rank(rank: int, world_size: int, folder: Path) -> None:
+    """Writes the errors of all cases that a rank takes part in."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size
     )

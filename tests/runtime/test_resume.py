@@ -1,6 +1,8 @@
 """Runs that are stopped, killed and resumed, compared with uninterrupted ones."""
 
+import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -173,27 +175,45 @@ def test_a_checkpoint_of_another_batch_is_refused(
         next(steps)
 
 
-def kill_and_resume(request: dict, kills: int, seed: int) -> dict[int, str]:
+@pytest.fixture(scope="module")
+def runs() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks a run for each line that it is given; see `killed_run.py`."""
+    script = Path(__file__).with_name("killed_run.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def kill_and_resume(
+    runs: subprocess.Popen[str], request: dict, kills: int, seed: int
+) -> dict[int, str]:
     """Losses by step of a run that was killed at random moments, and then ran to its end."""
     draws = random.Random(seed)
-    script = Path(__file__).with_name("killed_run.py")
     losses: dict[int, str] = {}
     for attempt in range(kills + 1):
-        process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(request)], stdout=subprocess.PIPE, text=True
-        )
+        runs.stdin.write(f"{json.dumps(request)}\n")
+        runs.stdin.flush()
         steps_left = draws.randrange(1, 9) if attempt < kills else 10**9
-        for line in process.stdout:  # lines printed before it was killed count too
+        key, process_id = runs.stdout.readline().split()
+        assert key == "process"
+        for line in runs.stdout:  # lines printed before it was killed count too
             step, loss = line.split()
+            if step == "ended":
+                break
             assert losses.setdefault(int(step), loss) == loss
             steps_left -= 1
             if steps_left == 0:
                 time.sleep(draws.random() * 0.03)
-                process.send_signal(signal.SIGKILL)
-        process.stdout.close()
-        process.wait()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process_id), signal.SIGKILL)
+        assert step == "ended"
         if attempt == kills:
-            assert process.returncode == 0
+            assert loss == "0"
     return losses
 
 
@@ -201,6 +221,7 @@ def kill_and_resume(request: dict, kills: int, seed: int) -> dict[int, str]:
 def killed(
     gpt: Callable[..., LayerStack],
     graph_of: Callable[..., Graph],
+    runs: subprocess.Popen[str],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     tokens: TokenDataset,
@@ -229,6 +250,7 @@ def killed(
         dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
                  "dropout": 0.1}  # fmt: skip
         losses = kill_and_resume(
+            runs,
             {
                 "data": data,
                 "cache": str(tokens.folder.parent),
