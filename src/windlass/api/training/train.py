@@ -8,18 +8,12 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
+from windlass.api.training.oom_advice import with_advice
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
 from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
-from windlass.planner import alternatives, explain_change
 from windlass.schema import Request, RunState, Step
-from windlass.torch_ext import set_memory_limit, trim_heap
 from windlass.tracking import RunFolder
-from windlass.units import format_bytes
-
-_ALTERNATIVES = 3
-"""Number of plans that the message of an out-of-memory error proposes."""
-_MIB = 2**20
 
 
 class Run:
@@ -85,7 +79,7 @@ class Run:
         finally:
             self._run_folder.end(state, reason=reason)
         if out_of_memory is not None:
-            raise _with_advice(out_of_memory, self.planned, self.folder)
+            raise with_advice(out_of_memory, self.planned, self.folder)
 
 
 def train(
@@ -124,28 +118,3 @@ def train(
     hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)
     steps = make_training_loop(planned, batches, programs, run_folder, None, hooks)
     return Run(planned, run_folder, steps)
-
-
-def _with_advice(error: OutOfMemory, planned: Planned, folder: Path) -> OutOfMemory:
-    """The same error, with the fastest plans of each kind that fit into the memory there was."""
-    set_memory_limit(0)
-    trim_heap()
-    budget = error.available_bytes // _MIB
-    prediction = planned.prediction
-    peak = prediction.peaks[0].peak_bytes
-    changes = alternatives(
-        planned.request,
-        planned.graph,
-        planned.machine,
-        budget * _MIB,
-        base=prediction.step_seconds / prediction.tokens_per_step,
-        count=_ALTERNATIVES,
-    )
-    available = f"{format_bytes(error.available_bytes)} were available to this process"
-    lines = [
-        f"{error}; {available}, and {format_bytes(peak)} were predicted",
-        f"`windlass resume {folder}` continues this run where there is more memory",
-    ]
-    lines += ["a new run fits into that memory with"] if changes else []
-    lines += [f"- {explain_change(change, f'memory={budget}MiB')}" for change in changes]
-    return OutOfMemory("\n".join(lines), available_bytes=error.available_bytes)
