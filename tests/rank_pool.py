@@ -1,10 +1,12 @@
 """A pool of rank processes that run one plan after another, and strategies for such plans."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -40,6 +42,45 @@ OFFLOADED = (
 )
 
 
+class RankProcesses:
+    """Processes that run jobs, forked from one that imports torch; see `pool_rank.py`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._start()
+
+    def _start(self) -> None:
+        script = Path(__file__).parent / "runtime" / "distributed" / "pool_rank.py"
+        jobs, answers = ([os.pipe() for _ in range(self._size)] for _ in range(2))
+        pairs = [(job[0], answer[1]) for job, answer in zip(jobs, answers, strict=True)]
+        words = [f"{job},{answer}" for job, answer in pairs]
+        passed = tuple(chain(*pairs))
+        self._parent = subprocess.Popen(
+            [sys.executable, str(script), *words], pass_fds=passed, start_new_session=True
+        )
+        for descriptor in passed:
+            os.close(descriptor)
+        self._jobs = [os.fdopen(job[1], "w") for job in jobs]
+        self._answers = [os.fdopen(answer[0]) for answer in answers]
+
+    def run(self, folder: Path, ranks: int) -> bool:
+        """Runs the job of a folder on the first ranks; returns whether it is done."""
+        for jobs in self._jobs[:ranks]:
+            jobs.write(f"{folder}\n")
+            jobs.flush()
+        return {answers.readline() for answers in self._answers[:ranks]} == {"done\n"}
+
+    def restart(self) -> None:
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        os.killpg(self._parent.pid, signal.SIGKILL)
+        self._parent.wait()
+        for pipe in (*self._jobs, *self._answers):
+            pipe.close()
+
+
 class RankPool:
     """Rank processes that run one plan after another, to compare each with a single device.
 
@@ -49,6 +90,7 @@ class RankPool:
         degrees: tensor-parallel degrees that plans may have.
         width: width of the model.
         model: name of a catalog model.
+        processes: the processes, if another pool has started them.
     """
 
     def __init__(
@@ -59,8 +101,10 @@ class RankPool:
         *,
         width: int = 32,
         model: str = "gpt-tiny",
+        processes: "RankProcesses | None" = None,
     ) -> None:
         self._folder = folder
+        self.processes = processes or RankProcesses(size)
         self._jobs = count()
         self._references: dict[str, InstrumentedRun] = {}
         source = folder / "text"
@@ -79,27 +123,9 @@ class RankPool:
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(description))
-        self._size = size
-        self._ranks = self._start_processes()
-
-    def _start_processes(self) -> list[subprocess.Popen[str]]:
-        script = str(Path(__file__).parent / "runtime" / "distributed" / "pool_rank.py")
-        return [
-            subprocess.Popen(
-                [sys.executable, script, str(rank), str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(self._size)
-        ]
 
     def close(self) -> None:
-        for process in self._ranks:
-            process.stdin.close()
-            process.kill()
-            process.wait()
-            process.stdout.close()
+        self.processes.close()
 
     def run(
         self,
@@ -115,14 +141,8 @@ class RankPool:
         job["train"] = settings.model_dump(mode="json")
         job["resume"] = None if resume is None else str(resume)
         (folder / "job.json").write_text(json.dumps(job))
-        ranks = self._ranks[: plan.parallel.devices]
-        for process in ranks:
-            process.stdin.write(f"{folder}\n")
-            process.stdin.flush()
-        answers = {process.stdout.readline() for process in ranks}
-        if answers != {"done\n"}:
-            self.close()
-            self._ranks = self._start_processes()
+        if not self.processes.run(folder, plan.parallel.devices):
+            self.processes.restart()
             errors = [path.read_text() for path in sorted(folder.glob("error*"))]
             raise AssertionError(f"{plan.to_toml()}\n" + "\n".join(errors))
         steps = tuple(Step(**step) for step in json.loads((folder / "steps.json").read_text()))

@@ -1,9 +1,17 @@
 from .capture_layers import (
-    capture_graph as capture_graph,
-    capture_tensor_shards as capture_tensor_shards,
+    capture_graph,
+    capture_tensor_shards,
 )
 from .graph_cache import (
-    graph_key as graph_key,
-    load_graph as load_graph,
-    save_graph as save_graph,
+    graph_key,
+    load_graph,
+    save_graph,
 )
+
+__all__ = [
+    "capture_graph",
+    "capture_tensor_shards",
+    "graph_key",
+    "load_graph",
+    "save_graph",
+]

@@ -1,24 +1,39 @@
 from .catalog import (
-    device_names as device_names,
-    host_families as host_families,
-    load_machine as load_machine,
-    machine_names as machine_names,
+    device_names,
+    host_families,
+    load_machine,
+    machine_names,
 )
 from .host_family import (
-    HostFamily as HostFamily,
+    HostFamily,
 )
 from .local_machine import (
-    core_count as core_count,
-    load_local_machine as load_local_machine,
-    save_local_machine as save_local_machine,
+    core_count,
+    load_local_machine,
+    save_local_machine,
 )
 from .number_sources import (
-    StatedNumber as StatedNumber,
-    stated_numbers as stated_numbers,
+    StatedNumber,
+    stated_numbers,
 )
 from .probe.disk_and_network import (
-    available_memory_bytes as available_memory_bytes,
+    available_memory_bytes,
 )
 from .probe.probe import (
-    probe_machine as probe_machine,
+    probe_machine,
 )
+
+__all__ = [
+    "HostFamily",
+    "StatedNumber",
+    "available_memory_bytes",
+    "core_count",
+    "device_names",
+    "host_families",
+    "load_local_machine",
+    "load_machine",
+    "machine_names",
+    "probe_machine",
+    "save_local_machine",
+    "stated_numbers",
+]

@@ -1,7 +1,8 @@
-"""One process of a `RankPool`; called with its rank and the pool's folder.
+"""The processes of a `RankPool`; called with a pair of file descriptors for each rank.
 
-It reads one job folder per line, and answers with a line once the job is done. The bytes that its
-rank sends are counted a second time, from the buffers that torch is given.
+Torch is imported once, then the ranks are forked. A rank reads one job folder per line from its
+first descriptor, and writes a line to its second once the job is done. The bytes that its rank
+sends are counted a second time, from the buffers that torch is given.
 """
 
 import faulthandler
@@ -13,7 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 from unittest.mock import patch
 
 import torch
@@ -46,23 +50,43 @@ def main() -> None:
     faulthandler.register(__import__("signal").SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, home = int(sys.argv[1]), Path(sys.argv[2])
+    pairs = [tuple(map(int, pair.split(","))) for pair in sys.argv[1:]]
+    for rank, pair in enumerate(pairs):
+        if os.fork() == 0:
+            for descriptor in set(chain(*pairs)) - set(pair):
+                os.close(descriptor)  # so that the pool sees the end of each process
+            run_jobs(rank, *pair)
+    for descriptor in chain(*pairs):
+        os.close(descriptor)
+    for _ in pairs:
+        os.wait()
+
+
+def run_jobs(rank: int, jobs: int, answers: int) -> NoReturn:
+    """Runs jobs until there are no more, then ends the process."""
+    with open(jobs) as lines:
+        for line in lines:
+            folder = Path(line.strip())
+            try:
+                run_job(rank, folder)
+            except BaseException:  # noqa: BLE001  whatever it is, the pool shows it
+                (folder / f"error{rank}").write_text(traceback.format_exc())
+                os._exit(1)  # so that nobody waits for this rank
+            os.write(answers, b"done\n")
+    os._exit(0)
+
+
+@cache
+def load_model(home: Path) -> tuple[dict, Graph, TokenDataset]:
+    """The model of a pool: its description, its graph and its data."""
     model = json.loads((home / "model.json").read_text())
-    graph = Graph.load(home / "graph.json")
     tokens = prepare_dataset(**model["data"], cache=home / "cache")
-    for line in sys.stdin:
-        folder = Path(line.strip())
-        try:
-            run_job(rank, folder, model, graph, tokens)
-        except Exception:  # noqa: BLE001  whatever it is, the pool shows it
-            (folder / f"error{rank}").write_text(traceback.format_exc())
-            os._exit(1)  # so that nobody waits for this rank
-        sys.stdout.write("done\n")
-        sys.stdout.flush()
+    return model, Graph.load(home / "graph.json"), tokens
 
 
-def run_job(rank: int, folder: Path, model: dict, graph: Graph, tokens: TokenDataset) -> None:
+def run_job(rank: int, folder: Path) -> None:
     """Runs this rank of a plan; leaves steps, fingerprints, checkpoints and bytes sent."""
+    model, graph, tokens = load_model(folder.parent)
     job = json.loads((folder / "job.json").read_text())
     plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
     distributed = plan.parallel.devices > 1

@@ -59,11 +59,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
-def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    """Four processes, and a BERT of four blocks with tensor-parallel degree 2x2."""
-    four = RankPool(tmp_path_factory.mktemp("encoders"), 4, (TensorGrid(2, 2),), model="bert-tiny")
-    yield four
-    four.close()
+def encoders(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> RankPool:
+    """The same processes, and a BERT of four blocks with tensor-parallel degree 2x2."""
+    return RankPool(
+        tmp_path_factory.mktemp("encoders"), 4, (TensorGrid(2, 2),), model="bert-tiny",
+        processes=pool.processes,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
