@@ -93,12 +93,15 @@ def case(seed: int) -> tuple[Request, Graph, Machine, list[tuple[Plan, Predictio
     return asked, graph, on, every(asked, graph, on)
 
 
-def chosen_kinds(seed: int) -> set[str]:
-    """Compares the choice with all plans for some budgets; returns the kinds of plan chosen."""
+def chosen_kinds(seed: int, shares: tuple[float, ...] = (0.02, 0.1, 0.3, 0.9)) -> set[str]:
+    """Compares the choice with all plans for some budgets; returns the kinds of plan chosen.
+
+    Each budget holds this share of the plans, the smallest.
+    """
     asked, graph, on, predictions = case(seed)
     peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in predictions)
     kinds = set()
-    for share in (0.02, 0.1, 0.3, 0.9):
+    for share in shares:
         budget = peaks[int(len(peaks) * share)]
         fitting = [each for _, each in predictions if each.peaks[0].peak_bytes <= budget]
         choice = choose_plan(asked.model_copy(update={"memory": budget}), graph, on)
@@ -114,7 +117,7 @@ def chosen_kinds(seed: int) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
-    chosen_kinds(seed)
+    chosen_kinds(seed, ((0.02, 0.3), (0.1, 0.9))[seed % 2])
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def _forward_writers(trace: LayerTrace) -> dict[int, TracedCall]:
 def _never_recomputed(fitted: FittedTrace, buffer: int, writers: dict[int, TracedCall]) -> bool:
     """Whether a buffer is never recomputed.
 
-    That holds for products, random numbers, results much smaller than their operands, and buffers
+    This holds for products, random numbers, results much smaller than their operands, and buffers
     that are modified in place.
     """
     call = writers[buffer]

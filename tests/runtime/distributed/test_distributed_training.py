@@ -131,7 +131,7 @@ def test_two_dimensional_tensor_parallelism_equals_a_single_device_and_sends_its
     pool: RankPool, precision: str
 ) -> None:
     plan = tiny_plan(
-        pool.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
+        pool.graph, MACHINE, tensor=TensorGrid(2, 2), micro=4, accumulation=BATCH // 4,
         sequence=SEQUENCE, precision=precision,
     )  # fmt: skip
     Checked().check(pool, plan)
@@ -143,12 +143,12 @@ def test_selective_recompute_with_tensor_parallelism_equals_a_single_device_and_
     pool: RankPool, tensor: int, precision: str
 ) -> None:
     plan = tiny_plan(
-        pool.graph, MACHINE, tensor=tensor, micro=2, accumulation=BATCH // 2, sequence=SEQUENCE,
+        pool.graph, MACHINE, tensor=tensor, micro=4, accumulation=BATCH // 4, sequence=SEQUENCE,
         precision=precision, recompute="selective",
     )  # fmt: skip
     Checked().check(pool, plan)
     without_recompute = tiny_plan(
-        pool.graph, MACHINE, tensor=tensor, micro=2, accumulation=BATCH // 2, sequence=SEQUENCE,
+        pool.graph, MACHINE, tensor=tensor, micro=4, accumulation=BATCH // 4, sequence=SEQUENCE,
         precision=precision,
     )  # fmt: skip
     twice, once = (
@@ -162,7 +162,7 @@ def test_an_encoder_with_two_dimensional_tensor_parallelism_equals_a_single_devi
     encoders: RankPool, precision: str
 ) -> None:
     plan = tiny_plan(
-        encoders.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
+        encoders.graph, MACHINE, tensor=TensorGrid(2, 2), micro=4, accumulation=BATCH // 4,
         sequence=SEQUENCE, precision=precision,
     )  # fmt: skip
     Checked().check(encoders, plan)
@@ -170,7 +170,7 @@ def test_an_encoder_with_two_dimensional_tensor_parallelism_equals_a_single_devi
 
 def test_two_dimensional_tensor_parallelism_runs_in_phases_from_a_disk(pool: RankPool) -> None:
     plan = tiny_plan(
-        pool.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
+        pool.graph, MACHINE, tensor=TensorGrid(2, 2), micro=4, accumulation=BATCH // 4,
         sequence=SEQUENCE, offload=OFFLOADED[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
         recompute="full",
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_run_resumes_under_a_plan_with_or_without_a_grid(
 ) -> None:
     first, second = (
         tiny_plan(
-            pool.graph, MACHINE, micro=1, accumulation=BATCH // degrees.get("data", 1),
+            pool.graph, MACHINE, micro=2, accumulation=BATCH // 2 // degrees.get("data", 1),
             sequence=SEQUENCE, precision="float32", **degrees,
         )
         for degrees in (before, after)
@@ -291,11 +291,11 @@ def test_split_backward_works_with_sharded_parameters(pool: RankPool) -> None:
 
 PARALLELISM = {
     "sharded": {"data": 4, "sharding": (2, 4), "pipeline": 1},
-    "pipeline-tensor": {"pipeline": 2, "tensor": 2},
-    "grid": {"tensor": TensorGrid(2, 2)},
+    "pipeline-tensor": {"pipeline": 2, "tensor": 2, "micro": 2, "accumulation": BATCH // 2},
+    "grid": {"tensor": TensorGrid(2, 2), "micro": 4, "accumulation": BATCH // 4},
     "pipeline-data": {"pipeline": 2, "data": 2},
 }
-"""Degrees of parallelism, in one of which each fault is possible."""
+"""Degrees of parallelism, in one of which each fault is possible, and sizes of micro-batches."""
 
 
 @pytest.mark.parametrize(
@@ -311,11 +311,9 @@ PARALLELISM = {
 def test_an_injected_fault_is_found_and_its_layer_named(
     pool: RankPool, fault: str, parallelism: str
 ) -> None:
-    chosen = PARALLELISM[parallelism]
-    plan = tiny_plan(
-        pool.graph, MACHINE, micro=1, accumulation=BATCH // chosen.get("data", 1),
-        sequence=SEQUENCE, precision="float64", **chosen,
-    )  # fmt: skip
+    chosen = {"micro": 1, **PARALLELISM[parallelism]}
+    chosen.setdefault("accumulation", BATCH // chosen.get("data", 1))
+    plan = tiny_plan(pool.graph, MACHINE, sequence=SEQUENCE, precision="float64", **chosen)
     assert FAULTS[fault].is_possible(plan, pool.graph)
     result, _ = pool.verify(plan, fault)
     assert result.first_mismatch is not None

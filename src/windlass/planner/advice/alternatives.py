@@ -161,7 +161,7 @@ class _Search:
     ) -> list[_Alternative]:
         """Plans that fit with these pins dropped, as far as a request can name them.
 
-        Of plans that differ only in what the planner will choose again, the fastest.
+        The fastest of the plans that differ only in what the planner will choose again.
         """
         open_request = request.model_copy(update=dropped)
         fitting = (

@@ -299,7 +299,7 @@ class LayerShard:
     def is_responsible_for(self, segment: Segment) -> bool:
         """Whether this rank counts a segment in the norm and saves it.
 
-        Of the tensor-parallel ranks that hold the same values, only the first does.
+        Only the first of the tensor-parallel ranks that hold the same values does.
         """
         replicated_over = self.pieces[segment.name].replicated_over
         return self._groups.tensor_parallel.is_first_replica(replicated_over)

@@ -174,7 +174,7 @@ class ShardedStore:
     def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
         """Parameters whose gradients this rank contributes to the norm.
 
-        Of values that several tensor-parallel ranks hold alike, the first rank contributes them.
+        Values that several tensor-parallel ranks hold alike are contributed by the first of them.
         """
         if layer not in self._local:
             return ()
