@@ -245,7 +245,7 @@ def zero_infinity(accumulation: int, folder: Path) -> Figures:
 def zero_infinity_formula(accumulation: int) -> Figures:
     """Weights arrive for each forward and each backward pass, gradients leave for each micro-batch.
 
-    That is 2 x 2 and 2 bytes a parameter for each micro-batch. Float32 masters, moments and
+    These are 2 x 2 and 2 bytes a parameter for each micro-batch. Float32 masters, moments and
     gradients, 16 bytes a parameter, are read and written once a step. Source: Rajbhandari et
     al. 2021, ZeRO-Infinity, arXiv:2104.07857.
     """

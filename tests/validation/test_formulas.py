@@ -131,7 +131,7 @@ def test_rings_that_leave_a_host_side_by_side_share_its_cards():
 
 
 def _all_reduce(ranks: float, stride: float) -> float:
-    """Of 1 GB on hosts of 8 that share 100 GB/s, 250 GB/s within."""
+    """Seconds for 1 GB on hosts of 8 that share 100 GB/s, with 250 GB/s within."""
     found = all_reduce_seconds(
         np.array([1e9]), np.array([ranks]), np.array([stride]), per_host=8.0, devices=512.0,
         inner=250e9, cards=100e9,

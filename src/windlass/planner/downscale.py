@@ -97,8 +97,8 @@ def divided_parallelism(parallel: Parallelism, devices: int) -> Parallelism:
     """Parallel degrees on at most this many devices: the largest one is divided repeatedly.
 
     Among equal degrees the data-parallel one is divided first, then the tensor-parallel one (rows
-    of a grid before its columns), then the pipeline's. No degree above 1 becomes 1 unless there are too
-    few devices otherwise.
+    of a grid before its columns), then the pipeline's. No degree above 1 becomes 1 unless there are
+    too few devices otherwise.
     """
     degrees = {
         "data": parallel.data,

@@ -91,7 +91,7 @@ def test_recompute_that_stops_early_skips_the_last_product_and_the_last_sum(gpt:
 
     kept = _predict_with(gpt, recompute_share=0.0).by_term["products"]
     whole, early = of_layers(0.0) - kept, of_layers(1.0) - kept
-    # Of a block's 12 d^2 weights the last product has 4, and tiles cost all of them alike here.
+    # The last product has 4 of a block's 12 d^2 weights, and tiles cost all of them alike here.
     assert early / whole == pytest.approx(8 / 12, rel=TILED)
 
 

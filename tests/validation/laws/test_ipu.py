@@ -60,6 +60,6 @@ def test_a_feed_forward_part_fills_a_stage_by_its_share_of_the_flop(bert: Publis
         return max_stage_layers(f"layers_per_ipu)=[[0, [{attentions}, {forwards}]]]", shape, 1.0)
 
     assert layers(3, 3, 512.0) == pytest.approx(3.0)
-    # Of a token's 24 d^2 + 4 s d FLOP forward 16 d^2 are the feed-forward part's.
+    # The feed-forward part has 16 d^2 of a token's 24 d^2 + 4 s d FLOP forward.
     assert layers(0, 1, 512.0) == pytest.approx(16 * 1024 / (24 * 1024 + 4 * 512))
     assert layers(1, 0, 4096.0) > layers(1, 0, 512.0)

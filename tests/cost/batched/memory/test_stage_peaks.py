@@ -78,7 +78,7 @@ SHAPES = st.builds(
 def test_no_pass_of_a_schedule_holds_more_than_its_peak_moments(
     shape: PipelineShape, sizes: list[int]
 ):
-    """Of forward passes and the first parts of backward ones; chunks have any sizes."""
+    """Passes forward and the first parts of backward ones; chunks have any sizes."""
     each = np.array(sizes[: shape.virtual_stages])
     found = peak_moments(shape, tuple(range(shape.pipeline)))
     held = (found.open + found.waiting) @ each + each[found.chunk]
