@@ -13,7 +13,7 @@ from windlass.errors import PlanError
 from windlass.program.activation_checkpointing import is_recomputed
 from windlass.program.communication_volume import CommunicationVolume, sent_bytes_by_kind
 from windlass.program.device_mesh import layers_of_stage, mesh_coord
-from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
@@ -29,8 +29,8 @@ from windlass.schema.tensor_grid import grid_columns, grid_rows
 GRAPH = tiny_graph(layers=4)
 
 
-def peak_of(plan: Plan, graph: Graph) -> int:
-    return max(memory_profile(program, plan, graph).peak_bytes for program in lower(plan, graph))
+def peak_of(programs: Iterable[Program], plan: Plan, graph: Graph) -> int:
+    return max(memory_profile(program, plan, graph).peak_bytes for program in programs)
 
 
 @settings(max_examples=400)
@@ -40,7 +40,8 @@ def test_every_valid_distributed_plan_lowers_to_programs_that_verify_and_fit_exa
 ):
     graph, plan = drawn
     assert all("this version runs" in fault for fault in plan_errors(plan, graph, MACHINE))
-    programs, peak = lower(plan, graph), peak_of(plan, graph)
+    programs = lower(plan, graph)
+    peak = peak_of(programs, plan, graph)
     verify_programs(programs, plan, graph, {"device": peak})
     with pytest.raises(PlanError, match="`device` overflows by 1 bytes"):
         verify_programs(programs, plan, graph, {"device": peak - 1})
@@ -122,8 +123,9 @@ def test_weights_are_unsharded_once_a_phase_however_many_micro_batches(
     graph, plan = drawn
     more = plan.batch.accumulation + 2 * plan.parallel.pipeline
     larger = plan.model_copy(update={"batch": plan.batch.model_copy(update={"accumulation": more})})
+    lowered = (lower(plan, graph), lower(larger, graph))
     for device in range(plan.parallel.devices):
-        few, many = (_unshards(lower(each, graph)[device].instructions) for each in (plan, larger))
+        few, many = (_unshards(programs[device].instructions) for programs in lowered)
         stage = mesh_coord(device, plan.parallel).stage
         assert few == many
         for layer in owned_layers(plan, graph, stage) if plan.sharding.parameters > 1 else ():
@@ -279,7 +281,8 @@ def sharing(shards: int, **choice: Any) -> Plan:  # noqa: ANN401  handed on to t
     pipeline=st.integers(1, 3),
 )
 def test_a_higher_sharding_degree_never_needs_more_device_memory(**choice: Any):  # noqa: ANN401  handed on to the factory
-    peaks = [peak_of(sharing(shards, **choice), GRAPH) for shards in (1, 2, 4, 8)]
+    plans = [sharing(shards, **choice) for shards in (1, 2, 4, 8)]
+    peaks = [peak_of(lower(plan, GRAPH), plan, GRAPH) for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0]
 
