@@ -1,15 +1,12 @@
 """Layer stacks and graphs that tests of capture share."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
-import torch
 
-from windlass.capture import capture_layers
 from windlass.capture.capture_layers import capture_graph
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
@@ -29,14 +26,3 @@ def _captured(name: str, arguments: tuple[tuple[str, int], ...]) -> tuple[LayerS
 def captured() -> Callable[..., tuple[LayerStack, Graph]]:
     """`captured(name, layers=2)`: a stack without memory and its graph."""
     return lambda name, **arguments: _captured(name, tuple(sorted(arguments.items())))
-
-
-@pytest.fixture
-def float32_only() -> Iterator[None]:
-    """Captures no other precision, in a quarter of the time, for what does not depend on it."""
-    float32 = {"float32": torch.float32}
-    with (
-        patch.object(capture_layers, "_DTYPES", float32),
-        patch.object(capture_layers, "_selective_costs", lambda _subject: ()),
-    ):
-        yield

@@ -51,7 +51,6 @@ def torch_counts(stack: LayerStack, micro_batch: int, sequence: int) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.usefixtures("float32_only")
 @pytest.mark.parametrize("name", catalog.model_names())
 def test_flop_equal_those_of_torchs_counter_on_every_catalog_model(name: str):
     stack = build_layer_stack(name, {"layers": 2}, device="meta", seed=0)

@@ -123,7 +123,6 @@ def test_all_ranks_together_do_the_products_and_attention_of_the_full_layer(
         assert sharded_flop == graph.micro_batch_flop(MICRO, SEQUENCE)
 
 
-@pytest.mark.usefixtures("float32_only")
 @pytest.mark.parametrize("degree", [2, 4, GRID])
 def test_a_rank_has_the_parameters_of_its_shards_even_of_an_uneven_vocabulary(degree: int):
     stack = build_layer_stack("gpt-tiny", UNEVEN, device="meta", seed=0)
