@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Tests are imported each on its own (importmode=importlib), so a module that they share must be
@@ -12,3 +13,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 # A busy machine is no fault of the code.
 settings.register_profile("windlass", deadline=None)
 settings.load_profile("windlass")
+
+_TESTS_OF_RANKS = (
+    "cli/test_faults.py",
+    "cli/commands/test_check.py",
+    "cli/commands/test_launch.py",
+    "runtime/distributed/",
+    "runtime/test_tensor_parallel.py",
+)
+"""Tests that start several ranks, some of which must act within seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives all tests that start ranks to one worker: two of them at once starve each other."""
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(root).as_posix().startswith(_TESTS_OF_RANKS):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
