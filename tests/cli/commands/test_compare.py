@@ -31,7 +31,14 @@ def test_a_machine_that_is_too_small_says_by_how_much(windlass: Windlass):
 
 def test_a_global_batch_is_micro_times_accumulation_times_data_parallel_degree(windlass: Windlass):
     sizes = (4, 16, 64)
-    words = ("--on", "dgx-h100", "parallel.data=4", "--sizes", *map(str, sizes))
+    words = (
+        "--on",
+        "dgx-h100",
+        "parallel.data=4",
+        "parallel.tensor=1",
+        "--sizes",
+        *map(str, sizes),
+    )
     done = windlass("batch", *SMALL, *words, "--json")
     assert done.returncode == 0, done.stderr
     forecasts = json.loads(done.stdout)

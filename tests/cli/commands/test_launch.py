@@ -167,10 +167,14 @@ WITHIN = 10
 """Seconds after the hang timeout within which all hosts must have ended."""
 
 
-@pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize(
-    ("number", "told"),
-    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (by a signal")],
+    ("host", "number", "told"),
+    [
+        (0, signal.SIGKILL, "was killed by SIGKILL"),
+        (1, signal.SIGSTOP, "is stopped (by a signal"),
+        pytest.param(1, signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGSTOP, "is stopped (by a signal", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path,
