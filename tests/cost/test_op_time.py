@@ -71,7 +71,7 @@ def test_an_op_that_was_measured_by_name_takes_its_own_rate():
 
 def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rates():
     eager = OpRate(name="gelu", precision="float32", curve=Curve(points=(Point(1, 1e9),)))
-    norm = eager.model_copy(update={"name": "grad_norm", "curve": Curve(points=(Point(1, 4e9),))})
+    norm = eager.model_copy(update={"name": "norm", "curve": Curve(points=(Point(1, 4e9),))})
     fused = eager.model_copy(update={"compiled": True, "curve": Curve(points=(Point(1, 2e9),))})
     rates = _rates(op_rates=(eager, norm, fused), compiled=True)
     assert _seconds(_memory("add+gelu+norm", nbytes=1e9), rates).traffic == pytest.approx(0.5)

@@ -68,7 +68,7 @@ class Tier(Document):
     """One memory tier of a device; device memory is first in `Device.tiers`."""
 
     name: str
-    """`memory`, `host` or `disk` (a machine may use names of its own)."""
+    """`device`, `host` or `disk` (a machine may use names of its own)."""
     capacity_bytes: Bytes
     read: BytesPerSecond | None = None
     """Rate from this tier to device memory; None for device memory itself."""
