@@ -24,7 +24,10 @@ hundreds of these add up. bfloat16 has 8 bits: 2^-9 for each of a dozen sums tha
 ranks split in two, in each of some layers."""
 
 MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
-"""Additional relative tolerance of a gradient that is recovered from moments in this format."""
+"""What a gradient recovered from moments of this format adds to the relative tolerance. bfloat16:
+half a unit in the last of its 8 bits. int8: the square root of each element, relative to that of
+the largest (s) in its block of n = 256, has an error of half of 1/127; so an element m has an error
+of `sqrt(m s) / 127`, and a block of at most `n^(1/4) / 127 = 0.0315` of its norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
 from windlass.runtime.verify.reference_model import ReferenceStep
 from windlass.schema import (
+    MOMENT_TOLERANCE,
     MomentFormat,
     Precision,
     ReferenceCheck,
@@ -30,12 +31,6 @@ from windlass.torch_ext import MomentCodec
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Relative tolerance of gradients. Summing in another order leaves about 1e-6 in float32; bfloat16
 has 8 bits of precision, so it leaves 2^-9 per layer, which propagates through all of them."""
-
-MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
-"""What the format of the moments adds to the tolerance. bfloat16: half a unit in the last of its 8
-bits. int8: the square root of each element, relative to that of the largest (s) in its block of
-n = 256, has an error of half of 1/127; so an element m has an error of `sqrt(m s) / 127`, and a
-block of at most `n^(1/4) / 127 = 0.0315` of its norm."""
 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
 """Relative tolerance of the loss."""
