@@ -177,9 +177,7 @@ def _one_step_request(model: str, overrides: tuple[str, ...], memory: str | None
     train = request.train
     max_sequence = capture(request.model).max_sequence or MIN_STEP_TOKENS
     sequence = train.sequence or min(MIN_STEP_TOKENS, max_sequence)
-    batch = train.batch
-    if not any(override.startswith("train.batch=") for override in overrides):
-        batch = -(-MIN_STEP_TOKENS // sequence)
+    batch = train.batch or -(-MIN_STEP_TOKENS // sequence)
     if batch * sequence < MIN_STEP_TOKENS:
         raise RequestError(
             f"`train.batch` = {batch} with {sequence} tokens a sequence makes {batch * sequence} "

@@ -11,6 +11,9 @@ from windlass.planner.advice.alternatives import (
 from windlass.planner.choose import (
     choose_plan,
 )
+from windlass.planner.defaults import (
+    resolve_defaults,
+)
 from windlass.planner.downscale import (
     downscale_plan,
 )
@@ -18,6 +21,10 @@ from windlass.planner.explain import (
     Explanation,
     explain_change,
     explain_result,
+)
+from windlass.planner.given_plan import (
+    request_of_plan,
+    result_of_given_plan,
 )
 from windlass.planner.result import (
     PlanningResult,
@@ -42,5 +49,8 @@ __all__ = [
     "explain_result",
     "open_tensor_degrees",
     "pinned_parallelism",
+    "request_of_plan",
+    "resolve_defaults",
+    "result_of_given_plan",
     "with_budget",
 ]

@@ -22,7 +22,7 @@ from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_bu
 from windlass.planner.single_device import SingleDeviceResult, search_single_device
 from windlass.planner.space.options import request_faults, vary
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Graph, Machine, Plan, Request
+from windlass.schema import Graph, Machine, Plan, ResolvedRequest
 
 _RUNNERS_UP = 5
 _MAX_FIXES = 4
@@ -30,7 +30,7 @@ _MAX_FIXES = 4
 
 
 @gc_paused
-def choose_plan(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
+def choose_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> PlanningResult:
     """Chooses the plan that ends the run first, and says why not another.
 
     The run is `train.steps` steps and, if the plan compiles, the compilation before them.
@@ -61,7 +61,11 @@ def choose_plan(request: Request, graph: Graph, machine: Machine) -> PlanningRes
 
 
 def _fastest(
-    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult,
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    budget_bytes: int,
 ) -> PlanningResult:
     """The result for the fastest plan that fits, with runners-up and infeasible plans."""
     steps = request.train.steps
@@ -83,7 +87,11 @@ def _fastest(
 
 
 def _infeasible_with_fixes(
-    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult,
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    budget_bytes: int,
 ) -> Iterator[InfeasiblePlan]:
     """The infeasible plans, the nearest of them with the change that would make them fit."""
     for index, (plan, memory) in enumerate(result.infeasible):
@@ -97,7 +105,11 @@ def _infeasible_with_fixes(
 
 
 def _nothing_fits(
-    result: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    result: SingleDeviceResult,
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    budget_bytes: int,
 ) -> PlanningResult:
     """The result without a plan: the nearest plans, and advice."""
     in_phases = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)

@@ -37,7 +37,7 @@ from windlass.planner.space.options import excludes_phases
 from windlass.planner.space.pinned_parallelism import pinned_plans
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import lower
-from windlass.schema import Graph, Machine, Plan, Prediction, Request, ShardingDegrees
+from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest, ShardingDegrees
 
 _ESTIMATE_ERROR = 0.02
 """Largest relative difference between the batched estimate and the simulator."""
@@ -53,7 +53,7 @@ _FAMILIES = 24
 """Number of plan families from which runners-up are chosen."""
 
 
-def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
+def choose_multi_device(request: ResolvedRequest, graph: Graph, machine: Machine) -> PlanningResult:
     """Chooses the plan that ends the run first on a machine of several devices.
 
     Args:

@@ -28,7 +28,7 @@ from windlass.planner.search.phase_search import search_phases
 from windlass.planner.space.options import excludes_phases, open_single_stage_plans, vary
 from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import DEVICE_TIER, Graph, Machine, Offload, Plan, Prediction, Request
+from windlass.schema import DEVICE_TIER, Graph, Machine, Offload, Plan, Prediction, ResolvedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SingleDeviceResult:
 
 
 def search_single_device(
-    request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
 ) -> SingleDeviceResult:
     """Evaluates the plans for one device that a request leaves open, as far as they may win.
 
@@ -64,7 +64,9 @@ def search_single_device(
 
 
 class _SingleDeviceSearch:
-    def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
+    def __init__(
+        self, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
+    ) -> None:
         self._request, self._graph, self._machine = request, graph, machine
         self._budget_bytes = budget_bytes
         self._best = inf

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter, ModelParameter
-from windlass.schema import MomentFormat, TrainRequest
+from windlass.schema import MomentFormat, TrainSettings
 from windlass.torch_ext import PART_ELEMENTS, MomentCodec, StoredMoment, dither_key
 
 _ROW = 4096
 """Elements whose squares are summed sequentially."""
 
 
-def learning_rate(settings: TrainRequest, step: int) -> float:
+def learning_rate(settings: TrainSettings, step: int) -> float:
     """Learning rate of a step: linear warm-up, then cosine decay to the final rate.
 
     Source: Loshchilov & Hutter 2017, SGDR, arXiv:1608.03983, equation 5, without restarts.
@@ -47,7 +47,7 @@ class AdamW:
     """
 
     def __init__(
-        self, settings: TrainRequest, device: torch.device, moments: MomentFormat = "float32"
+        self, settings: TrainSettings, device: torch.device, moments: MomentFormat = "float32"
     ) -> None:
         self._settings = settings
         self.codec = None if moments == "float32" else MomentCodec(device)

@@ -7,7 +7,7 @@ import torch
 
 from windlass.models import LayerStack
 from windlass.program import Program
-from windlass.schema import STATE_FOLDER, Graph, Plan, TrainRequest
+from windlass.schema import STATE_FOLDER, Graph, Plan, TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class RankContext:
     because a large model does not fit twice: they are updated in place, or moved to their store."""
     program: Program
     """The verified program of this rank."""
-    settings: TrainRequest
+    settings: TrainSettings
     """Optimizer settings, number of steps, and how often to evaluate and to save."""
     checkpoints: Path
     """The run's checkpoint folder; created when first needed."""

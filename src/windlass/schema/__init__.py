@@ -41,6 +41,9 @@ from windlass.schema.machine import (
     Point,
     Tier,
 )
+from windlass.schema.model_request import (
+    ModelRequest,
+)
 from windlass.schema.plan import (
     DEVICE_TIER,
     HOST_TIER,
@@ -69,13 +72,15 @@ from windlass.schema.provenance import (
 )
 from windlass.schema.request import (
     BatchRequest,
+    ChosenDefault,
     DataRequest,
-    ModelRequest,
     OffloadRequest,
     ParallelRequest,
     Request,
+    ResolvedRequest,
     ShardingRequest,
     TrainRequest,
+    TrainSettings,
 )
 from windlass.schema.run_record import (
     ATTEMPTS_FOLDER,
@@ -148,6 +153,7 @@ __all__ = [
     "AttentionRate",
     "Batch",
     "BatchRequest",
+    "ChosenDefault",
     "Collective",
     "CollectiveKind",
     "ComparedQuantity",
@@ -193,6 +199,7 @@ __all__ = [
     "ReferenceCheck",
     "ReferenceComparison",
     "Request",
+    "ResolvedRequest",
     "RunState",
     "ShardingDegrees",
     "ShardingRequest",
@@ -206,6 +213,7 @@ __all__ = [
     "TierPeak",
     "Timeline",
     "TrainRequest",
+    "TrainSettings",
     "VerificationResult",
     "grid_columns",
     "grid_rows",

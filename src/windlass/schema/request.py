@@ -1,6 +1,7 @@
 """Request: what a user asks for. All fields have defaults; the planner decides what is open."""
 
-from math import inf
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -13,6 +14,7 @@ from pydantic import (
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
+from windlass.schema.model_request import ModelRequest
 from windlass.schema.plan import MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
@@ -20,55 +22,71 @@ from windlass.units import Bytes
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The share of a running mean that remains after each step."""
 
-
-class ModelRequest(Document):
-    """A model by name or file, with overrides of its size."""
-
-    name: str = "gpt-tiny"
-    """A name from the model catalog, or `file.py:function` that returns an `nn.Module`."""
-    layers: int | None = Field(default=None, ge=1)
-    width: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    ffn: int | None = Field(default=None, ge=1)
-    vocabulary: int | None = Field(default=None, ge=2)
-    """Vocabulary size; None means the model's own, which must cover the tokenizer's."""
-    sequence: int | None = Field(default=None, ge=2)
-    """Longest sequence with learned positions, in tokens; None means the model's own."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    split_blocks: bool | None = None
-    """Makes attention and feed-forward separate layers, so that a stage may end between them; None
-    means one layer per block."""
-    sharding_rules: dict[str, str] | None = None
-    """How to shard modules of a model file over tensor-parallel ranks, by pattern of their names:
-    `region`, `column`, `row`, `vocabulary`, ...; None means the model's own rules."""
+_HELD_OUT = 0.05
 
 
 class DataRequest(Document):
     """The text to train on and how it is tokenized."""
 
-    source: str = "stdlib"
+    source: str | tuple[str, ...] = "stdlib"
     """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
-    `.jsonl` or `.parquet` file, or a Hugging Face data set (`hf:name`, or a saved folder)."""
+    `.jsonl` or `.parquet` file, a Hugging Face data set (`hf:name`, or a saved folder), or a list
+    of these."""
+    weights: tuple[float, ...] | None = None
+    """Share of the training sequences that is taken from each source, in the order of `source`,
+    relative to each other; None takes them in proportion to their tokens."""
+    validation: str | None = None
+    """Text to evaluate on, named like a `source`; all of `source` is trained on then. None holds
+    out a part of `source`."""
     text_field: str = "text"
     tokenizer: str = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
     vocabulary: int = Field(default=4096, ge=257)
     """Entries of a trained tokenizer."""
-    held_out: float = Field(default=0.05, gt=0, lt=1)
-    """Share of documents that is kept for evaluation and never trained on."""
+    held_out: float = Field(default=_HELD_OUT, gt=0, lt=1)
+    """Share of documents that is kept for evaluation and never trained on, without
+    `validation`."""
     limit_bytes: Bytes | None = None
-    """Most bytes of text to take, in the order of the corpus; None takes all."""
+    """Most bytes of text to take from each source, in its order; None takes all."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources to train on, also if there is one."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @model_validator(mode="after")
+    def _sources_and_weights_agree(self) -> Self:
+        sources, weights = self.sources, self.weights
+        if not sources or len(set(sources)) < len(sources):
+            raise ValueError(
+                f"`source` = {list(sources)}: name at least one source, and each of them once"
+            )
+        if weights is not None and len(weights) != len(sources):
+            raise ValueError(
+                f"{len(weights)} `weights` for {len(sources)} sources; give each source one weight"
+            )
+        if weights is not None and not all(isfinite(w) and w > 0 for w in weights):
+            raise ValueError(
+                f"`weights` = {list(weights)}: each should be a positive number; leave a source out "
+                "of `source` to give it no weight"
+            )
+        if self.validation is not None and self.held_out != _HELD_OUT:
+            raise ValueError(
+                f"`held_out` = {self.held_out:g} with `validation` = {self.validation!r}, which "
+                "holds out nothing of `source`; leave one of them out"
+            )
+        return self
 
 
 class TrainRequest(Document):
     """Training with AdamW: warm-up and cosine decay, clipping by the global gradient norm."""
 
-    steps: int = Field(default=400, ge=1)
-    batch: int = Field(default=16, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    """Steps of the run; None means a default for model and machine, as for the next two."""
+    batch: int | None = Field(default=None, ge=1)
     """Global batch in sequences."""
     sequence: int | None = Field(default=None, ge=2)
-    """Tokens per sequence; None means the longest that the model takes, at most 1024."""
+    """Tokens per sequence."""
     learning_rate: float = Field(default=1e-3, gt=0)
     final_rate: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the last step, as a share of `learning_rate`."""
@@ -100,6 +118,14 @@ class TrainRequest(Document):
         """Writes `clip` even if it is None: left out, it would be read as the default."""
         content: dict[str, Any] = dump(self)
         return content | {"clip": inf} if self.clip is None else content
+
+
+class TrainSettings(TrainRequest):
+    """Training with every default chosen."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    sequence: int = Field(ge=2)
 
 
 class ParallelRequest(Document):
@@ -188,6 +214,23 @@ class Request(Document):
                 "recomputes no layer; leave one of them out"
             )
         return self
+
+
+class ResolvedRequest(Request):
+    """A request with the defaults that depend on model and machine; a run folder holds this one."""
+
+    train: TrainSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenDefault:
+    """A value that a request left open, chosen for its model and machine."""
+
+    key: str
+    """Such as `train.batch`."""
+    value: int
+    reason: str
+    """Where it comes from, to follow a comma or stand in parentheses."""
 
 
 def _is_count(value: object, least: int) -> bool:

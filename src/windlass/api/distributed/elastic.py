@@ -12,7 +12,7 @@ from windlass.api.training.resume import resume
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.train import Run
 from windlass.errors import RankLost
-from windlass.schema import Parallelism, Request
+from windlass.schema import Parallelism, ResolvedRequest
 
 _MAX_FAILURES = 2
 """Number of hangs of one rank after which its device is given up."""
@@ -61,7 +61,7 @@ class ElasticRecovery:
         return run
 
 
-def shrink_parallelism(parallelism: Parallelism, request: Request) -> Parallelism | None:
+def shrink_parallelism(parallelism: Parallelism, request: ResolvedRequest) -> Parallelism | None:
     """The degrees for one device less, as many devices as can be used; None if there are none.
 
     The data-parallel degree shrinks to the largest that divides the batch; with a single replica,

@@ -10,7 +10,7 @@ from windlass.atomic_files import storage_errors
 from windlass.cost import simulate
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.planner import PlanningResult
+from windlass.planner import PlanningResult, resolve_defaults
 from windlass.program import Program
 from windlass.schema import (
     ATTEMPTS_FOLDER,
@@ -69,8 +69,11 @@ def planned_from_record(record: RunRecord) -> Planned:
     if not (request and graph and machine and plan and prediction):
         why = "; ".join(record.faults) or "files are missing"
         raise RecordError(f"run `{record.folder.name}` cannot be resumed: {why}")
+    # A folder of an earlier version does not hold the sequence, which its plan does.
+    train = request.train.model_copy(update={"sequence": plan.batch.sequence})
+    resolved, _ = resolve_defaults(request.model_copy(update={"train": train}), graph, machine)
     result = PlanningResult(plan=plan, prediction=prediction)
-    return Planned(request=request, graph=graph, machine=machine, result=result)
+    return Planned(request=resolved, graph=graph, machine=machine, result=result)
 
 
 def replace_plan(folder: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:

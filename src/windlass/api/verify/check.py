@@ -17,7 +17,7 @@ from windlass.schema import (
     Offload,
     Parallelism,
     Plan,
-    Request,
+    ResolvedRequest,
     ShardingDegrees,
     Stage,
     VerificationResult,
@@ -175,5 +175,6 @@ def on_single_device(planned: Planned) -> Planned:
             "stages": (Stage(phases=((0, planned.graph.layers),)),),
         }
     )  # fmt: skip
-    request = Request.model_validate(request.model_dump(exclude={"parallel", "sharding", "memory"}))
+    alone = request.model_dump(exclude={"parallel", "sharding", "memory"})
+    request = ResolvedRequest.model_validate(alone)
     return with_plan(replace(planned, request=request, machine=machine), plan)

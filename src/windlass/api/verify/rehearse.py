@@ -1,16 +1,15 @@
 """Adapts a plan of any size to local processes of this machine, downscaled if need be."""
 
-from pathlib import Path
-
 from windlass.api.machines import HERE, Progress, find_machine
-from windlass.api.model_graph import capture, capture_tensor_degrees
+from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, plan as choose_plan
+from windlass.api.plan_file import split_machine, with_tensor_shards
 from windlass.cost import predict_plan
 from windlass.errors import ModelError, PlanError
 from windlass.models import model_config, model_names
-from windlass.planner import PlanningResult, downscale_plan as downscale
+from windlass.planner import PlanningResult, downscale_plan as downscale, resolve_defaults
 from windlass.program import plan_errors, require_valid_plan
-from windlass.schema import DataRequest, Graph, Machine, ModelRequest, Plan, Request
+from windlass.schema import DataRequest, Graph, Machine, Plan, Request
 
 MAX_PROCESSES = 8
 """Most processes of a rehearsal."""
@@ -76,8 +75,8 @@ def rehearse_as_is(
     graph = capture(request.model)
     if graph.label != plan.graph:
         return None
-    machine = _local_machine(plan, progress)
-    graph = _with_tensor_shards(request.model, graph, plan)
+    machine = split_machine(plan, find_machine(HERE, progress=progress))
+    graph = with_tensor_shards(request.model, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
     if plan_errors(plan, graph, machine):
         return None
@@ -114,11 +113,11 @@ def downscale_plan(
             f"`{name}` is not in the catalogue: blocks of the `{_STAND_IN_MODEL}` family stand in",
         )
         name = _STAND_IN_MODEL
-    machine = _local_machine(plan, progress)
+    machine = split_machine(plan, find_machine(HERE, progress=progress))
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
     small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
-    machine = _local_machine(small.plan, progress)
-    graph = _with_tensor_shards(small.model, capture(small.model), small.plan)
+    machine = split_machine(small.plan, find_machine(HERE, progress=progress))
+    graph = with_tensor_shards(small.model, capture(small.model), small.plan)
     text = DataRequest(
         source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
         text_field=request.data.text_field,
@@ -129,31 +128,12 @@ def downscale_plan(
     return _planned(plan, request, graph, machine), (*notes, *small.notes)
 
 
-def load_plan(path: Path) -> Plan:
-    """Loads a plan from its file.
-
-    Raises:
-        WindlassError: the file cannot be read, or is no plan.
-    """
-    return Plan.load(path)
-
-
-def _local_machine(plan: Plan, progress: Progress | None) -> Machine:
-    """This machine, split into as many devices as the plan has if it computes on its CPU."""
-    machine, devices = find_machine(HERE, progress=progress), plan.parallel.devices
-    return machine.split(devices) if devices > 1 and machine.device.kind == "cpu" else machine
-
-
-def _with_tensor_shards(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
-    degree = plan.parallel.tensor
-    return graph if degree == 1 else capture_tensor_degrees(model, graph, (degree,))
-
-
 def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Planned:
     """The plan with a prediction, and with a request of the same batch and sequence."""
     train = request.train.model_copy(
         update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
     )
     request = Request(model=request.model, data=request.data, train=train)
+    resolved, _ = resolve_defaults(request, graph, machine)
     result = PlanningResult(plan=plan, prediction=predict_plan(plan, graph, machine))
-    return Planned(request=request, graph=graph, machine=machine, result=result)
+    return Planned(request=resolved, graph=graph, machine=machine, result=result)

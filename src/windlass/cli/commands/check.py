@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
+from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
 from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
@@ -45,8 +45,7 @@ class RunDigest:
 def check(
     model: str | None = None,
     *overrides: str,
-    plan: Path | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     faults: bool = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,18 +62,18 @@ def check(
         model: A name (`windlass models` lists them), your own `file.py:function`, or the TOML
             file of a plan.
         overrides: `key=value`, such as `parallel.pipeline=2`, `phases=12` or `train.steps=5`.
-        plan: The TOML file of a plan; if it is too large for this machine, a downscaled plan of
-            the same structure is checked.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search; if the
+            plan is too large for this machine, a downscaled one of the same structure is checked.
         faults: Also inject faults, and check that each is detected and its layer named.
         as_json: Print the comparison as JSON.
     """
+    plan = options.plan
     if plan is None and model is not None and model.endswith(".toml"):
         plan, model = Path(model), None
     with ProgressBars() as progress:
         request = _shortened(build_request(model, overrides, options), overrides)
         if plan is not None:
-            planned, notes = _from_file(plan, request, model, progress)
+            planned, notes = _from_file(plan, request, progress)
         else:
             planned, notes = api.plan(request, progress=progress), ()
         if plan is None and not faults and planned.plan.parallel.devices == 1:
@@ -84,12 +83,10 @@ def check(
 
 
 def _from_file(
-    path: Path, request: Request, model: str | None, progress: api.Progress
+    path: Path, request: Request, progress: api.Progress
 ) -> tuple[api.Planned, tuple[str, ...]]:
     """A plan from a file, downscaled if this machine needs it; and the changes, a sentence each."""
-    plan = api.load_plan(path)
-    name = model or plan.graph.partition("@")[0]
-    request = request.model_copy(update={"model": request.model.model_copy(update={"name": name})})
+    plan, request = api.load_plan(path, request)
     planned = api.rehearse_as_is(plan, request, progress=progress)
     if planned is not None:
         return planned, ()
@@ -129,7 +126,7 @@ def _compare_with_in_memory_run(
 def _shortened(request: Request, overrides: tuple[str, ...]) -> Request:
     """The request with `VERIFICATION_STEPS` steps, unless an override sets their number."""
     explicit = any(override.startswith("train.steps=") for override in overrides)
-    steps = request.train.steps if explicit else VERIFICATION_STEPS
+    steps = request.train.steps if explicit and request.train.steps else VERIFICATION_STEPS
     changes = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
     return request.model_copy(update={"train": request.train.model_copy(update=changes)})
 

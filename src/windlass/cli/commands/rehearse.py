@@ -1,9 +1,7 @@
 """`windlass rehearse`: runs and verifies a downscaled large plan on local processes."""
 
-from pathlib import Path
-
 from windlass import api
-from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
+from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
 from windlass.cli.console import ProgressBars
 from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 
@@ -12,8 +10,7 @@ def rehearse(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    plan: Path | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     faults: bool = False,
     as_json: AsJson = False,
 ) -> None:
@@ -29,16 +26,17 @@ def rehearse(
         model: A name (`windlass models` lists them).
         overrides: `key=value`, such as `parallel.pipeline=8` or `sharding.parameters=4`.
         on: The machine that the plan is for; `here` if not given.
-        plan: The TOML file of a plan, instead of one that is chosen.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search.
         faults: Also inject faults, and check that each is detected.
         as_json: Print the comparison as JSON.
     """
     with ProgressBars() as progress:
         request = build_request(model, overrides, options, machine=on)
-        full_plan, misfit = (
-            api.rehearsal(request, progress=progress) if plan is None else (api.load_plan(plan), ())
-        )
+        misfit: tuple[str, ...] = ()
+        if options.plan is not None:
+            full_plan, request = api.load_plan(options.plan, request)
+        else:
+            full_plan, misfit = api.rehearsal(request, progress=progress)
         train = request.train.model_copy(update={"steps": VERIFICATION_STEPS})
         request = request.model_copy(update={"train": train})
         small, changes = api.downscale_plan(full_plan, request, progress=progress)

@@ -16,7 +16,7 @@ from windlass.planner.search.extrapolate import (
 from windlass.planner.single_device import search_single_device
 from windlass.planner.space.options import precisions, sequence_of, smaller_moments, vary
 from windlass.planner.space.phase_space import offload_tiers
-from windlass.schema import BatchRequest, Graph, Machine, Plan, Request
+from windlass.schema import BatchRequest, Graph, Machine, Plan, ResolvedRequest
 
 MIN_ALTERNATIVES = 3
 """Changes that are named at least, if that many fit."""
@@ -28,7 +28,10 @@ _MIB = 2**20
 
 
 def advise(
-    request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, DevicePeak]]
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    refused: Sequence[tuple[Plan, DevicePeak]],
 ) -> Advice:
     """Advises on a request that does not fit."""
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
@@ -75,7 +78,7 @@ def _budget(memory: DevicePeak, nearest: Plan, machine: Machine) -> Iterator[Cha
 
 
 def _changes(
-    request: Request, graph: Graph, machine: Machine, base: float, budget_bytes: int
+    request: ResolvedRequest, graph: Graph, machine: Machine, base: float, budget_bytes: int
 ) -> Iterator[Change]:
     """Pins to drop, fewest first, and a shorter sequence; no change that contains a smaller one."""
     pins = tuple(_pins(request, machine))
@@ -101,7 +104,7 @@ def _changes(
 
 
 def _alternatives(
-    request: Request,
+    request: ResolvedRequest,
     graph: Graph,
     machine: Machine,
     base: float,
@@ -122,7 +125,7 @@ def _alternatives(
 
 
 def _with_smaller_moments(
-    request: Request, graph: Graph, machine: Machine, base: float, budget_bytes: int
+    request: ResolvedRequest, graph: Graph, machine: Machine, base: float, budget_bytes: int
 ) -> Iterator[Change]:
     """Optimizer moments in fewer bits."""
     for moments in smaller_moments(request.moments):
@@ -138,7 +141,7 @@ def _with_smaller_moments(
             )
 
 
-def _pins(request: Request, machine: Machine) -> Iterator[str]:
+def _pins(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     """Names of the request's pins that could be dropped to save memory."""
     if request.batch.micro is not None or request.batch.accumulation is not None:
         yield "batch"
@@ -150,7 +153,7 @@ def _pins(request: Request, machine: Machine) -> Iterator[str]:
         yield "compile"
 
 
-def _without_pins(request: Request, pins: Sequence[str]) -> Request:
+def _without_pins(request: ResolvedRequest, pins: Sequence[str]) -> ResolvedRequest:
     changes: dict[str, object] = dict.fromkeys(pins)
     if "batch" in changes:
         changes["batch"] = BatchRequest()
@@ -158,7 +161,7 @@ def _without_pins(request: Request, pins: Sequence[str]) -> Request:
 
 
 def _shorter(
-    request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[EvaluatedPlan, ...]:
     """The plans that fit of the longest sequence found by halving."""
     sequence = sequence_of(request, graph) // 2
@@ -173,7 +176,7 @@ def _shorter(
 
 
 def _change(
-    request: Request,
+    request: ResolvedRequest,
     dropped: Sequence[str],
     fitting: EvaluatedPlan,
     base: float,

@@ -19,7 +19,7 @@ from windlass.schema import (
     Plan,
     Prediction,
     Recompute,
-    Request,
+    ResolvedRequest,
 )
 
 _DROPPED_PINS: tuple[dict[str, object], ...] = (
@@ -53,7 +53,7 @@ class _Alternative(NamedTuple):
 
 
 def alternatives(
-    request: Request,
+    request: ResolvedRequest,
     graph: Graph,
     machine: Machine,
     budget_bytes: int,
@@ -107,7 +107,9 @@ def alternatives(
 class _Search:
     """Finds plans that fit with as few pins dropped as possible, fastest first."""
 
-    def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
+    def __init__(
+        self, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
+    ) -> None:
         unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
         self._request = request.model_copy(update=unpinned)
         self._graph, self._machine, self._budget_bytes = graph, machine, budget_bytes
@@ -148,7 +150,7 @@ class _Search:
             yield from next(self._fewest_dropped(more, in_phases=True), [])[:1]
 
     def _fewest_dropped(
-        self, request: Request, *, in_phases: bool = False
+        self, request: ResolvedRequest, *, in_phases: bool = False
     ) -> Iterator[list[_Alternative]]:
         """Plans that fit with the fewest pins dropped, then with more."""
         fitting = (
@@ -157,7 +159,7 @@ class _Search:
         return filter(None, fitting)
 
     def _fitting(
-        self, request: Request, dropped: dict[str, object], *, in_phases: bool = False
+        self, request: ResolvedRequest, dropped: dict[str, object], *, in_phases: bool = False
     ) -> list[_Alternative]:
         """Plans that fit with these pins dropped, as far as a request can name them.
 
@@ -186,7 +188,7 @@ def _is_named(way: _Alternative, named_plans: Sequence[Plan]) -> bool:
     return any(_Alternative(plan, way.prediction, ()).kind == way.kind for plan in named_plans)
 
 
-def _overrides(request: Request, way: _Alternative) -> Iterator[str]:
+def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
     """The plan's values for what defines its kind, and for the pins that were dropped."""
     plan, dropped, in_phases = way.plan, way.dropped, way.plan.is_offloaded("parameters")
     if in_phases:
@@ -211,7 +213,7 @@ def is_requestable(plan: Plan) -> bool:
     return plan.stages[0].recompute_rest is None
 
 
-def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
+def recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
     """Overrides that ask for a plan's recompute, such as `recompute=full recompute_layers=5`.
 
     Args:

@@ -19,7 +19,7 @@ from windlass.schema import (
     OffloadRequest,
     ParallelRequest,
     Plan,
-    Request,
+    ResolvedRequest,
     ShardingRequest,
 )
 
@@ -47,7 +47,7 @@ _PARALLEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "parallel": ("pipeline", "tensor", "data"),
     "schedule": ("schedule", "virtual_stages"),
 }
-"""Fields of `Request.parallel` that are opened together."""
+"""Fields of `ResolvedRequest.parallel` that are opened together."""
 
 
 class _FittingPlan(NamedTuple):
@@ -58,7 +58,7 @@ class _FittingPlan(NamedTuple):
     peak_bytes: int
 
 
-_Search = Callable[[Request], _FittingPlan | None]
+_Search = Callable[[ResolvedRequest], _FittingPlan | None]
 """Finds the fastest plan of a request that fits."""
 
 
@@ -74,7 +74,7 @@ def minimal_fix(
         budget_bytes: device memory budget.
     """
 
-    def search(request: Request) -> _FittingPlan | None:
+    def search(request: ResolvedRequest) -> _FittingPlan | None:
         open_space = PlanSpace(request, space.graph, space.machine)
         for candidate in BranchAndBound(open_space, budget_bytes, chain=costs).fastest(1).best:
             plan = open_space.plan(candidate.batch, candidate.row)
@@ -90,7 +90,7 @@ def minimal_fix(
 
 
 def minimal_fix_single_device(
-    plan: Plan, request: Request, graph: Graph, machine: Machine, budget_bytes: int
+    plan: Plan, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Change | None:
     """The cheapest change of one kind for a plan on one device; None if no single change is enough.
 
@@ -102,7 +102,7 @@ def minimal_fix_single_device(
         budget_bytes: device memory budget.
     """
 
-    def search(request: Request) -> _FittingPlan | None:
+    def search(request: ResolvedRequest) -> _FittingPlan | None:
         fitting = search_single_device(request, graph, machine, budget_bytes).fitting
         for plan, prediction in fitting:
             if is_requestable(plan):
@@ -118,7 +118,7 @@ def minimal_fix_single_device(
 def _changes(
     plan: Plan,
     step_seconds: float,
-    request: Request,
+    request: ResolvedRequest,
     opened: Mapping[str, tuple[str, ...]],
     search: _Search,
 ) -> Iterator[Change]:
@@ -137,7 +137,7 @@ def _changes(
             )
 
 
-def _pin_except(request: Request, plan: Plan, opened: str) -> Request:
+def _pin_except(request: ResolvedRequest, plan: Plan, opened: str) -> ResolvedRequest:
     """The request with all of a plan pinned except what is opened."""
     pins: dict[str, object] = {
         "parallel": ParallelRequest(**dict(plan.parallel)),

@@ -7,11 +7,11 @@ from windlass.planner.result import TierShortage
 from windlass.planner.space.options import open_single_stage_plans, smaller_moments
 from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes, with_state_on
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema import Graph, Machine, Plan, Request, Stage
+from windlass.schema import Graph, Machine, Plan, ResolvedRequest, Stage
 from windlass.units import format_bytes
 
 
-def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
+def require_phases(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
     """Refuses a number of phases that no plan can have, or that no tier has room for.
 
     Args:
@@ -39,7 +39,7 @@ def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
         )
 
 
-def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> None:
+def require_optimizer_tier(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
     """Refuses a tier for optimizer state that has no room for it, whatever else is open.
 
     Args:
@@ -83,7 +83,11 @@ def tier_shortages(
 
 
 def _suggestion(
-    request: Request, short: TierShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
+    request: ResolvedRequest,
+    short: TierShortage,
+    bases: Sequence[Plan],
+    graph: Graph,
+    machine: Machine,
 ) -> str:
     """Suggests moments in fewer bits, if the tier then has room."""
     for moments in smaller_moments(request.moments):

@@ -4,7 +4,13 @@ from windlass.planner.result import PinnedRank, PlanningResult, runner_up
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.extrapolate import EvaluatedPlan, extrapolate, with_budget
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import BatchRequest, OffloadRequest, ParallelRequest, Request, ShardingRequest
+from windlass.schema import (
+    BatchRequest,
+    OffloadRequest,
+    ParallelRequest,
+    ResolvedRequest,
+    ShardingRequest,
+)
 
 
 def rank_of_pinned_plan(
@@ -60,7 +66,7 @@ def rank_in_phases(chosen: EvaluatedPlan, unpinned: PlanningResult, steps: int) 
     return PinnedRank(faster=0, compared=unpinned.evaluated, plan=None, best=None)
 
 
-def without_pins(request: Request) -> Request:
+def without_pins(request: ResolvedRequest) -> ResolvedRequest:
     """The request without what it pins of a plan; batch size, precision and mode stay."""
     return request.model_copy(
         update={

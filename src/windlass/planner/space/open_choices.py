@@ -26,7 +26,7 @@ from windlass.schema import (
     Plan,
     Precision,
     Recompute,
-    Request,
+    ResolvedRequest,
     Stage,
 )
 
@@ -57,7 +57,7 @@ class OpenChoices:
         machine: the machine of the plans.
     """
 
-    request: Request
+    request: ResolvedRequest
     graph: Graph
     machine: Machine
 

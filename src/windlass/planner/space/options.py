@@ -26,6 +26,7 @@ from windlass.schema import (
     Precision,
     Recompute,
     Request,
+    ResolvedRequest,
     Stage,
     TensorGrid,
 )
@@ -47,7 +48,9 @@ _SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 _RECOMPUTE_MODES: tuple[Recompute, ...] = ("none", "full")
 
 
-def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+def open_single_stage_plans(
+    request: ResolvedRequest, graph: Graph, machine: Machine
+) -> tuple[Plan, ...]:
     """Every plan of one stage and one replica that keeps the request's pins.
 
     Args:
@@ -64,7 +67,7 @@ def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) ->
     return open_plans(base_plan(request, graph, machine), request, graph, machine)
 
 
-def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
+def base_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> Plan:
     """The plainest plan for one device, with what the request pins for all plans."""
     return Plan(
         graph=graph.label,
@@ -78,7 +81,9 @@ def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
     )
 
 
-def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+def open_plans(
+    first: Plan, request: ResolvedRequest, graph: Graph, machine: Machine
+) -> tuple[Plan, ...]:
     """A plan in every precision, mode and micro-batch size that the request leaves open.
 
     Args:
@@ -184,12 +189,12 @@ def open_tensor_degrees(
     return (*powers, *(each for each in quickest if each is not None))
 
 
-def sequence_of(request: Request, graph: Graph) -> int:
+def sequence_of(request: ResolvedRequest, graph: Graph) -> int:
     """Tokens of one sequence: the request's, else the longest the model takes, at most 1024."""
     return request.train.sequence or min(graph.max_sequence or _MAX_SEQUENCE, _MAX_SEQUENCE)
 
 
-def open_recompute(request: Request) -> tuple[Recompute, ...]:
+def open_recompute(request: ResolvedRequest) -> tuple[Recompute, ...]:
     """Recompute modes that the request leaves open."""
     if request.recompute_layers is not None and request.recompute is None:
         return ("full",)
@@ -218,7 +223,7 @@ def _pinned_or(pinned: _Value | None, choices: tuple[_Value, ...]) -> tuple[_Val
     return choices if pinned is None else (pinned,)
 
 
-def _tensor_degrees(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
+def _tensor_degrees(request: ResolvedRequest, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Tensor-parallel degrees that keep the pin, or by which layers and tokens can be sharded."""
     sequence = sequence_of(request, graph)
     if request.parallel.tensor is not None:
@@ -243,7 +248,7 @@ def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     )
 
 
-def _microbatch_sizes(request: Request) -> tuple[int, ...]:
+def _microbatch_sizes(request: ResolvedRequest) -> tuple[int, ...]:
     """Micro-batch sizes that divide the global batch and keep the pins."""
     batch = request.batch
     return tuple(
@@ -254,7 +259,7 @@ def _microbatch_sizes(request: Request) -> tuple[int, ...]:
     )
 
 
-def _single_device_faults(request: Request) -> Iterator[str]:
+def _single_device_faults(request: ResolvedRequest) -> Iterator[str]:
     """Faults of keys that are of use on several devices only."""
     if request.parallel.schedule is not None and request.parallel.schedule not in _SCHEDULES:
         known = ", ".join(f"`{order}`" for order in _SCHEDULES)
@@ -267,7 +272,7 @@ def _single_device_faults(request: Request) -> Iterator[str]:
             yield f"`sharding.{name}` = {degree} on one device; set `parallel.data` too"
 
 
-def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     """Faults of a request that no plan can meet, whatever its parallelism."""
     longest, sequence = graph.max_sequence, request.train.sequence
     if longest is not None and sequence is not None and sequence > longest:
@@ -285,12 +290,12 @@ def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator
     yield from _optimizer_tier_faults(request, machine)
 
 
-def excludes_phases(request: Request) -> bool:
+def excludes_phases(request: ResolvedRequest) -> bool:
     """Whether a request rules phases out: in phases all state is offloaded to one tier."""
     return request.phases == 1 or request.offload.optimizer is not None
 
 
-def _recompute_faults(request: Request, machine: Machine) -> Iterator[str]:
+def _recompute_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     """Whether `recompute_layers` names another number of stages than there can be."""
     layers, pipeline = request.recompute_layers, request.parallel.pipeline
     if not isinstance(layers, tuple):
@@ -308,7 +313,7 @@ def _recompute_faults(request: Request, machine: Machine) -> Iterator[str]:
         )
 
 
-def _optimizer_tier_faults(request: Request, machine: Machine) -> Iterator[str]:
+def _optimizer_tier_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     """Why optimizer state cannot live where the request wants it."""
     wanted = request.offload.optimizer
     if wanted is None:
@@ -333,7 +338,7 @@ def _optimizer_tier_faults(request: Request, machine: Machine) -> Iterator[str]:
         )
 
 
-def _all_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+def _all_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     degree = request.parallel.tensor or 1
     if degree > machine.devices:
         yield (

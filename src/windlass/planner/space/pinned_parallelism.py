@@ -14,6 +14,7 @@ from windlass.schema import (
     Parallelism,
     Plan,
     Request,
+    ResolvedRequest,
     ShardingDegrees,
     Stage,
 )
@@ -28,7 +29,7 @@ def pinned_parallelism(request: Request) -> Parallelism:
     )
 
 
-def with_whole_parallelism(request: Request) -> Request:
+def with_whole_parallelism(request: ResolvedRequest) -> ResolvedRequest:
     """The request with all its parallel degrees named, if it names more than one device."""
     parallel = pinned_parallelism(request)
     if parallel.devices == 1:
@@ -39,7 +40,7 @@ def with_whole_parallelism(request: Request) -> Request:
     return request.model_copy(update={"parallel": whole})
 
 
-def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+def pinned_plans(request: ResolvedRequest, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """Every plan with the request's parallelism that it leaves open.
 
     Raises:
@@ -96,7 +97,7 @@ def _even_ranges(first: int, last: int, count: int) -> Iterator[tuple[int, int]]
 
 
 def _parallelism_faults(
-    request: Request, parallel: Parallelism, virtual_stages: int, graph: Graph
+    request: ResolvedRequest, parallel: Parallelism, virtual_stages: int, graph: Graph
 ) -> Iterator[str]:
     """Faults of a parallelism that fits the layers or the batch in no way."""
     if parallel.pipeline * virtual_stages > graph.layers:
@@ -112,7 +113,7 @@ def _parallelism_faults(
         )
 
 
-def _replica_request(request: Request, replicas: int) -> Request:
+def _replica_request(request: ResolvedRequest, replicas: int) -> ResolvedRequest:
     """The request for what one replica does."""
     train = request.train.model_copy(update={"batch": request.train.batch // replicas})
     return with_whole_parallelism(request).model_copy(update={"train": train})

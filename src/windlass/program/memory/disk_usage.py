@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
-from windlass.schema import HOST_TIER, Graph, Plan, TrainRequest
+from windlass.schema import HOST_TIER, Graph, Plan, TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class DiskUsage:
 def disk_usage(
     plan: Plan,
     graph: Graph,
-    settings: TrainRequest,
+    settings: TrainSettings,
     *,
     steps_done: int = 0,
     checkpoints_present: int = 0,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import safe_open
@@ -22,28 +23,27 @@ from windlass.runtime.verify.activation_fingerprints import (
     FingerprintKey,
     read_fingerprints,
 )
+from windlass.runtime.verify.error_record import (
+    ErrorRecord,
+    least_scale,
+    relative_error,
+    tensor_error,
+)
 from windlass.schema import (
     CHECKPOINT_FOLDER,
     MOMENT_TOLERANCE,
     TOLERANCE,
     ComparedQuantity,
-    Mismatch,
     MomentFormat,
     Precision,
-    QuantityComparison,
     Step,
-    TrainRequest,
+    TrainSettings,
     VerificationResult,
 )
 from windlass.torch_ext import MomentCodec, StoredMoment
 
 _MERGED_FOLDER = ".merged"
 """Folder in the run's folder for the merged checkpoint that is compared."""
-
-_MIN_SCALE_SHARE = 0.01
-"""Smallest scale of a tensor's error, as a share of the largest value in its layer. It matters
-where all values are zero except for rounding, as in the gradient of the keys' bias, which softmax
-cancels: rounding errors have the size of the layer's other values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,11 @@ def compare_to_single_device(
     run: InstrumentedRun,
     single_device: InstrumentedRun,
     stack: LayerStack,
-    settings: TrainRequest,
+    settings: TrainSettings,
     *,
     precision: Precision,
     moments: MomentFormat = "float32",
+    exact: bool = False,
 ) -> VerificationResult:
     """Compares losses, norms, outputs, gradients and weights of two runs.
 
@@ -72,15 +73,34 @@ def compare_to_single_device(
         settings: training settings of both runs.
         precision: precision of both runs.
         moments: format in which both runs stored their moments.
+        exact: whether everything must be equal bit for bit.
 
     Raises:
         CheckpointError: a checkpoint is damaged or belongs to another model.
     """
-    comparison = _RunComparison(run, single_device, stack, settings, precision, moments)
+    tolerance = {
+        quantity: 0.0 if exact else _tolerance(quantity, precision, moments)
+        for quantity in get_args(ComparedQuantity)
+    }
+    comparison = _RunComparison(run, single_device, stack, settings, tolerance)
     steps = zip(run.steps, single_device.steps, strict=True)
     for index, (actual, expected) in enumerate(steps):
         comparison.compare_step(actual, expected, first=index == 0)
     return comparison.result()
+
+
+def checkpoint_layers(
+    run: InstrumentedRun, stack: LayerStack, step: int
+) -> tuple[dict[str, Tensor], ...]:
+    """Weights and decoded first moments of each layer after a step, by checkpoint key.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+    """
+    path = run.folder / CHECKPOINT_FOLDER / checkpoint_name(step)
+    merged = merge_shards(open_checkpoint(path), stack, run.folder / _MERGED_FOLDER).path
+    files = [merged / layer_file(index) for index in range(len(stack.layers))]
+    return tuple(_read_tensors(file) if file.exists() else {} for file in files)
 
 
 class _RunComparison:
@@ -91,34 +111,19 @@ class _RunComparison:
         run: InstrumentedRun,
         single_device: InstrumentedRun,
         stack: LayerStack,
-        settings: TrainRequest,
-        precision: Precision,
-        moments: MomentFormat,
+        settings: TrainSettings,
+        tolerance: Mapping[ComparedQuantity, float],
     ) -> None:
         self._runs = (run, single_device)
         self._stack, self._settings = stack, settings
-        self._base_tolerance = TOLERANCE[precision]
-        self._moments = moments
         self._fingerprints = (
             read_fingerprints(run.folder), read_fingerprints(single_device.folder)
         )  # fmt: skip
-        self._worst: dict[ComparedQuantity, tuple[int, float]] = {}
-        """Number of comparisons and largest error, by quantity."""
-        self._first_mismatch: Mismatch | None = None
+        self._errors = ErrorRecord(stack.names, tolerance)
 
     def result(self) -> VerificationResult:
         """The result over all steps compared so far."""
-        return VerificationResult(
-            steps=len(self._runs[0].steps),
-            comparisons=tuple(
-                QuantityComparison(
-                    quantity=quantity, count=count, error=error,
-                    tolerance=self._tolerance(quantity),
-                )
-                for quantity, (count, error) in self._worst.items()
-            ),
-            first_mismatch=self._first_mismatch,
-        )  # fmt: skip
+        return self._errors.result(len(self._runs[0].steps))
 
     def compare_step(self, actual: Step, expected: Step, *, first: bool) -> None:
         """Compares one step, each quantity in the order in which a step computes it."""
@@ -131,17 +136,22 @@ class _RunComparison:
         forward = [key for key in expected_prints if key.direction == "forward"]
         forward.sort(key=lambda key: (key.layer, key.sample))
         self._compare_fingerprints("output", forward, actual_prints, expected_prints)
-        self._add("loss", step, _relative_error(actual.loss, expected.loss))
+        self._errors.add("loss", step, relative_error(actual.loss, expected.loss))
         backward = [key for key in expected_prints if key.direction == "backward"]
         backward.sort(key=lambda key: (-key.layer, key.sample))
         self._compare_fingerprints("input gradient", backward, actual_prints, expected_prints)
-        layers = [self._checkpoint_layers(run, step) for run in self._runs]
+        layers = [checkpoint_layers(run, self._stack, step) for run in self._runs]
         if first:
             scales = [_clip_divisor(each, self._settings) for each in (actual, expected)]
             self._compare_tensors("weight gradient", "moment1", step, layers, scales)
-        norm_error = _relative_error(actual.gradient_norm, expected.gradient_norm)
-        self._add("gradient norm", step, norm_error)
+        norm_error = relative_error(actual.gradient_norm, expected.gradient_norm)
+        self._errors.add("gradient norm", step, norm_error)
         self._compare_tensors("weight", "weight", step, layers, (1.0, 1.0))
+        if expected.held_out_loss is not None:
+            held_out = math.nan if actual.held_out_loss is None else actual.held_out_loss
+            self._errors.add(
+                "held-out loss", step, relative_error(held_out, expected.held_out_loss)
+            )
 
     def _compare_samples(
         self,
@@ -151,9 +161,9 @@ class _RunComparison:
     ) -> None:
         """Checks that the same samples pass through all layers."""
         differing = actual.keys() ^ expected.keys()
-        self._add("samples", step, 0.0)
+        self._errors.add("samples", step, 0.0)
         for key in sorted(differing, key=lambda key: (key.direction, key.layer, key.sample)):
-            self._add("samples", step, math.inf, sample=key.sample)
+            self._errors.add("samples", step, math.inf, sample=key.sample)
 
     def _compare_fingerprints(
         self,
@@ -165,14 +175,7 @@ class _RunComparison:
         for key in keys:
             if key in actual:
                 error = actual[key].relative_error(expected[key])
-                self._add(quantity, key.step, error, layer=key.layer, sample=key.sample)
-
-    def _checkpoint_layers(self, run: InstrumentedRun, step: int) -> tuple[dict[str, Tensor], ...]:
-        """The checkpoint's tensors after a step by key, of each layer."""
-        path = run.folder / CHECKPOINT_FOLDER / checkpoint_name(step)
-        merged = merge_shards(open_checkpoint(path), self._stack, run.folder / _MERGED_FOLDER).path
-        files = [merged / layer_file(index) for index in range(len(self._stack.layers))]
-        return tuple(_read_tensors(file) if file.exists() else {} for file in files)
+                self._errors.add(quantity, key.step, error, layer=key.layer, sample=key.sample)
 
     def _compare_tensors(
         self,
@@ -193,36 +196,16 @@ class _RunComparison:
         """
         for layer, (actual, expected) in enumerate(zip(*runs, strict=True)):
             keys = [key for key in expected if key.startswith(f"{prefix}/")]
-            largest = max((_largest(expected[key]) for key in keys), default=0.0)
+            min_scale = least_scale(expected[key] for key in keys)
             for key in keys:
-                min_scale = _MIN_SCALE_SHARE * largest
-                error = _tensor_error(actual.get(key), expected[key], scales, min_scale)
+                error = tensor_error(actual.get(key), expected[key], scales, min_scale)
                 weight = key.removeprefix(f"{prefix}/")
-                self._add(quantity, step, error, layer=layer, weight=weight)
+                self._errors.add(quantity, step, error, layer=layer, weight=weight)
 
-    def _add(
-        self,
-        quantity: ComparedQuantity,
-        step: int,
-        error: float,
-        *,
-        layer: int | None = None,
-        weight: str | None = None,
-        sample: int | None = None,
-    ) -> None:
-        error = math.inf if math.isnan(error) else error
-        count, worst = self._worst.get(quantity, (0, 0.0))
-        self._worst[quantity] = (count + 1, max(worst, error))
-        if self._first_mismatch is None and error > self._tolerance(quantity):
-            self._first_mismatch = Mismatch(
-                step=step, quantity=quantity, error=error, layer=layer, weight=weight,
-                sample=sample, layer_name=None if layer is None else self._stack.names[layer],
-            )  # fmt: skip
 
-    def _tolerance(self, quantity: ComparedQuantity) -> float:
-        depends_on_moments = quantity in ("weight gradient", "weight")
-        extra = MOMENT_TOLERANCE[self._moments] if depends_on_moments else 0.0
-        return self._base_tolerance + extra
+def _tolerance(quantity: ComparedQuantity, precision: Precision, moments: MomentFormat) -> float:
+    depends_on_moments = quantity in ("weight gradient", "weight", "held-out loss")
+    return TOLERANCE[precision] + (MOMENT_TOLERANCE[moments] if depends_on_moments else 0.0)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -245,28 +228,9 @@ def _stored_moment(file: safe_open, which: int, name: str) -> StoredMoment:
     return StoredMoment(file.get_tensor(f"moment{which}/{name}"), scales)
 
 
-def _tensor_error(
-    actual: Tensor | None, expected: Tensor, scales: Sequence[float], min_scale: float
-) -> float:
-    """Largest difference, relative to the largest expected value; infinite if one is missing."""
-    if actual is None or actual.shape != expected.shape:
-        return math.inf
-    scale = max(_largest(expected), min_scale) * scales[1]
-    error = _largest(actual.double() * scales[0] - expected.double() * scales[1])
-    return error / scale if scale else error
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
-
-
-def _clip_divisor(step: Step, settings: TrainRequest) -> float:
+def _clip_divisor(step: Step, settings: TrainSettings) -> float:
     """The divisor that clipped the gradients of a step."""
     if settings.clip is None:
         return 1.0
     # In float32 as in the optimizer: its rounding would otherwise count as the gradient's.
     return float(torch.tensor(max(1.0, (step.gradient_norm + 1e-6) / settings.clip)))
-
-
-def _relative_error(actual: float, expected: float) -> float:
-    return abs(actual - expected) / abs(expected) if expected else abs(actual)

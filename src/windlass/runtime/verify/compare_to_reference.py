@@ -24,7 +24,7 @@ from windlass.schema import (
     ReferenceCheck,
     ReferenceComparison,
     Step,
-    TrainRequest,
+    TrainSettings,
 )
 from windlass.torch_ext import MomentCodec
 
@@ -41,7 +41,7 @@ def compare_to_reference(
     checkpoint: Path,
     stack: LayerStack,
     step: Step,
-    settings: TrainRequest,
+    settings: TrainSettings,
     *,
     precision: Precision,
     moments: MomentFormat = "float32",

@@ -1,0 +1,125 @@
+"""Defaults of a request that depend on its model and its machine: batch, sequence and steps."""
+
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from math import ceil, lcm
+
+from pydantic import Field
+
+from windlass.document import Document
+from windlass.schema import (
+    ChosenDefault,
+    Graph,
+    Machine,
+    Request,
+    ResolvedRequest,
+    TrainSettings,
+)
+
+
+class _Row(Document):
+    """Defaults of the models and machines for which a row of the table holds."""
+
+    device: str | None = None
+    """Kind of device; None holds for any."""
+    max_parameters: int | None = None
+    """Parameters of the largest model; None holds for any."""
+    max_sequence: int
+    """Most tokens of a sequence, for models that take longer ones or any."""
+    tokens: int | None = None
+    """Tokens of a step; None if `sequences` states its size."""
+    sequences: int = 1
+    steps: int | None = None
+    """Steps of a run; None sees `tokens_per_parameter`."""
+    reason: str
+
+
+class _Table(Document):
+    """The content of `defaults.toml`."""
+
+    tokens_per_parameter: int
+    steps_reason: str
+    rows: tuple[_Row, ...] = Field(min_length=1)
+
+
+def resolve_defaults(
+    request: Request, graph: Graph, machine: Machine
+) -> tuple[ResolvedRequest, tuple[ChosenDefault, ...]]:
+    """The request with batch, sequence and steps chosen where it leaves them open, and why so.
+
+    Args:
+        request: what a user asks for; whatever it names is kept.
+        graph: captured from the request's model.
+        machine: the machine that is planned for.
+    """
+    chosen = tuple(_defaults(request, graph, machine))
+    values = {default.key.removeprefix("train."): default.value for default in chosen}
+    train = TrainSettings.model_validate(request.train.model_dump() | values)
+    content = {name: getattr(request, name) for name in Request.model_fields}
+    return ResolvedRequest(**(content | {"train": train})), chosen
+
+
+def _defaults(request: Request, graph: Graph, machine: Machine) -> Iterator[ChosenDefault]:
+    train, table = request.train, _table()
+    row = next(row for row in table.rows if _holds(row, graph, machine))
+    sequence, batch, steps = train.sequence, train.batch, train.steps
+    if sequence is None:
+        sequence = min(graph.max_sequence or row.max_sequence, row.max_sequence)
+        yield ChosenDefault(
+            key="train.sequence", value=sequence, reason=_sequence_reason(row, graph)
+        )
+    if batch is None:
+        published = row.sequences if row.tokens is None else max(1, row.tokens // sequence)
+        batch, reason = _divisible_batch(_round(published), request, machine)
+        yield ChosenDefault(key="train.batch", value=batch, reason=reason or row.reason)
+    if steps is None:
+        tokens = table.tokens_per_parameter * graph.parameter_count
+        reason = row.reason if row.steps else table.steps_reason
+        steps = row.steps or ceil(tokens / (batch * sequence))
+        yield ChosenDefault(key="train.steps", value=steps, reason=reason)
+
+
+def _holds(row: _Row, graph: Graph, machine: Machine) -> bool:
+    right_size = row.max_parameters is None or graph.parameter_count <= row.max_parameters
+    return right_size and row.device in (None, machine.device.kind)
+
+
+def _sequence_reason(row: _Row, graph: Graph) -> str:
+    if graph.max_sequence is None:
+        return "for a model that takes sequences of any length"
+    if graph.max_sequence > row.max_sequence:
+        return f"the model takes {graph.max_sequence}"
+    return "the longest that the model takes"
+
+
+def _round(batch: int) -> int:
+    """The batch rounded down to its four leading bits, so that many degrees divide it."""
+    shift = max(0, batch.bit_length() - 4)
+    return batch >> shift << shift
+
+
+def _divisible_batch(batch: int, request: Request, machine: Machine) -> tuple[int, str | None]:
+    """The batch, or the nearest that the request's degrees divide and why it is another one."""
+    micro, accumulation = request.batch.micro, request.batch.accumulation
+    sharding = (request.sharding.parameters or 1, request.sharding.optimizer or 1)
+    data = request.parallel.data or lcm(*sharding)
+    unit = data * (micro or 1) * (accumulation or 1)
+    is_exact = micro and accumulation and (request.parallel.data or machine.devices == 1)
+    if not is_exact and batch % unit == 0:
+        return batch, None
+    factors = {
+        "data-parallel degree": data, "micro-batch size": micro or 1,
+        "accumulation": accumulation or 1,
+    }  # fmt: skip
+    names = " x ".join(f"{name} {factor}" for name, factor in factors.items() if factor > 1)
+    if is_exact:
+        return unit, names or "micro-batch size 1 x accumulation 1"
+    return unit * max(1, batch // unit), f"a multiple of {names}"
+
+
+@cache
+def _table() -> _Table:
+    text = files("windlass.planner").joinpath("defaults.toml").read_text(encoding="utf-8")
+    return _Table.model_validate(tomllib.loads(text))
