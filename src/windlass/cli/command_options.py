@@ -32,6 +32,20 @@ NO_OPTIONS = RequestOptions()
 """The request as the model and the overrides give it."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(RequestOptions):
+    """The same, and a plan in place of a search."""
+
+    plan: Path | None = None
+    """The TOML file of a plan (`windlass plan --out`, or a run's `plan.toml`): exactly this plan,
+    for its own model and machine unless they are named here too."""
+
+
+SEARCHED_PLAN = PlanOptions()
+"""The request as the model and the overrides give it, and the best plan for it."""
+
+
 def build_request(
     model: str | None,
     overrides: tuple[str, ...],
@@ -51,6 +65,23 @@ def build_request(
     return api.make_request(
         model, *overrides, machine=machine, memory=options.memory, file=options.file
     )
+
+
+def build_plan(
+    model: str | None,
+    overrides: tuple[str, ...],
+    options: PlanOptions,
+    *,
+    machine: str | None = None,
+    progress: api.Progress,
+) -> api.Planned:
+    """The plan of one command line: chosen for the request, or the one of `--plan`.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model, the machine or the plan.
+    """
+    request = build_request(model, overrides, options, machine=machine)
+    return api.plan(request, plan=options.plan, progress=progress)
 
 
 def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -67,6 +67,12 @@ def print_error(message: str) -> None:
     error_console.print(line, soft_wrap=not error_console.is_terminal)
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """Prints what a user should know before anything else, to stderr."""
+    for note in notes:
+        error_console.print(Text.assemble(("note:", "yellow"), " ", note), soft_wrap=True)
+
+
 def print_bullets(lines: Iterable[str]) -> None:
     """Prints a bullet list; on a terminal, long lines wrap with a hanging indent."""
     if not console.is_terminal:

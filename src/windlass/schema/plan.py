@@ -1,11 +1,12 @@
 """Plan: how a graph is parallelized, sharded, offloaded and recomputed on a machine; immutable."""
 
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.model_request import ModelRequest
 from windlass.schema.tensor_grid import TensorDegree
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -134,10 +135,16 @@ class Stage(Document):
 class Plan(Document):
     """A complete parallelization plan: degrees, sharding, offloading, recomputation, schedule."""
 
+    # `graph` identifies the model; how it was asked for makes no other plan.
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"model"})
+
     graph: str
     """`name@fingerprint` of the graph."""
     machine: str
     """`name@fingerprint` of the machine."""
+    model: ModelRequest | None = None
+    """The model that `graph` was captured from, with its dials; None means the one that `graph`
+    names, without any."""
     precision: Precision = "float32"
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments; planning never chooses it."""

@@ -67,8 +67,8 @@ class DataRequest(Document):
             )
         if weights is not None and not all(isfinite(w) and w > 0 for w in weights):
             raise ValueError(
-                f"`weights` = {list(weights)}: each should be a positive number; leave a source out "
-                "of `source` to give it no weight"
+                f"`weights` = {list(weights)}: each should be a positive number; leave a source "
+                "out of `source` to give it no weight"
             )
         if self.validation is not None and self.held_out != _HELD_OUT:
             raise ValueError(

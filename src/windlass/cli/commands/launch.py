@@ -6,8 +6,8 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
-from windlass.cli.console import ProgressBars, console
+from windlass.cli.command_options import SEARCHED_PLAN, Flag, PlanOptions, build_plan
+from windlass.cli.console import ProgressBars, console, print_notes
 from windlass.errors import RequestError
 from windlass.report import plan_table
 from windlass.units import format_bytes, format_seconds
@@ -33,7 +33,7 @@ def launch(
     *overrides: str,
     cluster: ClusterOptions,
     on: str | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     runs: Path = api.RUNS,
     folder: Path | None = None,
 ) -> None:
@@ -46,15 +46,14 @@ def launch(
         overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`.
         cluster: Size of the cluster, and what starts its processes.
         on: The machine; `here` if not given.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search.
         runs: The folder that holds the run folders; every host must see it.
         folder: Prepare this folder instead of a new one under `runs`.
     """
     if cluster.torchrun and cluster.slurm:
         raise RequestError("`--torchrun` and `--slurm` write different scripts; choose one")
-    request = build_request(model, overrides, options, machine=on)
     with ProgressBars() as progress:
-        planned = api.plan(request, progress=progress)
+        planned = build_plan(model, overrides, options, machine=on, progress=progress)
         script = api.prepare_cluster_run(
             planned,
             nodes=cluster.nodes,
@@ -64,6 +63,7 @@ def launch(
             folder=folder,
             progress=progress,
         )
+    print_notes(planned.notes)
     console.print(plan_table(planned.plan, planned.graph))
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes

@@ -9,8 +9,15 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.atomic_files import require_writable
-from windlass.cli.command_options import NO_OPTIONS, AsJson, RequestOptions, build_request
-from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
+from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_plan
+from windlass.cli.console import (
+    ProgressBars,
+    console,
+    print_bullets,
+    print_json,
+    print_line,
+    print_notes,
+)
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result
 from windlass.report import plan_table, prediction_table, runners_up_table
@@ -53,7 +60,7 @@ def plan(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     out: Path | None = None,
     drawing: DrawingOptions = _NO_DRAWING,
     trace: Path | None = None,
@@ -67,7 +74,7 @@ def plan(
         model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
         on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search.
         out: Write the plan to this TOML file too.
         drawing: What to draw, and where.
         trace: Write the predicted timeline of a step to this `.json` file, as a trace for
@@ -80,8 +87,8 @@ def plan(
     if out is not None:
         require_writable(out)
     with ProgressBars() as progress:
-        request = build_request(model, overrides, options, machine=on)
-        planned = api.plan(request, progress=progress)
+        planned = build_plan(model, overrides, options, machine=on, progress=progress)
+    print_notes(planned.notes)
     chosen, prediction, explanation = (
         planned.plan,
         planned.prediction,
@@ -108,7 +115,7 @@ def fit(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     drawing: DrawingOptions = _NO_DRAWING,
     as_json: AsJson = False,
 ) -> None:
@@ -122,14 +129,14 @@ def fit(
         model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
         on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search.
         drawing: What to draw, and where.
         as_json: Print the verdict, the bytes of each memory class and what would help as JSON.
     """
     drawing.require_drawable()
     with ProgressBars() as progress:
-        request = build_request(model, overrides, options, machine=on)
-        planned = api.plan(request, progress=progress)
+        planned = build_plan(model, overrides, options, machine=on, progress=progress)
+    print_notes(planned.notes)
     if drawing.picture is not None:
         api.draw_plan(api.forecast(planned), drawing.picture, drawing.only)
     result, explanation = planned.result, explain_result(planned.result)
@@ -143,7 +150,7 @@ def fit(
         )  # fmt: skip
     else:
         answer = "[bold green]yes[/]" if result.fits else "[bold red]no[/]"
-        print_line(f"{answer}, `{request.model.name}` {explanation.verdict}")
+        print_line(f"{answer}, `{planned.request.model.name}` {explanation.verdict}")
         _print_memory(by_class)
         if explanation.help:
             console.print("what would help")

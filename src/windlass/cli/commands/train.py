@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.markup import escape
 
 from windlass import api
-from windlass.cli.command_options import NO_OPTIONS, Flag, RequestOptions, build_request
-from windlass.cli.console import ProgressBars, console, error_console
-from windlass.errors import RankLost, RunInterrupted
+from windlass.cli.command_options import SEARCHED_PLAN, Flag, PlanOptions, build_plan
+from windlass.cli.console import ProgressBars, console, error_console, print_notes
+from windlass.errors import RankLost, RecordError, RunInterrupted
 from windlass.models import is_causal
 from windlass.report import TrainingView, plan_table
 from windlass.units import format_bytes, format_seconds
@@ -26,7 +26,7 @@ def train(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: RequestOptions = NO_OPTIONS,
+    options: PlanOptions = SEARCHED_PLAN,
     runs: Path = api.RUNS,
     folder: Path | None = None,
     elastic: Flag = False,
@@ -39,15 +39,14 @@ def train(
         model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         on: The machine; `here` if not given.
-        options: Device memory budget and request file.
+        options: Device memory budget, request file, and a plan file in place of a search.
         runs: The folder that holds the run folders.
         folder: Train into this folder instead of a new one under `runs`.
         elastic: If a device is lost, continue with the remaining ones.
     """
-    request = build_request(model, overrides, options, machine=on)
     with graceful_stop() as stop:
         with ProgressBars() as progress:
-            planned = api.plan(request, progress=progress)
+            planned = build_plan(model, overrides, options, machine=on, progress=progress)
             run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
         _show_to_the_end(run, stop, elastic=elastic)
 
@@ -91,8 +90,7 @@ def show_run(run: api.Run) -> None:
     """Shows a run: its plan, its prediction, every step, and the commands that come next."""
     earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
-    for note in run.notes:
-        error_console.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+    print_notes(run.notes)
     console.print(plan_table(planned.plan, planned.graph))
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
@@ -102,9 +100,10 @@ def show_run(run: api.Run) -> None:
     try:
         _follow(run, view)
     finally:
-        page = api.report(run.folder)
-        console.print(f"run     {run.folder}", soft_wrap=True)
-        console.print(f"report  {page}", soft_wrap=True)
+        with suppress(RecordError):  # the folder was deleted, which the error that ends it says
+            page = api.report(run.folder)
+            console.print(f"run     {run.folder}", soft_wrap=True)
+            console.print(f"report  {page}", soft_wrap=True)
     if is_causal(model):
         console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
 

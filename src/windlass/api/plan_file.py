@@ -1,0 +1,108 @@
+"""A plan that is given, from a file or as a value: finds the model and the machine it is for."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.model_graph import capture, capture_tensor_degrees
+from windlass.errors import RequestError
+from windlass.planner import request_of_plan
+from windlass.schema import Graph, Machine, ModelRequest, Plan, Request
+
+
+class PlanContext(NamedTuple):
+    """A given plan with what it is for."""
+
+    plan: Plan
+    """Labelled with `machine`."""
+    request: Request
+    """Agrees with the plan."""
+    graph: Graph
+    """With shards for the plan's tensor-parallel degree."""
+    machine: Machine
+    notes: tuple[str, ...]
+    """What a user should know, a sentence each."""
+
+
+def load_plan(path: Path, request: Request) -> tuple[Plan, Request]:
+    """The plan in a file, and the request with the plan's model and all that it decides.
+
+    Args:
+        path: the plan's TOML file.
+        request: what is asked for beside the plan.
+
+    Raises:
+        WindlassError: the file cannot be read, or is no plan.
+        InputErrors: every value of the request of which the plan has another.
+    """
+    plan = Plan.load(path)
+    agreed = request_of_plan(plan, request)
+    return plan, agreed.model_copy(update={"model": model_of_plan(plan, request.model)})
+
+
+def plan_context(plan: Plan, request: Request, *, progress: Progress | None = None) -> PlanContext:
+    """The model, the machine and the request of a given plan.
+
+    The plan's own machine counts unless the request names one.
+
+    Args:
+        plan: a plan for any machine.
+        request: what is asked for beside the plan.
+        progress: called with how far a first measurement of this machine is.
+
+    Raises:
+        RequestError: the plan is for another model than the one that is named.
+        InputErrors: every value of the request of which the plan has another.
+    """
+    model = model_of_plan(plan, request.model)
+    graph = capture(model)
+    if graph.label != plan.graph:
+        raise RequestError(_other_model(plan, model, graph))
+    agreed = request_of_plan(plan, request)
+    name, _, fingerprint = plan.machine.partition("@")
+    asked = request.machine if "machine" in request.model_fields_set else name
+    machine = find_machine(asked, progress=progress)
+    if asked == HERE:
+        machine = split_machine(plan, machine)
+    notes: tuple[str, ...] = ()
+    if machine.label != plan.machine:
+        what = f"`{name}`" if asked != name else f"`{name}` as it was ({fingerprint})"
+        notes = (f"the plan was made for {what}; it is predicted anew for `{machine.label}`",)
+    return PlanContext(
+        plan=plan.model_copy(update={"machine": machine.label, "model": model}),
+        request=agreed.model_copy(update={"model": model, "machine": asked}),
+        graph=with_tensor_shards(model, graph, plan),
+        machine=machine,
+        notes=notes,
+    )
+
+
+def model_of_plan(plan: Plan, asked: ModelRequest) -> ModelRequest:
+    """The plan's model, with whatever `asked` names in its place."""
+    model = plan.model or ModelRequest(name=plan.graph.rpartition("@")[0])
+    changes = {name: getattr(asked, name) for name in asked.model_fields_set}
+    if changes.get("name", model.name) != model.name:
+        return asked
+    return model.model_copy(update=changes)
+
+
+def split_machine(plan: Plan, machine: Machine) -> Machine:
+    """This machine, split into as many devices as the plan has if it computes on its CPU."""
+    devices = plan.parallel.devices
+    return machine.split(devices) if devices > 1 and machine.device.kind == "cpu" else machine
+
+
+def with_tensor_shards(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
+    """The graph with shards for the plan's tensor-parallel degree."""
+    degree = plan.parallel.tensor
+    return graph if degree == 1 else capture_tensor_degrees(model, graph, (degree,))
+
+
+def _other_model(plan: Plan, model: ModelRequest, graph: Graph) -> str:
+    dials = model.model_dump(exclude={"name"}, exclude_none=True)
+    with_dials = "".join(f" model.{name}={value}" for name, value in dials.items())
+    return (
+        f"the plan is for the model `{plan.graph}`, but `{model.name}{with_dials}` is "
+        f"`{graph.label}`; name the plan's model with its `model.*`, or plan this one by "
+        f"`windlass plan {model.name}{with_dials}`"
+    )

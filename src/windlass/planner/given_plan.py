@@ -1,0 +1,145 @@
+"""The result for a plan that is given: it is checked and predicted, and nothing is searched."""
+
+from collections.abc import Iterator
+from math import ceil
+
+from windlass.cost import predict_plan
+from windlass.errors import InputErrors, PlanError
+from windlass.planner.recompute_layers import (
+    recompute_layers,
+    show_recompute_layers,
+    with_recompute_layers,
+)
+from windlass.planner.result import Advice, Change, PlanningResult, infeasible_plan, run_seconds
+from windlass.planner.search.extrapolate import (
+    fullest_stage_memory,
+    training_state_bytes,
+    with_budget,
+)
+from windlass.program import plan_errors
+from windlass.schema import Graph, Machine, Plan, Prediction, Request, ResolvedRequest
+from windlass.units import format_bytes
+
+_MIB = 2**20
+
+
+def request_of_plan(plan: Plan, request: Request) -> Request:
+    """The request with what its plan decides about results: batch, sequence, moments, clipping.
+
+    Raises:
+        InputErrors: every value that the request names and of which the plan has another.
+    """
+    conflicts = tuple(
+        f"`{key}` = {asked}, but the plan has {planned}; leave it out, change the plan file, or "
+        "plan without the file"
+        for key, asked, planned in _conflicts(plan, request)
+    )
+    if conflicts:
+        raise InputErrors(conflicts)
+    train: dict[str, object] = {"batch": plan.global_batch, "sequence": plan.batch.sequence}
+    if not plan.clip:
+        train["clip"] = None
+    return request.model_copy(
+        update={"train": request.train.model_copy(update=train), "moments": plan.moments}
+    )
+
+
+def result_of_given_plan(
+    plan: Plan, request: ResolvedRequest, graph: Graph, machine: Machine
+) -> PlanningResult:
+    """A given plan with its prediction; without a plan but with advice if memory is too small.
+
+    Args:
+        plan: labelled with `graph` and `machine`.
+        request: `memory` replaces the capacity of the machine's device memory.
+        graph: the model, with shards for the plan's tensor-parallel degree.
+        machine: where it is to run.
+
+    Raises:
+        InputErrors: every rule that the plan breaks.
+        PlanError: every offload tier that is too small for it.
+    """
+    if errors := plan_errors(plan, graph, machine):
+        raise InputErrors(errors)
+    budget_bytes = request.memory or machine.device.memory.capacity_bytes
+    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
+    if prediction.peaks[0].over_bytes:
+        return _too_large(plan, prediction, graph, machine)
+    if small := [peak for peak in prediction.peaks[1:] if peak.over_bytes]:
+        needed = " and ".join(
+            f"{format_bytes(peak.peak_bytes)} of `{peak.tier}`, which has "
+            f"{format_bytes(peak.capacity_bytes)}"
+            for peak in small
+        )
+        raise PlanError(f"the plan takes {needed}; change its `offload`, or plan without the file")
+    seconds = run_seconds(prediction, request.train.steps)
+    return PlanningResult(plan=plan, prediction=prediction, run_seconds=seconds)
+
+
+def _too_large(
+    plan: Plan, prediction: Prediction, graph: Graph, machine: Machine
+) -> PlanningResult:
+    """The result of a plan that takes more device memory than there is."""
+    peak, memory = prediction.peaks[0], fullest_stage_memory(plan, graph, machine)
+    budget_bytes, capacity_bytes = peak.capacity_bytes, machine.device.memory.capacity_bytes
+    changes: tuple[Change, ...] = ()
+    if peak.peak_bytes <= capacity_bytes:
+        override = f"memory={ceil(peak.peak_bytes / _MIB)}MiB"
+        change = Change(overrides=(override,), plan=plan, peak_bytes=peak.peak_bytes, cost=0.0)
+        changes = (change,)
+    state_bytes = training_state_bytes(plan, graph)
+    free_bytes = budget_bytes - machine.device.process_bytes(compiled=plan.compile)
+    return PlanningResult(
+        plan=None,
+        prediction=None,
+        infeasible=(infeasible_plan(plan, memory, budget_bytes),),
+        advice=Advice(
+            budget_bytes=budget_bytes,
+            needed_bytes=peak.peak_bytes,
+            over_bytes=peak.over_bytes,
+            by_class=peak.by_class,
+            changes=changes,
+            state_bytes=state_bytes,
+            tier_shortages=(),
+            devices=ceil(state_bytes / free_bytes) if free_bytes > 0 else None,
+            in_phases=("planning without the file looks for a plan that fits",),
+        ),
+    )
+
+
+def _conflicts(plan: Plan, request: Request) -> Iterator[tuple[str, str, str]]:
+    """Key, asked value and the plan's value of each part of a plan that a request contradicts."""
+    train, parallel, sharding = request.train, request.parallel, request.sharding
+    asked_moments = request.moments if "moments" in request.model_fields_set else None
+    pairs: dict[str, tuple[object, object]] = {
+        "parallel.pipeline": (parallel.pipeline, plan.parallel.pipeline),
+        "parallel.tensor": (parallel.tensor, plan.parallel.tensor),
+        "parallel.data": (parallel.data, plan.parallel.data),
+        "parallel.schedule": (parallel.schedule, plan.parallel.schedule),
+        "parallel.virtual_stages": (parallel.virtual_stages, plan.parallel.virtual_stages),
+        "sharding.parameters": (sharding.parameters, plan.sharding.parameters),
+        "sharding.optimizer": (sharding.optimizer, plan.sharding.optimizer),
+        "offload.optimizer": (request.offload.optimizer, plan.offload.optimizer),
+        "batch.micro": (request.batch.micro, plan.batch.micro),
+        "batch.accumulation": (request.batch.accumulation, plan.batch.accumulation),
+        "train.batch": (train.batch, plan.global_batch),
+        "train.sequence": (train.sequence, plan.batch.sequence),
+        "precision": (request.precision, plan.precision),
+        "moments": (asked_moments, plan.moments),
+        "compile": (request.compile, plan.compile),
+        "recompute": (request.recompute, plan.recompute),
+        "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),
+    }
+    for key, (asked, planned) in pairs.items():
+        if asked is not None and asked != planned:
+            yield key, _show(asked), _show(planned)
+    layers = request.recompute_layers
+    if layers is not None and with_recompute_layers(plan, layers).stages != plan.stages:
+        theirs = show_recompute_layers(recompute_layers(plan))
+        yield "recompute_layers", show_recompute_layers(layers), theirs
+    if "clip" in train.model_fields_set and (train.clip is not None) != plan.clip:
+        yield "train.clip", _show(train.clip or "inf"), f"`clip` = {_show(plan.clip)}"
+
+
+def _show(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
