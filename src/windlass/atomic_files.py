@@ -1,7 +1,7 @@
 """Atomic file writes: writes a temporary file, flushes it to the disk, renames it over the target.
 
 A reader therefore sees the old file or the new one, never a part of either, even after `kill -9` or
-a power cut.
+a power cut. Files that a user names are read only if they are regular and of bounded size.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ _NOT_WRITABLE = (
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 """No permission, or a file where a folder should be, or the other way round."""
+_MOST_BYTES = 2**28
+"""Largest file of settings, graphs or records that is read whole."""
+_SEAL = b"# sha256 of the lines below: "
 
 
 def cache_folder() -> Path:
@@ -128,7 +132,46 @@ def free_disk_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def read_regular_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
+    """The content of a file that a user names.
+
+    Pipes and devices such as `/dev/zero` are refused before they are opened: they may never end.
+
+    Raises:
+        OSError: the file is missing, not a regular one, or larger than `most_bytes`; `strerror`
+            says which.
+    """
+    try:
+        status = path.stat()
+    except ValueError:  # a NUL character, or one that is no UTF-8
+        raise FileNotFoundError(errno.ENOENT, "no file can have this name") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file")
+    if status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"has {status.st_size} bytes, more than {most_bytes}")
+    return path.read_bytes()
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(content: bytes) -> bytes:
+    """The content with its own SHA-256 above it, as a comment line.
+
+    A seal detects damage and edits by hand. It is no signature: whoever edits a file can also seal
+    it anew.
+    """
+    return _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """The content that `seal` was given, or that was never sealed; None if it has changed since."""
+    if not sealed.startswith(_SEAL):
+        return sealed
+    content = sealed.partition(b"\n")[2]
+    return content if seal(content) == sealed else None

@@ -28,7 +28,17 @@ def test_a_cached_graph_is_loaded_equal(
 @pytest.mark.parametrize("content", [None, b"", b"{", b'{"name": "x"}', b"\xff\x00"])
 def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | None):
     if content is not None:
-        (tmp_path / "key.json").write_bytes(content)
+        (tmp_path / "key.graph").write_bytes(content)
+
+    assert load_graph(tmp_path, "key") is None
+
+
+def test_a_cached_graph_with_a_changed_digit_is_no_graph(
+    tmp_path: Path, captured: Callable[..., tuple[LayerStack, Graph]]
+):
+    save_graph(tmp_path, "key", captured("gpt-tiny", layers=2)[1])
+    path = tmp_path / "key.graph"
+    path.write_text(path.read_text().replace('"count":2', '"count":3'))
 
     assert load_graph(tmp_path, "key") is None
 

@@ -7,6 +7,7 @@ import pytest
 from factories import tiny_machine
 from windlass.hardware.local_machine import (
     LOCAL_MACHINE_FILE,
+    is_local_machine_changed,
     load_local_machine,
     save_local_machine,
     system_fingerprint,
@@ -43,6 +44,21 @@ def test_a_half_written_measurement_is_never_seen(tmp_path: Path, measured: Mach
     whole = save_local_machine(tmp_path, measured).read_bytes()
     (tmp_path / LOCAL_MACHINE_FILE).write_bytes(whole[: len(whole) // 2])
     assert load_local_machine(tmp_path) is None
+
+
+def test_a_changed_digit_is_noticed_unless_the_seal_is_removed_on_purpose(
+    tmp_path: Path, measured: Machine
+):
+    path = save_local_machine(tmp_path, measured)
+    edited = path.read_text().replace('name = "here"', 'name = "Here"')
+    assert not is_local_machine_changed(tmp_path)
+
+    path.write_text(edited)
+    assert load_local_machine(tmp_path) is None
+    assert is_local_machine_changed(tmp_path)
+
+    path.write_text(edited.partition("\n")[2])
+    assert load_local_machine(tmp_path) == measured.model_copy(update={"name": "Here"})
 
 
 def test_the_fingerprint_of_a_system_stays_the_same_in_another_process():

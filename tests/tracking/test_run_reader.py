@@ -1,6 +1,8 @@
 """A run record holds all files of its folder, and damage to one file hides no other."""
 
+import hashlib
 import math
+import struct
 from pathlib import Path
 
 import pytest
@@ -103,7 +105,7 @@ def test_missing_files_are_none_and_damaged_ones_are_faults(tmp_path: Path):
     assert (record.plan, record.prediction, record.state) == (None, None, "broken")
     assert len(record.steps) == 1
     assert "prediction.json" in record.faults[0] or "prediction.json" in record.faults[1]
-    assert any("5 bytes after byte" in fault for fault in record.faults)
+    assert any("5 bytes are torn" in fault for fault in record.faults)
 
 
 def test_unreadable_files_are_faults_and_raise_nothing(tmp_path: Path):
@@ -161,3 +163,46 @@ def test_only_steps_of_the_current_plan_are_compared_with_its_prediction(tmp_pat
     record = load_run(run.path)
     assert [step.step for step in record.steps] == [1, 2]
     assert [step.step for step in record.current_plan_steps] == [2]
+
+
+def test_what_a_damaged_or_missing_journal_held_is_said(tmp_path: Path):
+    with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
+        for number in range(1, 5):
+            run.append_step(step(number, loss=number))
+    for number in (5, 6):
+        with reopen_run_folder(run.path, meta={}) as attempt:
+            attempt.append_step(step(number, loss=number))
+    assert load_run(run.path).faults == ()
+    first = journal_path(run.path, 0, 1)
+    content = bytearray(first.read_bytes())
+    content[content.index(struct.pack("<d", 2.0))] ^= 1
+    first.write_bytes(content)
+    journal_path(run.path, 0, 2).unlink()
+
+    record = load_run(run.path)
+
+    assert [item.step for item in record.steps] == [1, 3, 4, 6]
+    torn, missing, lost = record.faults
+    assert "bytes are torn or damaged and were skipped" in torn
+    assert missing == "the journal of attempt 2 is missing"
+    assert "the record lacks steps 2 and 5;" in lost
+
+
+def test_a_sealed_file_that_has_changed_is_named_with_both_fingerprints(tmp_path: Path):
+    document = {REQUEST_FILE: Request()}
+    with create_run_folder(tmp_path, "m", documents=document, meta={}) as run:
+        (run.path / "note.txt").write_text("one")
+        run.seal("note.txt")
+    assert load_run(run.path).changed_files == {}
+    (run.path / "note.txt").write_text("two")
+
+    record = load_run(run.path)
+
+    (name,) = record.changed_files
+    (fault,) = record.faults
+    digests = [hashlib.sha256(text).hexdigest()[:12] for text in (b"two", b"one")]
+    assert (name, fault) == (
+        "note.txt",
+        f"note.txt: has changed; its fingerprint is `{digests[0]}`, and the run recorded "
+        f"`{digests[1]}`",
+    )

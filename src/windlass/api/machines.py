@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from windlass.atomic_files import cache_folder
 from windlass.hardware import (
+    LOCAL_MACHINE_FILE,
     device_names,
     host_families,
+    is_local_machine_changed,
     load_local_machine,
     load_machine,
     save_local_machine,
@@ -49,7 +51,10 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     """
     if name != HERE:
         return load_machine(name)
-    return load_local_machine(cache_folder()) or probe(progress=progress)
+    folder = cache_folder()
+    if progress is not None and is_local_machine_changed(folder):
+        progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
+    return load_local_machine(folder) or probe(progress=progress)
 
 
 def probe(*, progress: Progress | None = None) -> Machine:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from windlass.atomic_files import atomic_write, seal, unseal
 from windlass.schema import Graph
 
 _SOURCE_PACKAGES = ("capture", "models", "schema")
@@ -17,9 +18,10 @@ _SOURCE_PACKAGES = ("capture", "models", "schema")
 
 
 def load_graph(folder: Path, key: str) -> Graph | None:
-    """The graph stored under a key; None if there is none, or its file is damaged."""
+    """The graph stored under a key; None if there is none, or its file is damaged or edited."""
     try:
-        return Graph.model_validate_json(_path(folder, key).read_bytes())
+        content = unseal(_path(folder, key).read_bytes())
+        return None if content is None else Graph.model_validate_json(content)
     except (OSError, ValidationError):
         return None
 
@@ -35,11 +37,11 @@ def save_graph(folder: Path, key: str, graph: Graph) -> None:
     Raises:
         StorageError: the disk is full or not writable.
     """
-    graph.save(_path(folder, key))
+    atomic_write(_path(folder, key), seal(graph.to_json().encode()))
 
 
 def _path(folder: Path, key: str) -> Path:
-    return folder / f"{key}.json"
+    return folder / f"{key}.graph"
 
 
 def graph_key(model: str, user_file: Path | None) -> str:

@@ -8,7 +8,9 @@ from .host_family import (
     HostFamily,
 )
 from .local_machine import (
+    LOCAL_MACHINE_FILE,
     core_count,
+    is_local_machine_changed,
     load_local_machine,
     save_local_machine,
 )
@@ -17,6 +19,7 @@ from .number_sources import (
     stated_numbers,
 )
 from .probe.disk_and_network import (
+    CpuContention,
     available_memory_bytes,
 )
 from .probe.probe import (
@@ -24,12 +27,15 @@ from .probe.probe import (
 )
 
 __all__ = [
+    "LOCAL_MACHINE_FILE",
+    "CpuContention",
     "HostFamily",
     "StatedNumber",
     "available_memory_bytes",
     "core_count",
     "device_names",
     "host_families",
+    "is_local_machine_changed",
     "load_local_machine",
     "load_machine",
     "machine_names",

@@ -9,6 +9,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from windlass.atomic_files import atomic_write, seal, unseal
 from windlass.errors import WindlassError
 from windlass.schema import Machine
 
@@ -23,9 +24,9 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def load_local_machine(folder: Path) -> Machine | None:
-    """The kept measurement; None if it is missing, damaged or from another system."""
+    """The kept measurement; None if it is missing, damaged, edited or from another system."""
     path = folder / LOCAL_MACHINE_FILE
-    if not path.exists():
+    if not path.exists() or is_local_machine_changed(folder):
         return None
     try:
         machine = Machine.load(path)
@@ -34,14 +35,23 @@ def load_local_machine(folder: Path) -> Machine | None:
     return machine if machine.system == system_fingerprint() else None
 
 
+def is_local_machine_changed(folder: Path) -> bool:
+    """Whether the kept measurement differs from what was measured.
+
+    A file without the line that seals it counts as made by hand, and is taken as it is.
+    """
+    path = folder / LOCAL_MACHINE_FILE
+    return path.is_file() and unseal(path.read_bytes()) is None
+
+
 def save_local_machine(folder: Path, machine: Machine) -> Path:
-    """Writes a measurement atomically and returns its path.
+    """Writes a measurement atomically, sealed, and returns its path.
 
     Raises:
         StorageError: the file cannot be written.
     """
     path = folder / LOCAL_MACHINE_FILE
-    machine.save(path)
+    atomic_write(path, seal(machine.to_toml().encode()))
     return path
 
 

@@ -29,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.atomic_files import cache_folder
+from windlass.atomic_files import cache_folder, hash_file
 
 FREE_MEMORY_FRACTION = 0.05
 """Free memory kept beyond the predicted peak, as a fraction of it. Without any, a step that
@@ -37,6 +37,7 @@ alternates between many sizes remaps pages all the time: gpt-mini, 2 x 256, bflo
 recompute takes 166 ms a step without and 133 to 141 ms with it."""
 
 _SOURCE = "blocks.cpp"
+_HASH_DIGITS = 16
 _COMPILERS = ("c++", "g++", "clang++")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
@@ -116,18 +117,23 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _build() -> Path | None:
-    """The library on disk, built if this version of torch has none yet; takes about a second."""
+    """The library on disk, built if this version of torch has none yet; takes about a second.
+
+    Its name ends with the hash of its content: a damaged one is not loaded but built anew.
+    """
     source = resources.files(__package__).joinpath(_SOURCE).read_bytes()
-    name = hashlib.sha256(source + version("torch").encode()).hexdigest()[:16]
-    library = cache_folder() / f"blocks-{name}.so"
-    if library.exists():
-        return library
+    name = f"blocks-{hashlib.sha256(source + version('torch').encode()).hexdigest()[:16]}"
+    folder = cache_folder()
+    for library in folder.glob(f"{name}-*.so"):
+        if library.stem == f"{name}-{hash_file(library)[:_HASH_DIGITS]}":
+            return library
+        library.unlink(missing_ok=True)
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return None
     torch = Path(_torch_folder())
-    temporary = library.with_name(f".{library.name}.{os.getpid()}")
-    library.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{name}.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
     result = subprocess.run(  # noqa: S603  our own words, no shell
         (compiler, "-x", "c++", "-", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", str(temporary),
          f"-I{torch / 'include'}", f"-L{torch / 'lib'}", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
@@ -136,8 +142,7 @@ def _build() -> Path | None:
     if result.returncode:
         temporary.unlink(missing_ok=True)
         return None
-    temporary.replace(library)
-    return library
+    return temporary.replace(folder / f"{name}-{hash_file(temporary)[:_HASH_DIGITS]}.so")
 
 
 def _torch_folder() -> str:

@@ -8,6 +8,7 @@ from windlass.tracking.run_folder import (
     create_run_folder,
     rank_journal,
     reopen_run_folder,
+    require_no_other_content,
 )
 from windlass.tracking.run_index import (
     RunSummary,
@@ -36,4 +37,5 @@ __all__ = [
     "load_run",
     "rank_journal",
     "reopen_run_folder",
+    "require_no_other_content",
 ]

@@ -4,6 +4,7 @@ The layout is documented in docs/journal.md with a reader in plain Python. When 
 record is in the page cache: `kill -9` loses nothing, a power cut at most half a minute.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -27,7 +28,7 @@ _HEADER_BYTES = _HEAD.size + _CRC.size
 _SYNC_SECONDS = 30.0
 _END_BYTES = 8192
 
-JournalEventName = Literal["meta", "evaluation", "checkpoint", "alert", "end"]
+JournalEventName = Literal["meta", "seal", "evaluation", "checkpoint", "alert", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Journal:
     read_bytes: int = 0
     """Offset in bytes of the end of the last whole record."""
     unread_bytes: int = 0
-    """Bytes from the first torn or damaged record to the end of the file; 0 in an intact file."""
+    """Bytes that belong to no whole record, because one is damaged or torn; 0 in an intact file."""
 
     @property
     def end(self) -> JournalEvent | None:
@@ -100,13 +101,16 @@ class JournalWriter:
                 raise RecordError(
                     f"journal `{path}` already has a writer; open the next attempt"
                 ) from None
+            self._identity = _identity(os.fstat(self._file))
 
     def append_row(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the numbers of one step in one write call, which takes a few microseconds.
 
         Raises:
+            RecordError: the file was deleted or moved.
             StorageError: the disk is full; the missing bytes are written before the next record.
         """
+        self.require_present()
         schema = self._schemas.get(tuple(values)) or self._new_schema(tuple(values))
         layout, head, head_crc = schema
         payload = layout.pack(step, time.time(), *values.values())
@@ -118,12 +122,28 @@ class JournalWriter:
         """Appends an event and waits until it is on the disk.
 
         Raises:
+            RecordError: the file was deleted or moved.
             StorageError: the disk is full; the missing bytes are written before the next record.
         """
+        self.require_present()
         content = {"event": name, "time": time.time(), **fields}
         payload = json.dumps(content, separators=(",", ":")).encode()
         self._append(_record(EVENT, 0, payload))
         self._sync()
+
+    def require_present(self) -> None:
+        """Refuses to go on if the file is no longer where it was made.
+
+        Raises:
+            RecordError: the run folder was deleted or moved.
+        """
+        with contextlib.suppress(OSError):
+            if _identity(self._path.stat()) == self._identity:
+                return
+        raise RecordError(
+            f"the run folder `{self._path.parent.parent}` was deleted or moved while the run was "
+            "going on, so that it stops; move it back and resume it, or start it again"
+        )
 
     def close(self) -> None:
         """Syncs and closes the file; closing twice is harmless."""
@@ -169,8 +189,12 @@ class JournalWriter:
         self._synced = time.monotonic()
 
 
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
 def read_journal(path: Path) -> Journal:
-    """Reads all whole records up to the first torn or damaged one.
+    """Reads all whole records; bytes of torn or damaged ones are skipped and counted.
 
     Raises:
         RecordError: the file is missing or cannot be read.
@@ -200,8 +224,7 @@ def read_head_and_tail(path: Path) -> Journal:
         raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
     schemas: dict[int, tuple[str, ...]] = {}
     first = _parse(head, 0, schemas)
-    start = next((offset for offset in range(len(tail)) if _record_at(tail, offset)), len(tail))
-    last = _parse(tail, start, schemas)
+    last = _parse(tail, _next_record(tail, 0), schemas)
     return Journal(
         rows=first.rows + last.rows,
         events=first.events + last.events,
@@ -213,8 +236,10 @@ def read_head_and_tail(path: Path) -> Journal:
 def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> Journal:
     rows: list[JournalRow] = []
     events: list[JournalEvent] = []
-    end = start
-    for kind, schema, payload in _records(content, start):
+    end, skipped = start, 0
+    for offset, kind, schema, payload in _records(content, start):
+        skipped += offset - end
+        end = offset + _HEADER_BYTES + len(payload)
         if kind == SCHEMA:
             schemas[schema] = tuple(json.loads(payload))
         elif kind == ROW and schema in schemas:
@@ -224,9 +249,11 @@ def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> J
             events.append(
                 JournalEvent(name=fields.pop("event"), time=fields.pop("time"), fields=fields)
             )
-        end += _HEADER_BYTES + len(payload)
     return Journal(
-        rows=tuple(rows), events=tuple(events), read_bytes=end, unread_bytes=len(content) - end
+        rows=tuple(rows),
+        events=tuple(events),
+        read_bytes=end,
+        unread_bytes=skipped + len(content) - end,
     )
 
 
@@ -235,10 +262,23 @@ def _row(payload: bytes, names: tuple[str, ...]) -> JournalRow:
     return JournalRow(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
 
 
-def _records(content: bytes, offset: int) -> Iterator[tuple[int, int, bytes]]:
-    while record := _record_at(content, offset):
-        yield record
-        offset += _HEADER_BYTES + len(record[2])
+def _records(content: bytes, offset: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """Offset, kind, schema number and payload of all whole records from `offset` on."""
+    while offset < len(content):
+        record = _record_at(content, offset)
+        if record is None:
+            offset = _next_record(content, offset + 1)
+        else:
+            yield offset, *record
+            offset += _HEADER_BYTES + len(record[2])
+
+
+def _next_record(content: bytes, offset: int) -> int:
+    """Where the first whole record of a known kind begins, or the length of the content."""
+    for start in range(offset, len(content) - _HEADER_BYTES + 1):
+        if SCHEMA <= content[start] <= EVENT and _record_at(content, start):
+            return start
+    return len(content)
 
 
 def _record_at(content: bytes, offset: int) -> tuple[int, int, bytes] | None:

@@ -11,10 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from windlass.atomic_files import storage_errors
+from windlass.atomic_files import hash_file, storage_errors
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.schema import JOURNAL_FOLDER, RunState, Step
+from windlass.schema import (
+    ENVIRONMENT_FILE,
+    GRAPH_FILE,
+    JOURNAL_FOLDER,
+    MACHINE_FILE,
+    PLAN_FILE,
+    PREDICTED_TIMELINE_FILE,
+    PREDICTION_FILE,
+    PROGRAM_FILE,
+    REQUEST_FILE,
+    TOKENS_FOLDER,
+    RunState,
+    Step,
+)
 from windlass.tracking.folder_lock import FolderLock
 from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step
@@ -25,6 +38,11 @@ ID_FILE = "id"
 RUN_FORMAT = 2
 """Version of the words in a run folder's files: keys of plan and request, names of instructions.
 Folders of format 1 have no second line in their id file."""
+_OWN_NAMES = frozenset(
+    {LOCK_FILE, JOURNAL_FOLDER, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE, PREDICTION_FILE,
+     PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, TOKENS_FOLDER}
+)  # fmt: skip
+"""What a run folder holds before its id is written."""
 SHORT_ID_DIGITS = 6
 """Digits at the random end of an id that a person types to name a run."""
 
@@ -51,10 +69,28 @@ class RunFolder:
         """
         document.save(self.path / name)
 
+    def seal(self, *names: str) -> None:
+        """Notes in the journal what files contain now, so that a later change is noticed.
+
+        Raises:
+            RecordError: the folder was deleted or moved.
+            StorageError: the disk is full.
+        """
+        self.append_event("seal", files={name: hash_file(self.path / name) for name in names})
+
+    def require_present(self) -> None:
+        """Refuses to go on without the folder.
+
+        Raises:
+            RecordError: the folder was deleted or moved.
+        """
+        self._journal.require_present()
+
     def append_step(self, step: Step) -> None:
         """Appends one step to the journal.
 
         Raises:
+            RecordError: the folder was deleted or moved.
             StorageError: the disk is full.
         """
         append_step(self._journal, step)
@@ -65,6 +101,7 @@ class RunFolder:
         """Appends an event to the journal and waits until it is on the disk.
 
         Raises:
+            RecordError: the folder was deleted or moved.
             StorageError: the disk is full.
         """
         self._journal.append_event(name, fields)
@@ -73,6 +110,7 @@ class RunFolder:
         """Appends the end of the run, with its last held-out loss, and unlocks the folder.
 
         Raises:
+            RecordError: the folder was deleted or moved.
             StorageError: the disk is full.
         """
         try:
@@ -118,24 +156,27 @@ def create_run_folder(
         folder: the run folder itself; None names one under `root`.
 
     Raises:
-        RecordError: `folder` already holds a run, or another process has locked it.
+        RecordError: `folder` holds a run, runs or other files, or another process has locked it.
         StorageError: the disk is full or closed.
     """
     run_id = uuid7()
     date = datetime.now(tz=UTC).strftime("%Y-%m-%d")
     safe_name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "model"
     path = folder or root / f"{date}-{safe_name}-{run_id[-SHORT_ID_DIGITS:]}"
+    require_no_other_content(path)
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path / LOCK_FILE)
     try:
-        _refuse_second_run(path)
+        require_no_other_content(path)  # another process may have written it meanwhile
         for file, document in documents.items():
             document.save(path / file)
         with storage_errors(path):
             (path / ID_FILE).write_text(f"{run_id}\nformat {RUN_FORMAT}\n", encoding="utf-8")
         run = RunFolder(path, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
+        if documents:
+            run.seal(*documents)
     except BaseException:
         lock.release()
         raise
@@ -231,10 +272,35 @@ def journal_files(folder: Path) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((int(m.group(1)), int(m.group(2))) for m in matches if m))
 
 
-def _refuse_second_run(path: Path) -> None:
+def require_no_other_content(path: Path) -> None:
+    """Refuses a folder for a new run that holds anything else.
+
+    What a start that failed has left of a run without an id is overwritten.
+
+    Raises:
+        RecordError: it holds a run, a folder of runs, or files of something else.
+    """
     if (path / ID_FILE).exists():
         read_run_id(path)
         raise RecordError(f"`{path}` already holds a run; resume it, or train into another folder")
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError:  # missing, or no folder: making it says what is wrong
+        return
+    runs = [name for name in names if (path / name / ID_FILE).is_file()]
+    if runs:
+        raise RecordError(
+            f"`{path}` holds {len(runs)} {'run' if len(runs) == 1 else 'runs'}, such as "
+            f"`{runs[0]}`, and a run folder holds one run only; name a new folder, such as "
+            f"`{path / 'NAME'}`"
+        )
+    others = [name for name in names if name not in _OWN_NAMES]
+    if others:
+        raise RecordError(
+            f"`{path}` is not empty: it holds `{others[0]}`"
+            f"{f' and {len(others) - 1} more' if len(others) > 1 else ''}; name a new or an empty "
+            "folder for the run"
+        )
 
 
 def uuid7() -> str:

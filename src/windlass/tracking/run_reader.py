@@ -1,10 +1,13 @@
 """Loads a run folder as one value; a missing or damaged file does not hide the rest."""
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
+from windlass.atomic_files import hash_file
 from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import (
@@ -33,6 +36,21 @@ from windlass.tracking.run_index import run_state
 from windlass.tracking.step_records import read_steps
 
 D = TypeVar("D", bound=Document)
+_SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFile:
+    """A file of a run folder whose content is not what the run wrote."""
+
+    actual: str
+    """SHA-256 of what it contains now."""
+    recorded: str
+    """SHA-256 of what the run wrote, from its journal."""
+
+    def __str__(self) -> str:
+        actual, recorded = self.actual[:_SHOWN_DIGITS], self.recorded[:_SHOWN_DIGITS]
+        return f"its fingerprint is `{actual}`, and the run recorded `{recorded}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +80,9 @@ class RunRecord:
     predicted_timeline: Timeline | None = None
     measured_timeline: Timeline | None = None
     faults: tuple[str, ...] = ()
-    """One sentence for each file that could not be read."""
+    """One sentence for each file that is damaged or changed, and for steps that are lost."""
+    changed_files: Mapping[str, ChangedFile] = field(default_factory=lambda: MappingProxyType({}))
+    """The files, by name, whose content is not what the run wrote."""
 
     @property
     def meta(self) -> dict[str, object]:
@@ -92,11 +112,15 @@ def load_run(folder: Path) -> RunRecord:
     current = [
         journal for attempt, journal in zip(attempts, journals, strict=True) if attempt >= first
     ]
+    steps = read_steps(journals)
+    faults += _lost_records(attempts, journals, steps)
+    changed_files = _changed_files(folder, journals)
+    faults += (f"{name}: has changed; {how}" for name, how in changed_files.items())
     return RunRecord(
         id=run_id,
         folder=folder,
         state=run_state(folder, journals),
-        steps=read_steps(journals),
+        steps=steps,
         events=tuple(event for journal in journals for event in journal.events),
         attempts=len(attempts),
         current_plan_steps=read_steps(current),
@@ -110,7 +134,63 @@ def load_run(folder: Path) -> RunRecord:
         predicted_timeline=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
         measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         faults=tuple(faults),
+        changed_files=changed_files,
     )
+
+
+def _recorded_seals(journals: Iterable[Journal]) -> dict[str, str]:
+    """SHA-256 of each sealed file by name, as the last attempt that wrote the file left it."""
+    seals: dict[str, str] = {}
+    for journal in journals:
+        for event in journal.events:
+            if event.name == "seal":
+                seals |= event.fields.get("files", {})
+    return seals
+
+
+def _changed_files(folder: Path, journals: Iterable[Journal]) -> dict[str, ChangedFile]:
+    """The sealed files whose content is another one now; a missing file is no changed one."""
+    changed: dict[str, ChangedFile] = {}
+    for name, recorded in _recorded_seals(journals).items():
+        with contextlib.suppress(OSError):
+            actual = hash_file(folder / name)
+            if actual != recorded:
+                changed[name] = ChangedFile(actual=actual, recorded=recorded)
+    return changed
+
+
+def _lost_records(
+    attempts: Sequence[int], journals: Sequence[Journal], steps: Sequence[Step]
+) -> Iterator[str]:
+    """What no journal holds any more, a sentence each."""
+    for attempt in sorted(set(range(1, max(attempts, default=0))) - set(attempts)):
+        yield f"the journal of attempt {attempt} is missing"
+    noted = (event.fields.get("step", 0) for journal in journals for event in journal.events)
+    last = max((*noted, *(step.step for step in steps)), default=0)
+    present = {step.step for step in steps}
+    # A run that continues another one begins with a later step than the first.
+    first = min(present, default=1) if any("parent" in journal.meta for journal in journals) else 1
+    lost = [number for number in range(first, last + 1) if number not in present]
+    if lost:
+        yield (
+            f"the record lacks {_step_ranges(lost)}; only the measurements are lost, not the "
+            "training that they did"
+        )
+
+
+def _step_ranges(numbers: Sequence[int]) -> str:
+    """`step 3`, or `steps 3 to 5 and 9`."""
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    ends = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
+    parts = [
+        str(start) if start == end else f"{start} to {end}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    more = len(parts) - _SHOWN_RANGES
+    shown = parts if more <= 0 else [*parts[:_SHOWN_RANGES], f"{more} more ranges"]
+    *rest, last = shown
+    listed = f"{', '.join(rest)} and {last}" if rest else last
+    return f"step{'s' if len(numbers) > 1 else ''} {listed}"
 
 
 def _first_attempt_of_plan(folder: Path) -> int:
@@ -152,7 +232,7 @@ def _journal(path: Path, faults: list[str]) -> Journal:
         return Journal()
     if journal.unread_bytes:
         faults.append(
-            f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes after byte "
-            f"{journal.read_bytes} are torn or damaged and were not read"
+            f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes are torn or damaged "
+            "and were skipped"
         )
     return journal

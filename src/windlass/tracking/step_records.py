@@ -6,6 +6,7 @@ from windlass.schema import Step
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
 
 _DEVICE_MEMORY = "device_memory_bytes"
+_CONTENTION = "contention"
 _KIND_PREFIX = "seconds."
 """Precedes an instruction kind in the names of a row."""
 
@@ -28,7 +29,8 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             "read_bytes": step.read_bytes,
             "written_bytes": step.written_bytes,
             "flush_seconds": step.flush_seconds,
-            **_device_memory(step),
+            **_optional(_DEVICE_MEMORY, step.device_memory_bytes),
+            **_optional(_CONTENTION, step.contention),
             **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
         },
     )
@@ -82,6 +84,7 @@ def _step(
         read_bytes=int(value.get("read_bytes", 0)),
         written_bytes=int(value.get("written_bytes", 0)),
         flush_seconds=value.get("flush_seconds", 0.0),
+        contention=value.get(_CONTENTION),
         device_memory_bytes=int(peak) if (peak := value.get(_DEVICE_MEMORY)) is not None else None,
         by_kind={
             name.removeprefix(_KIND_PREFIX): seconds
@@ -94,8 +97,8 @@ def _step(
     )
 
 
-def _device_memory(step: Step) -> dict[str, float]:
-    return {} if step.device_memory_bytes is None else {_DEVICE_MEMORY: step.device_memory_bytes}
+def _optional(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: value}
 
 
 def _by_step(journal: Journal, name: str) -> dict[int, JournalEvent]:

@@ -13,7 +13,13 @@ from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
-from windlass.api.training.run_files import planned_from_record, replace_plan, run_metadata
+from windlass.api.training.run_files import (
+    planned_from_record,
+    replace_plan,
+    require_unchanged,
+    restore_replaced_plan,
+    run_metadata,
+)
 from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
@@ -67,12 +73,15 @@ def resume(
         progress: called with how far preparations are.
 
     Raises:
-        RecordError: no such run, it has finished, or another process holds its folder.
+        RecordError: no such run, it has finished, one of its files has changed, or another process
+            holds its folder.
         RequestError: an override would make it another run.
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
     record = load(run, root=root)
+    if restore_replaced_plan(record):
+        record = load(record.folder)
     planned = _planned(record, overrides, progress)
     require_local_machine(planned)
     programs = verified_programs(planned)
@@ -150,6 +159,7 @@ def reopen_run(
     if programs:
         replace_plan(folder, planned, programs)
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
+    notes += record.faults
     # A checkpoint that is not sharded is used as it is, without building the model.
     if checkpoint and is_sharded(checkpoint.manifest):
         merged = checkpoints / MERGED_CHECKPOINT_FOLDER
@@ -166,6 +176,7 @@ def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress |
         raise RequestError(
             f"`{fixed[0]}` would make it another run; a run may change {', '.join(_CHANGEABLE)}"
         )
+    require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
     return plan(request, progress=progress)
 
@@ -205,7 +216,7 @@ def sample(
         seed: the same seed generates the same text.
 
     Raises:
-        RecordError: no such run.
+        RecordError: no such run, or one of its files has changed.
         RequestError: its model does not predict the next token.
         CheckpointError: it has no complete checkpoint.
     """
@@ -214,6 +225,7 @@ def sample(
 
     record = load(run, root=root)
     planned = planned_from_record(record)
+    require_unchanged(record, TOKENIZER_FILE)
     if not is_causal(planned.request.model.name):
         raise RequestError(
             f"`{planned.request.model.name}` predicts masked tokens, not the next one, and cannot "

@@ -1,12 +1,13 @@
 """The documents in a run folder: its plan, its prediction and its environment."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.atomic_files import storage_errors
+from windlass.atomic_files import atomic_write, hash_file, storage_errors
 from windlass.cost import simulate
 from windlass.document import Document
 from windlass.errors import RecordError
@@ -27,6 +28,9 @@ from windlass.tracking import RunFolder, RunRecord, collect_environment
 
 if TYPE_CHECKING:
     from windlass.data import TokenDataset
+
+_PLANNED_FILES = (REQUEST_FILE, GRAPH_FILE, MACHINE_FILE, PLAN_FILE, PREDICTION_FILE)
+"""What the next attempt at a run is made from, if its plan stays."""
 
 
 def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
@@ -57,12 +61,36 @@ def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
     }
 
 
+def require_unchanged(record: RunRecord, *names: str) -> None:
+    """Refuses a run some of whose files are not as the run wrote them.
+
+    Args:
+        record: the run.
+        names: the files that matter.
+
+    Raises:
+        RecordError: at least one has changed; the message has both fingerprints of each.
+    """
+    changed = [name for name in names if name in record.changed_files]
+    if not changed:
+        return
+    run = shlex.quote(str(record.folder))
+    what = "; ".join(f"`{name}`: {record.changed_files[name]}" for name in changed)
+    files, it = ("files have", "them") if len(changed) > 1 else ("a file has", "it")
+    raise RecordError(
+        f"{files} changed since run `{record.folder.name}` wrote {it} ({what}), which would make "
+        f"it another run without a word; restore {it}, and change a run on purpose with `windlass "
+        f"resume {run} key=value` or start another with `windlass train --from {run} key=value`"
+    )
+
+
 def planned_from_record(record: RunRecord) -> Planned:
     """What a run was made from, read from its documents.
 
     Raises:
-        RecordError: a document is missing or cannot be read.
+        RecordError: a document is missing, has changed or cannot be read.
     """
+    require_unchanged(record, *_PLANNED_FILES)
     request, graph, machine, plan, prediction = (
         record.request, record.graph, record.machine, record.plan, record.prediction,
     )  # fmt: skip
@@ -82,9 +110,34 @@ def replace_plan(folder: RunFolder, planned: Planned, programs: tuple[Program, .
     Raises:
         StorageError: the disk is full.
     """
-    for name, document in run_documents(planned, programs).items():
+    documents = run_documents(planned, programs)
+    for name, document in documents.items():
         _keep_copy(folder.path / name, folder.attempt - 1)
         folder.save(name, document)
+    # Sealed together, after all of them: `restore_replaced_plan` undoes part of them.
+    folder.seal(*documents)
+
+
+def restore_replaced_plan(record: RunRecord) -> tuple[str, ...]:
+    """Restores the documents that `replace_plan` had replaced when it was killed.
+
+    They differ from what the journal recorded last, and the copies that it kept do not.
+
+    Returns:
+        The names of the restored files.
+    """
+    copies = [path for path in (record.folder / ATTEMPTS_FOLDER).glob("*") if path.name.isdigit()]
+    if record.state == "running" or not copies:
+        return ()
+    newest = max(copies, key=lambda path: int(path.name))
+    restorable = [
+        name
+        for name, changed in record.changed_files.items()
+        if (newest / name).is_file() and hash_file(newest / name) == changed.recorded
+    ]
+    for name in restorable:
+        atomic_write(record.folder / name, (newest / name).read_bytes())
+    return tuple(restorable)
 
 
 def _keep_copy(path: Path, attempt: int) -> None:

@@ -8,6 +8,7 @@ from windlass.api.plan import Planned
 from windlass.api.training.disk_check import require_disk_space
 from windlass.api.training.run_files import run_documents, run_metadata
 from windlass.api.training.setup import (
+    load_run_tokens,
     make_batches,
     prepare_tokens,
     require_vocabulary,
@@ -15,7 +16,7 @@ from windlass.api.training.setup import (
 )
 from windlass.program import Program
 from windlass.schema import TOKENIZER_FILE
-from windlass.tracking import RunFolder, create_run_folder
+from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
 
 if TYPE_CHECKING:
     from windlass.data import Batches, TokenDataset
@@ -39,14 +40,18 @@ def start_run(
     Args:
         planned: what will be run.
         root: the folder that holds the run folders.
-        folder: use this folder instead of a new one under `root`.
+        folder: use this folder instead of a new one under `root`, and the tokens in it if there
+            are any.
         progress: called with how far preparations are.
 
     Raises:
         WindlassError: what is wrong with the plan, the data, the disk or the folder.
     """
+    if folder is not None:
+        require_no_other_content(folder)
     require_disk_space(planned, folder or Path(root))
-    tokens = prepare_tokens(planned.request, progress)
+    tokens = load_run_tokens(folder) if folder is not None else None
+    tokens = tokens or prepare_tokens(planned.request, progress)
     require_vocabulary(planned, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
     run_folder = create_run_folder(
@@ -57,4 +62,5 @@ def start_run(
         folder=folder,
     )
     tokens.tokenizer.save(run_folder.path / TOKENIZER_FILE)
+    run_folder.seal(TOKENIZER_FILE)
     return StartedRun(run_folder, programs, tokens, batches)

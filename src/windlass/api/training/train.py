@@ -48,7 +48,7 @@ class Run:
 
         Raises:
             OutOfMemory: memory ran out; the message proposes plans that fit into what there was.
-            RecordError: the run was iterated over before.
+            RecordError: the run was iterated over before, or its folder was deleted or moved.
             RunBroken: a loss or gradient is not finite.
             RunInterrupted: the caller's `stop` returned True; the state is saved.
             StorageError: the disk is full; the last good checkpoint is kept.
@@ -75,6 +75,8 @@ class Run:
             out_of_memory, reason = error.with_traceback(None), str(error)
         except Exception as error:
             reason = str(error)
+            # Without the folder anything may fail, and its own message would mislead.
+            self._run_folder.require_present()
             raise
         finally:
             self._run_folder.end(state, reason=reason)

@@ -137,7 +137,9 @@ class AsyncSaver:
             with storage_errors(self._folder / name):
                 if self._world_size == 1:
                     shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True, exist_ok=True)
+                # No parents: a run folder that was deleted stays deleted.
+                self._folder.mkdir(exist_ok=True)
+                temporary.mkdir(exist_ok=True)
                 files = self._write_layers(temporary)
                 if self._rank:
                     write_rank_files(temporary, self._rank, files)
