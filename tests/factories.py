@@ -42,8 +42,12 @@ def tiny_graph(
     vocabulary: int = 64,
     max_sequence: int | None = 64,
     tied: bool = True,
+    sparse: bool = False,
 ) -> Graph:
-    """An embedding, `layers` blocks of one linear layer each, and a head with the loss."""
+    """An embedding, `layers` blocks of one linear layer each, and a head with the loss.
+
+    `sparse` embeddings have gradients of looked-up rows only, as those of the model catalog do.
+    """
     table = ParameterInfo(name="tokens.weight", shape=(vocabulary, width))
     head = ParameterInfo(
         name="output.weight",
@@ -56,6 +60,7 @@ def tiny_graph(
             name="embedding",
             parameters=(table,),
             costs=_costs(lambda e: _embedding_cost(e, width)),
+            is_embedding=sparse,
         ),
         "block": LayerKind(
             name="block",
@@ -133,9 +138,11 @@ def _shard_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     selective: tuple[LayerCost, ...] = ()
     if kind.selective_costs:
         selective = _costs(lambda e: _selective_cost(e, width, degree))[::2]
-    return LayerKind(
-        name=kind.name, parameters=parameters, costs=_costs(costs), selective_costs=selective
-    )
+    return kind.model_copy(
+        update={
+            "parameters": parameters, "costs": _costs(costs), "selective_costs": selective,
+        }
+    )  # fmt: skip
 
 
 def _shard_parameter(whole: ParameterInfo, degree: int, *, square: bool) -> dict[str, object]:

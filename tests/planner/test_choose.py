@@ -14,14 +14,14 @@ from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
 MACHINE = tiny_machine(runtime=1000, compiler=20_000)
 
 
-def request(*overrides: str, batch: int = 8) -> Request:
-    return Request.resolve(
+def request(*overrides: str, batch: int = 8) -> ResolvedRequest:
+    return ResolvedRequest.resolve(
         overrides=(f"train.batch={batch}", "train.sequence=32", "train.steps=10", *overrides)
     )
 
@@ -36,8 +36,9 @@ graphs = st.builds(
     tiny_graph,
     layers=st.integers(0, 4),
     width=st.sampled_from([8, 32, 96]),
-    vocabulary=st.sampled_from([16, 200]),
+    vocabulary=st.sampled_from([16, 200, 5000]),
     tied=st.booleans(),
+    sparse=st.booleans(),
 )
 cases = st.tuples(
     graphs | graphs.map(sharded_graph),

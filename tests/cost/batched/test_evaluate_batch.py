@@ -30,7 +30,7 @@ GRAPHS = tuple(
     for graph in (
         tiny_graph(layers=10, width=256, vocabulary=500, tied=False),
         tiny_graph(layers=10, width=256, vocabulary=500, tied=True),
-        tiny_graph(layers=7, width=64, vocabulary=90, tied=True),
+        tiny_graph(layers=7, width=64, vocabulary=5000, tied=True, sparse=True),
         late_tied_graph(before=3, between=4),
     )
 )

@@ -38,7 +38,8 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     short = _shortened(plan, _SHORT_MICROBATCHES)
     program, *_ = lower(short, graph)  # tensor-parallel ranks run the same program
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
-    profile = memory_profile(program, short, graph, runtime_bytes=process_bytes)
+    # Rows of an embedding's gradient wait from each of the plan's own micro-batches.
+    profile = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
     return DevicePeak(
         peak_bytes=profile.peak_bytes,
         by_class=profile.by_class,
@@ -85,7 +86,7 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     )
     programs = lower(more, graph)
     low = predict_time(fewer, graph, machine, lower(fewer, graph))
-    high = predict_plan(more, graph, machine, programs)
+    high = predict_time(more, graph, machine, programs)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
         name: _extrapolate_line(getattr(low, name), getattr(high, name), times)
@@ -96,15 +97,18 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
         changes[name] = {
             key: _extrapolate_line(before.get(key, 0.0), after[key], times) for key in after
         }
+    if stages > 1 and plan.parallel.schedule == "gpipe":
+        programs = lower(plan, graph)  # it keeps every micro-batch alive
+    # Rows of an embedding's gradient wait from each of the plan's own micro-batches.
+    peaks = tier_peaks(plan, graph, machine, programs)
     if stages == 1:
-        changes["peaks"] = tuple(
+        peaks = tuple(
             peak.model_copy(
                 update={"instruction": _full_program_index(peak.instruction, plan, programs[0])}
             )
-            for peak in high.peaks
+            for peak in peaks
         )
-    elif plan.parallel.schedule == "gpipe":
-        changes["peaks"] = tier_peaks(plan, graph, machine, lower(plan, graph))
+    changes["peaks"] = peaks
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
     if low.offload is not None and high.offload is not None:  # transfers of updates do not grow
         waiting = _extrapolate_line(

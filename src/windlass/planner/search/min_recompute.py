@@ -301,9 +301,10 @@ class RecomputeSteps:
 def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Peak device memory of each stage, `[stage]`."""
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
-    short = steady_state_microbatches(plan)
-    programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]
+    programs = lower(steady_state_microbatches(plan), graph)[
+        :: plan.parallel.tensor * plan.parallel.data
+    ]
     return tuple(
-        memory_profile(program, short, graph, runtime_bytes=process_bytes).peak_bytes
+        memory_profile(program, plan, graph, runtime_bytes=process_bytes).peak_bytes
         for program in programs
     )
