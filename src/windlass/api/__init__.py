@@ -4,6 +4,7 @@ It joins planning, training, verification and reports, and computes nothing itse
 """
 
 from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
+from windlass.api.data import data_statistics
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
 from windlass.api.distributed.cluster_worker import ClusterRank, run_cluster_rank, supervise_rank
 from windlass.api.distributed.elastic import ElasticRecovery
@@ -19,16 +20,17 @@ from windlass.api.plan_figures import (
     require_drawable,
     write_plan_trace,
 )
+from windlass.api.plan_file import load_plan
 from windlass.api.runs import RUNS, load, report, require_trace_file, runs, write_run_trace
 from windlass.api.smallest_machine import smallest_machines
 from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.parent import ParentRun, find_parent
 from windlass.api.training.resume import resume, sample
 from windlass.api.training.train import Run, train
 from windlass.api.verify.check import FaultResult, Verifier, verification
 from windlass.api.verify.rehearse import (
     MAX_PROCESSES,
     downscale_plan,
-    load_plan,
     rehearsal,
     rehearse_as_is,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "ElasticRecovery",
     "FaultResult",
     "Instrumentation",
+    "ParentRun",
     "Planned",
     "Progress",
     "Run",
@@ -49,10 +52,12 @@ __all__ = [
     "capture",
     "compare_batches",
     "compare_machines",
+    "data_statistics",
     "downscale_plan",
     "draw_figure",
     "draw_plan",
     "find_machine",
+    "find_parent",
     "forecast",
     "largest_model",
     "load",

@@ -57,7 +57,7 @@ def plan_context(plan: Plan, request: Request, *, progress: Progress | None = No
     model = model_of_plan(plan, request.model)
     graph = capture(model)
     if graph.label != plan.graph:
-        raise RequestError(_other_model(plan, model, graph))
+        raise RequestError(_other_model(plan, model, graph, is_asked=model != plan.model))
     agreed = request_of_plan(plan, request)
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
@@ -98,11 +98,12 @@ def with_tensor_shards(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
     return graph if degree == 1 else capture_tensor_degrees(model, graph, (degree,))
 
 
-def _other_model(plan: Plan, model: ModelRequest, graph: Graph) -> str:
+def _other_model(plan: Plan, model: ModelRequest, graph: Graph, *, is_asked: bool) -> str:
+    """Why the model is not the plan's: other dials are asked for, or its code has changed."""
     dials = model.model_dump(exclude={"name"}, exclude_none=True)
-    with_dials = "".join(f" model.{name}={value}" for name, value in dials.items())
+    words = " ".join((model.name, *(f"model.{name}={value}" for name, value in dials.items())))
+    again = f"plan this one by `windlass plan {words}`"
+    way_out = f"name the plan's own model and its `model.*`, or {again}" if is_asked else again
     return (
-        f"the plan is for the model `{plan.graph}`, but `{model.name}{with_dials}` is "
-        f"`{graph.label}`; name the plan's model with its `model.*`, or plan this one by "
-        f"`windlass plan {model.name}{with_dials}`"
+        f"the plan is for the model `{plan.graph}`, but `{words}` is `{graph.label}`; {way_out}"
     )

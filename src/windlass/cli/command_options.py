@@ -1,6 +1,6 @@
 """Options that several commands share, and how a command line becomes one request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.errors import RequestError
-from windlass.schema import Request
+from windlass.schema import REQUEST_FILE, Request
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 """The flag `--json`: print values for other programs instead of tables."""
@@ -44,6 +44,50 @@ class PlanOptions(RequestOptions):
 
 SEARCHED_PLAN = PlanOptions()
 """The request as the model and the overrides give it, and the best plan for it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentOptions:
+    """Which run a new one starts from, and how."""
+
+    parent: Annotated[str | None, Parameter(name="--from")] = None
+    """Start from the newest checkpoint of this run, or from another one by `RUN@STEP`, with the
+    run's request; steps, learning rates and data order are the new run's own."""
+    continues: Annotated[bool, Parameter(name="--continue", negative="")] = False
+    """With `--from`: go on with the steps, the learning rates and the data order of that run, up to
+    a larger `train.steps`."""
+
+    def find(self, root: Path) -> api.ParentRun | None:
+        """The run to start from; None starts from the beginning.
+
+        Raises:
+            RequestError: `--continue` without `--from`.
+            WindlassError: no such run or checkpoint.
+        """
+        if self.parent is not None:
+            return api.find_parent(self.parent, root=root, continues=self.continues)
+        if self.continues:
+            raise RequestError("`--continue` goes on with a run; name it by `--from RUN`")
+        return None
+
+
+NO_PARENT = ParentOptions()
+"""A run that starts from the beginning."""
+
+
+def request_of_parent(options: PlanOptions, parent: api.ParentRun) -> PlanOptions:
+    """The options with the request of a parent run as their file.
+
+    Raises:
+        RequestError: they name another file.
+    """
+    if options.file is not None:
+        raise RequestError(
+            f"`--file {options.file}` with `--from`, which takes the request of its run; give the "
+            "changes as `key=value`"
+        )
+    return replace(options, file=parent.record.folder / REQUEST_FILE)
 
 
 def build_request(

@@ -29,12 +29,12 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
     Raises:
         InputErrors: every value that the request names and of which the plan has another.
     """
-    conflicts = tuple(
-        f"`{key}` = {asked}, but the plan has {planned}; leave it out, change the plan file, or "
-        "plan without the file"
+    conflicts = [
+        f"`{key}` = {asked}, but the plan has {planned}"
         for key, asked, planned in _conflicts(plan, request)
-    )
+    ]
     if conflicts:
+        conflicts[-1] += "; leave out what the plan decides, or change the plan"
         raise InputErrors(conflicts)
     train: dict[str, object] = {"batch": plan.global_batch, "sequence": plan.batch.sequence}
     if not plan.clip:

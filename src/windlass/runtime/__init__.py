@@ -5,11 +5,15 @@ It never searches for plans or predicts their cost.
 
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
+    Manifest,
     checkpoint_folders,
+    checkpoint_name,
     is_sharded,
     latest_checkpoint,
+    link_checkpoint,
     open_checkpoint,
     remove_temporaries,
+    verify_checkpoint,
 )
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
@@ -66,6 +70,9 @@ from windlass.runtime.verify.compare_runs import (
     InstrumentedRun,
     compare_to_single_device,
 )
+from windlass.runtime.verify.compare_to_plain import (
+    compare_to_plain_pytorch,
+)
 from windlass.runtime.verify.compare_to_reference import (
     compare_to_reference,
 )
@@ -81,6 +88,9 @@ from windlass.runtime.verify.handler_hooks import (
 from windlass.runtime.verify.reference_model import (
     reference_step,
 )
+from windlass.runtime.verify.restart import (
+    train_with_restart,
+)
 
 __all__ = [
     "FAULTS",
@@ -95,6 +105,7 @@ __all__ = [
     "HookContext",
     "InstrumentedRun",
     "LocalLauncher",
+    "Manifest",
     "ParentProcess",
     "RankContext",
     "RankWatchdog",
@@ -106,6 +117,8 @@ __all__ = [
     "WatchdogTimeouts",
     "broadcast_start",
     "checkpoint_folders",
+    "checkpoint_name",
+    "compare_to_plain_pytorch",
     "compare_to_reference",
     "compare_to_single_device",
     "destroy_process_group",
@@ -119,10 +132,13 @@ __all__ = [
     "is_peer_lost",
     "is_sharded",
     "latest_checkpoint",
+    "link_checkpoint",
     "merge_shards",
     "open_checkpoint",
     "reference_step",
     "remove_temporaries",
     "train_loop",
+    "train_with_restart",
+    "verify_checkpoint",
     "write_report",
 ]

@@ -48,6 +48,8 @@ class RunSummary:
     """Median step time of the steps that were read; NaN before the first."""
     predicted_seconds: float | None
     attempts: int
+    parent: str | None = None
+    """The run that this one started from, `<end of id>@<step>`; None if it has none."""
 
     @property
     def short_id(self) -> str:
@@ -142,7 +144,20 @@ def summarise_run(folder: Path) -> RunSummary | None:
         seconds=seconds[len(seconds) // 2] if seconds else math.nan,
         predicted_seconds=meta.get("predicted_seconds"),
         attempts=len(attempts),
+        parent=describe_parent(meta),
     )
+
+
+def describe_parent(meta: Mapping[str, object]) -> str | None:
+    """The run that another one started from, `<end of id>@<step>`; None if it has none.
+
+    Args:
+        meta: the opening event of the other run.
+    """
+    parent = meta.get("parent")
+    if not isinstance(parent, Mapping):
+        return None
+    return f"{str(parent.get('id', '?'))[-SHORT_ID_DIGITS:]}@{parent.get('step', '?')}"
 
 
 def _held_out(events: Sequence[JournalEvent]) -> float | None:

@@ -66,7 +66,8 @@ def prepare_cluster_run(
             f"{nodes * per_node}; set `parallel.pipeline`, `parallel.tensor` and `parallel.data` "
             "so that their product is that number"
         )
-    run_folder, _, tokens, _ = start_run(planned, root=root, folder=folder, progress=progress)
+    started = start_run(planned, root=root, folder=folder, progress=progress)
+    run_folder, tokens = started.folder, started.tokens
     with run_folder:
         with storage_errors(run_folder.path / TOKENS_FOLDER):
             shutil.copytree(tokens.folder, run_folder.path / TOKENS_FOLDER)

@@ -1,6 +1,6 @@
 """`resume` continues a run from its newest checkpoint; `sample` generates text from it."""
 
-import shutil
+import shlex
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
+from windlass.api.training.parent import remove_merged_checkpoint, with_whole_layers
 from windlass.api.training.run_files import (
     planned_from_record,
     replace_plan,
@@ -25,6 +26,7 @@ from windlass.api.training.setup import (
     make_batches,
     make_training_loop,
     prepare_tokens,
+    requested_text_fingerprint,
     require_local_machine,
     verified_programs,
 )
@@ -34,13 +36,14 @@ from windlass.models import is_causal
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
+    JOURNAL_FOLDER,
     MERGED_CHECKPOINT_FOLDER,
     REQUEST_FILE,
     TOKENIZER_FILE,
     Request,
     Step,
 )
-from windlass.tracking import RunFolder, RunRecord, reopen_run_folder
+from windlass.tracking import RunFolder, RunRecord, collect_environment, reopen_run_folder
 
 if TYPE_CHECKING:
     from windlass.data import TokenDataset
@@ -117,7 +120,7 @@ def continue_run(
     """
     checkpoint, folder = reopened.checkpoint, reopened.folder
     done = checkpoint.manifest.step if checkpoint else 0
-    steps = _remove_merged_checkpoint(steps, folder.path / CHECKPOINT_FOLDER)
+    steps = remove_merged_checkpoint(steps, folder.path)
     return Run(planned, folder, steps, done=done, notes=reopened.notes)
 
 
@@ -141,30 +144,76 @@ def reopen_run(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
-    from windlass.runtime import checkpoint_folders, is_sharded, latest_checkpoint, merge_shards
+    from windlass.runtime import checkpoint_folders, latest_checkpoint
 
     checkpoints = record.folder / CHECKPOINT_FOLDER
     checkpoint = latest_checkpoint(checkpoints)
+    if checkpoint is None and "parent" in record.meta:
+        raise CheckpointError(
+            f"run `{record.folder.name}` started from another run, whose checkpoint it has lost; "
+            "start it again with `windlass train --from`"
+        )
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
-        raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
+        raise RecordError(
+            f"run `{record.folder.name}` has finished all its {done} steps; `windlass train --from "
+            f"{shlex.quote(str(record.folder))} --continue train.steps={2 * done}` goes on as a "
+            "new run"
+        )
     require_disk_space_to_resume(planned, record.folder, done, len(checkpoint_folders(checkpoints)))
     tokens = load_run_tokens(record.folder) or prepare_tokens(planned.request, progress)
-    if tokens.fingerprint != record.meta.get("tokens"):
-        raise RecordError(
-            f"the text of `{planned.request.data.source}` has changed since run "
-            f"`{record.folder.name}` started, so that the run cannot continue; start a new one"
-        )
+    require_tokens_of_run(record, planned, tokens)
     folder = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
     if programs:
         replace_plan(folder, planned, programs)
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
     notes += record.faults
-    # A checkpoint that is not sharded is used as it is, without building the model.
-    if checkpoint and is_sharded(checkpoint.manifest):
-        merged = checkpoints / MERGED_CHECKPOINT_FOLDER
-        checkpoint = merge_shards(checkpoint, build_requested_model(planned.request.model), merged)
+    if checkpoint:
+        checkpoint = with_whole_layers(checkpoint, planned, record.folder)
     return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
+
+
+def require_tokens_of_run(record: RunRecord, planned: Planned, tokens: "TokenDataset") -> None:
+    """Refuses tokens other than those that a run began with.
+
+    Raises:
+        RecordError: the text has changed, or is tokenized in another way.
+    """
+    recorded, run = record.meta.get("tokens"), f"run `{record.folder.name}`"
+    if tokens.fingerprint == recorded:
+        return
+    if recorded is None:
+        raise RecordError(
+            f"the journal of {run} has lost which text it is trained on, so that it cannot "
+            f"continue; restore `{JOURNAL_FOLDER}`, or start a new run from it with `windlass train "
+            f"--from {shlex.quote(str(record.folder))}`"
+        )
+    source = planned.request.data.source
+    if record.meta.get("text") == requested_text_fingerprint(planned.request):
+        raise RecordError(
+            f"the text of `{source}` is the same as when {run} started, and gives other tokens "
+            f"now{_other_versions(record)}; resume it with the versions that started it, or start "
+            "a new run"
+        )
+    raise RecordError(
+        f"the text of `{source}` has changed since {run} started, so that the run cannot continue; "
+        "restore it, or start a new run"
+    )
+
+
+def _other_versions(record: RunRecord) -> str:
+    """The versions of the tokenizing packages if they have changed, as a clause of a message."""
+    recorded, now = record.environment, collect_environment(())
+    if recorded is None:
+        return ""
+    before = {"windlass": recorded.windlass, "tokenizers": recorded.packages.get("tokenizers")}
+    after = {"windlass": now.windlass, "tokenizers": now.packages.get("tokenizers")}
+    changed = [
+        f"{name} {before[name]} is now {after[name]}"
+        for name in before
+        if before[name] != after[name]
+    ]
+    return f" ({' and '.join(changed)})" if changed else ""
 
 
 def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
@@ -179,19 +228,6 @@ def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress |
     require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
     return plan(request, progress=progress)
-
-
-def _remove_merged_checkpoint(
-    steps: Callable[[], Generator[Step]], checkpoints: Path
-) -> Callable[[], Generator[Step]]:
-    """The same steps; the first one removes the merged checkpoint, which all ranks have read."""
-
-    def generate() -> Generator[Step]:
-        for step in steps():
-            shutil.rmtree(checkpoints / MERGED_CHECKPOINT_FOLDER, ignore_errors=True)
-            yield step
-
-    return generate
 
 
 def sample(

@@ -1,6 +1,7 @@
 """Prepares what a training loop needs: tokens, batches, verified programs, and the loop itself."""
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,19 +43,20 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset
     """
     from windlass.data import prepare_dataset
 
-    data = request.data
-    tokens = prepare_dataset(
-        data.source,
-        tokenizer=data.tokenizer,
-        vocabulary=data.vocabulary,
-        held_out=data.held_out,
-        text_field=data.text_field,
-        limit_bytes=data.limit_bytes,
-        cache=cache_folder() / "tokens",
-        progress=progress,
-    )
+    tokens = prepare_dataset(request.data, cache=cache_folder() / "tokens", progress=progress)
     trim_heap()
     return tokens
+
+
+def requested_text_fingerprint(request: Request) -> str:
+    """The fingerprint of the text that a request names, however it is tokenized.
+
+    Raises:
+        DataError: the text is missing or cannot be read.
+    """
+    from windlass.data import text_fingerprint
+
+    return text_fingerprint(request.data, cache=cache_folder() / "tokens")
 
 
 def load_run_tokens(folder: Path) -> "TokenDataset | None":
@@ -90,7 +92,8 @@ def require_local_machine(planned: Planned) -> None:
     if planned.request.machine != HERE:
         raise MachineError(
             f"machine `{planned.request.machine}` is not this one: `plan` and `fit` predict what "
-            f"it would do, `train` runs on `{HERE}`, and `launch` prepares a run for a cluster"
+            f"it would do, `train` runs on this one (`--on {HERE}`, also with the plan file of "
+            "another machine), and `launch` prepares a run for a cluster"
         )
 
 
@@ -151,6 +154,7 @@ def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
         batch=settings.batch,
         seed=settings.seed,
         masking=masking,
+        weights=planned.request.data.weights,
     )
 
 
@@ -229,7 +233,32 @@ def _training_loop(
     checkpoint: "Checkpoint | None",
     hooks: LoopHooks,
 ) -> Generator[Step]:
-    """The training loop of one rank; rank 0 also saves the measured timeline of one step."""
+    """The training loop of one rank, which a verification may stop and start again."""
+    instrumentation = hooks.instrumentation
+    after = instrumentation.restart_after if instrumentation else None
+    if after is None:
+        return _attempt(planned, stack, batches, program, folder, checkpoint, hooks)
+    from windlass.runtime import train_with_restart
+
+    def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
+        # A new model each time: only the files may connect the two attempts.
+        new = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+        stopped = replace(hooks, stop=stop)
+        return _attempt(planned, new, batches, program, folder, checkpoint, stopped)
+
+    return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)
+
+
+def _attempt(
+    planned: Planned,
+    stack: "LayerStack",
+    batches: "Batches",
+    program: Program,
+    folder: Path,
+    checkpoint: "Checkpoint | None",
+    hooks: LoopHooks,
+) -> Generator[Step]:
+    """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
     import torch
 
     from windlass.runtime import RankContext, TimelineRecorder, train_loop

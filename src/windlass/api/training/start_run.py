@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.training.disk_check import require_disk_space
+from windlass.api.training.parent import (
+    ParentRun,
+    plan_of_child,
+    require_tokens_of_parent,
+    start_from_parent,
+)
 from windlass.api.training.run_files import run_documents, run_metadata
 from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
     prepare_tokens,
+    requested_text_fingerprint,
     require_vocabulary,
     verified_programs,
 )
@@ -20,20 +27,30 @@ from windlass.tracking import RunFolder, create_run_folder, require_no_other_con
 
 if TYPE_CHECKING:
     from windlass.data import Batches, TokenDataset
+    from windlass.runtime import Checkpoint
 
 
 class StartedRun(NamedTuple):
     """A run before its first step."""
 
+    planned: Planned
+    """What is run."""
     folder: RunFolder
     programs: tuple[Program, ...]
     """One for each rank."""
     tokens: "TokenDataset"
     batches: "Batches"
+    checkpoint: "Checkpoint | None"
+    """Where it starts; None starts from the beginning."""
 
 
 def start_run(
-    planned: Planned, *, root: Path | str, folder: Path | None, progress: Progress | None
+    planned: Planned,
+    *,
+    root: Path | str,
+    folder: Path | None,
+    parent: ParentRun | None = None,
+    progress: Progress | None,
 ) -> StartedRun:
     """Creates and locks the folder of a new run, and writes its documents and tokenizer there.
 
@@ -42,6 +59,7 @@ def start_run(
         root: the folder that holds the run folders.
         folder: use this folder instead of a new one under `root`, and the tokens in it if there
             are any.
+        parent: the run to start from; None starts from the beginning.
         progress: called with how far preparations are.
 
     Raises:
@@ -49,18 +67,26 @@ def start_run(
     """
     if folder is not None:
         require_no_other_content(folder)
+    if parent is not None:
+        planned = plan_of_child(planned, parent)
     require_disk_space(planned, folder or Path(root))
     tokens = load_run_tokens(folder) if folder is not None else None
-    tokens = tokens or prepare_tokens(planned.request, progress)
+    text = {}
+    if tokens is None:
+        tokens = prepare_tokens(planned.request, progress)
+        text = {"text": requested_text_fingerprint(planned.request)}
     require_vocabulary(planned, tokens)
+    if parent is not None:
+        require_tokens_of_parent(parent, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
     run_folder = create_run_folder(
         Path(root),
         planned.request.model.name,
         documents=run_documents(planned, programs),
-        meta=run_metadata(planned, tokens),
+        meta=run_metadata(planned, tokens) | text | ({"parent": parent.metadata} if parent else {}),
         folder=folder,
     )
     tokens.tokenizer.save(run_folder.path / TOKENIZER_FILE)
     run_folder.seal(TOKENIZER_FILE)
-    return StartedRun(run_folder, programs, tokens, batches)
+    checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
+    return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)

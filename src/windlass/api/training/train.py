@@ -5,14 +5,15 @@ from contextlib import closing
 from pathlib import Path
 
 from windlass.api.machines import Progress
-from windlass.api.plan import Planned, plan
+from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
 from windlass.api.training.oom_advice import with_advice
+from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
 from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
-from windlass.schema import Request, RunState, Step
+from windlass.schema import REQUEST_FILE, Request, RunState, Step
 from windlass.tracking import RunFolder
 
 
@@ -85,10 +86,11 @@ class Run:
 
 
 def train(
-    what: Planned | Request | str,
+    what: Planned | Request | str | None = None,
     *overrides: str,
     root: Path | str = RUNS,
     folder: Path | None = None,
+    parent: ParentRun | str | Path | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
     instrumentation: Instrumentation | None = None,
@@ -96,10 +98,13 @@ def train(
     """Makes a run ready: tokens, verified programs, run folder. Iterating over it trains.
 
     Args:
-        what: a model's name, a request, or the result of `plan`.
-        overrides: `key=value`, if `what` is a name.
+        what: a model's name, a request, or the result of `plan`; None means the request of
+            `parent`, or that for `gpt-tiny`.
+        overrides: `key=value`, if `what` is a name or None.
         root: the folder that holds the run folders.
         folder: train into this folder instead of a new one under `root`.
+        parent: a run whose newest checkpoint the new run starts from, with steps of its own; the
+            result of `find_parent` says more.
         stop: polled before each micro-batch; True saves and ends.
         progress: called with how far preparations are.
         instrumentation: what a verification records and injects.
@@ -107,6 +112,11 @@ def train(
     Raises:
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
+    if parent is not None and not isinstance(parent, ParentRun):
+        parent = find_parent(parent, root=root)
+    if what is None and parent is not None:
+        what = make_request(None, *overrides, file=parent.record.folder / REQUEST_FILE)
+        overrides = ()
     if not isinstance(what, Planned):
         planned = plan(what, *overrides, progress=progress)
     elif overrides:
@@ -114,9 +124,11 @@ def train(
     else:
         planned = what
     require_local_machine(planned)
-    run_folder, programs, _, batches = start_run(
-        planned, root=root, folder=folder, progress=progress
-    )
+    run = start_run(planned, root=root, folder=folder, parent=parent, progress=progress)
     hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)
-    steps = make_training_loop(planned, batches, programs, run_folder, None, hooks)
-    return Run(planned, run_folder, steps)
+    steps = make_training_loop(
+        run.planned, run.batches, run.programs, run.folder, run.checkpoint, hooks
+    )
+    done = run.checkpoint.manifest.step if run.checkpoint else 0
+    steps = remove_merged_checkpoint(steps, run.folder.path)
+    return Run(run.planned, run.folder, steps, done=done, notes=run.planned.notes)

@@ -11,7 +11,15 @@ from rich.live import Live
 from rich.markup import escape
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, Flag, PlanOptions, build_plan
+from windlass.cli.command_options import (
+    NO_PARENT,
+    SEARCHED_PLAN,
+    Flag,
+    ParentOptions,
+    PlanOptions,
+    build_plan,
+    request_of_parent,
+)
 from windlass.cli.console import ProgressBars, console, error_console, print_notes
 from windlass.errors import RankLost, RecordError, RunInterrupted
 from windlass.models import is_causal
@@ -27,6 +35,7 @@ def train(
     *overrides: str,
     on: str | None = None,
     options: PlanOptions = SEARCHED_PLAN,
+    parents: ParentOptions = NO_PARENT,
     runs: Path = api.RUNS,
     folder: Path | None = None,
     elastic: Flag = False,
@@ -40,14 +49,20 @@ def train(
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         on: The machine; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
+        parents: A run to start from.
         runs: The folder that holds the run folders.
         folder: Train into this folder instead of a new one under `runs`.
         elastic: If a device is lost, continue with the remaining ones.
     """
     with graceful_stop() as stop:
         with ProgressBars() as progress:
+            parent = parents.find(runs)
+            if parent is not None:
+                options = request_of_parent(options, parent)
             planned = build_plan(model, overrides, options, machine=on, progress=progress)
-            run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
+            run = api.train(
+                planned, root=runs, folder=folder, parent=parent, stop=stop, progress=progress
+            )
         _show_to_the_end(run, stop, elastic=elastic)
 
 

@@ -22,7 +22,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write, hash_file
+from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.models import ParamShard
@@ -173,6 +173,35 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     if damaged:
         raise CheckpointError("; ".join((*damaged, "no earlier checkpoint is left")))
     return None
+
+
+def link_checkpoint(source: Checkpoint, folder: Path, manifest: Manifest) -> Checkpoint:
+    """Publishes the files of a checkpoint as a checkpoint of another run, without copying them.
+
+    Args:
+        source: a complete checkpoint; files on another disk are copied.
+        folder: the other run's folder of checkpoints; created if missing.
+        manifest: step, samples, seed and labels of the new checkpoint.
+
+    Raises:
+        StorageError: the disk is full, or the folder is not writable.
+    """
+    path = folder / checkpoint_name(manifest.step)
+    temporary = folder / f".{path.name}.tmp"
+    complete = manifest.model_copy(update={"files": source.manifest.files}).with_checksum()
+    with storage_errors(path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name in complete.files:
+            try:
+                (temporary / name).hardlink_to(source.path / name)
+            except OSError:
+                shutil.copyfile(source.path / name, temporary / name)
+        atomic_write(temporary / MANIFEST_FILE, complete.to_json())
+        fsync_folder(temporary)
+        temporary.rename(path)
+        fsync_folder(folder)
+    return Checkpoint(path=path, manifest=complete)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

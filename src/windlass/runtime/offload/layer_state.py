@@ -156,7 +156,7 @@ class OffloadedLayerState:
         staging: StagingBuffers,
         moments: Sequence[tuple[StoredMoment, StoredMoment]] | None = None,
         *,
-        updates: int = 0,
+        updates: Sequence[int] | None = None,
     ) -> None:
         """Allocates the stores, and fills them.
 
@@ -164,12 +164,12 @@ class OffloadedLayerState:
             masters: master weights.
             staging: buffers to copy through.
             moments: first and second moment of each weight; None for zeros.
-            updates: updates that the weights have had.
+            updates: updates that each weight has had; None for no updates.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
         """
-        self._updates = [updates] * len(self._updates)
+        self._updates = [0] * len(self._updates) if updates is None else list(updates)
         self._state.allocate()
         buffers = staging.sets[0]
         with self._state.open(write=True) as file:
@@ -190,7 +190,7 @@ class OffloadedLayerState:
         self._create_other_stores(staging)
 
     def adopt_checkpoint(
-        self, file: Path, updates: int, staging: StagingBuffers, *, seed: int
+        self, file: Path, step: int, staging: StagingBuffers, *, seed: int
     ) -> None:
         """Takes its state from a checkpoint file: without copying, if it has the same layout.
 
@@ -198,29 +198,32 @@ class OffloadedLayerState:
 
         Args:
             file: a file that holds the full layer.
-            updates: updates that its weights have had.
+            step: step of the checkpoint; a weight may have had more or fewer updates, which the
+                file holds.
             staging: buffers to copy through.
             seed: seed of the run that wrote it.
 
         Raises:
             CheckpointError: the checkpoint is of another model.
         """
-        self._updates = [updates] * len(self._updates)
+        extents = self._layout.masters.extents
+        counts = {f"steps/{extent.name}": torch.zeros(()) for extent in extents}
+        read_tensors(file, counts)
+        self._updates = [int(count) for count in counts.values()]
         if _starts_with(file, self._layout.header):
             self._state.adopt_file(file)
             self._create_other_stores(staging)
             return
-        extents = self._layout.masters.extents
         masters = {f"weight/{extent.name}": torch.empty(extent.shape) for extent in extents}
         read_tensors(file, masters)
         codec = MomentCodec(torch.device("cpu"))
         moments = [
             read_moments(
-                file, extent.name, extent.shape, self._moments, codec, seed=seed, step=updates
+                file, extent.name, extent.shape, self._moments, codec, seed=seed, step=step
             )
             for extent in extents
         ]
-        self.create(list(masters.values()), staging, moments, updates=updates)
+        self.create(list(masters.values()), staging, moments, updates=self._updates)
 
     def save(self, to: Path) -> PendingChecksum:
         """Writes a checkpoint file of the current state."""

@@ -136,7 +136,6 @@ class ShardedOffloadedStore(OffloadedStore):
                 state.create(masters, self._staging)
 
     def _load_states(self, checkpoint: Checkpoint) -> None:
-        step = checkpoint.manifest.step
         with storage_errors(self._folder):
             for index, state in self._states.items():
                 shard, layer = self._layer_shards[index], self.layers[index]
@@ -146,7 +145,8 @@ class ShardedOffloadedStore(OffloadedStore):
                 load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
                 masters = [weight.master.detach() for weight in weights]
                 moments = [weight.moments for weight in weights]
-                state.create(masters, self._staging, moments, updates=step)
+                updates = [int(weight.steps) for weight in weights]
+                state.create(masters, self._staging, moments, updates=updates)
 
     def _master_parameters(
         self, index: int, layer: torch.nn.Module | None

@@ -1,0 +1,271 @@
+"""Starts a run from a checkpoint of another one, its parent.
+
+The new run gets the parent's checkpoint as one of its own, as if it had saved it. So ranks, resume
+and sampling need not know of the parent, which may be deleted.
+"""
+
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.model_graph import build_requested_model
+from windlass.api.plan import Planned
+from windlass.api.runs import RUNS, load
+from windlass.api.training.run_files import require_unchanged
+from windlass.errors import CheckpointError, InputErrors, PlanError, RecordError, RequestError
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    GRAPH_FILE,
+    MERGED_CHECKPOINT_FOLDER,
+    REQUEST_FILE,
+    TOKENIZER_FILE,
+    Graph,
+    ResolvedRequest,
+    Step,
+)
+from windlass.tracking import RunRecord
+
+if TYPE_CHECKING:
+    from windlass.data import TokenDataset
+    from windlass.runtime import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentRun:
+    """The run that another one starts from, and how."""
+
+    record: RunRecord
+    checkpoint: "Checkpoint"
+    """What the new run starts from."""
+    continues: bool = False
+    """Whether the new run goes on with the parent's steps, data order and learning rates."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder."""
+        return self.record.folder.name
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint."""
+        return self.checkpoint.manifest.step
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """What the journal of the new run records."""
+        return {
+            "id": self.record.id,
+            "name": self.name,
+            "step": self.step,
+            "checkpoint": self.checkpoint.manifest.checksum[:12],
+            "continues": self.continues,
+        }
+
+
+def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = False) -> ParentRun:
+    """A run to start another one from.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`; with `@STEP` behind it for
+            another checkpoint than the newest good one.
+        root: the folder that holds the run folders.
+        continues: whether the new run goes on with the parent's steps.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        CheckpointError: it has no such checkpoint, or none that is whole.
+    """
+    from windlass.runtime import Checkpoint, checkpoint_name, latest_checkpoint, verify_checkpoint
+
+    name, at, step = str(run).rpartition("@")
+    if not (at and step.isdigit()):
+        name, step = str(run), ""
+    record = load(name, root=root)
+    require_unchanged(record, REQUEST_FILE, GRAPH_FILE, TOKENIZER_FILE)
+    folder = record.folder / CHECKPOINT_FOLDER
+    checkpoint = None
+    if not step:
+        checkpoint = latest_checkpoint(folder)
+    elif (path := folder / checkpoint_name(int(step))).is_dir():
+        checkpoint = Checkpoint(path=path, manifest=verify_checkpoint(path))
+    if checkpoint is None:
+        raise CheckpointError(_no_checkpoint(record, step))
+    return ParentRun(record=record, checkpoint=checkpoint, continues=continues)
+
+
+def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
+    """What a run with a parent runs: with other data, it keeps its parent's tokenizer.
+
+    Raises:
+        PlanError: the model has other weights than the parent's.
+        InputErrors: everything that keeps the run from going on with the parent's steps.
+    """
+    request, old = planned.request, parent.record.request
+    graph = parent.record.graph
+    if old is None or graph is None:
+        why = "; ".join(parent.record.faults) or "files are missing"
+        raise RecordError(f"run `{parent.name}` cannot be a parent: {why}")
+    if difference := _other_weights(graph, planned.graph):
+        raise PlanError(
+            f"run `{parent.name}` trained a model with other weights: {difference}; leave out what "
+            "changes the model's shape"
+        )
+    if parent.continues and (faults := list(_breaks_in_order(parent, request))):
+        faults[-1] += "; keep the parent's, or leave out `--continue` for steps of its own"
+        raise InputErrors(faults)
+    data = request.data
+    if data != old.data and data.tokenizer == old.data.tokenizer == "bpe":
+        tokenizer = str((parent.record.folder / TOKENIZER_FILE).absolute())
+        data = data.model_copy(update={"tokenizer": tokenizer})
+    return replace(
+        planned,
+        request=request.model_copy(update={"data": data}),
+        notes=(*planned.notes, *parent.checkpoint.damaged, _note(parent, request)),
+    )
+
+
+def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset") -> None:
+    """Refuses text that is tokenized in another way than the parent's, or that continues it badly.
+
+    Raises:
+        RequestError: the tokenizer is another one, or a continued text has changed.
+    """
+    from windlass.data import load_tokenizer
+
+    path = parent.record.folder / TOKENIZER_FILE
+    if load_tokenizer(path).backend.to_str() != tokens.tokenizer.backend.to_str():
+        raise RequestError(
+            f"the tokenizer is not that of run `{parent.name}`, whose weights know no other; set "
+            f"`data.tokenizer={path}`"
+        )
+    if parent.continues and tokens.fingerprint != parent.record.meta.get("tokens"):
+        raise RequestError(
+            f"the text has changed since run `{parent.name}`, whose position in it `--continue` "
+            "would keep; leave `--continue` out"
+        )
+
+
+def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Checkpoint":
+    """Gives a new run its parent's checkpoint as its own first one.
+
+    Args:
+        parent: the run to start from.
+        planned: what the new run runs.
+        folder: the new run's folder.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    from windlass.runtime import Manifest, link_checkpoint
+
+    step = parent.step if parent.continues else 0
+    train = planned.request.train
+    manifest = Manifest(
+        step=step, samples=step * train.batch, seed=train.seed, plan=planned.plan.label,
+        graph=planned.plan.graph, files={},
+    )  # fmt: skip
+    checkpoint = link_checkpoint(parent.checkpoint, folder / CHECKPOINT_FOLDER, manifest)
+    return with_whole_layers(checkpoint, planned, folder)
+
+
+def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "Checkpoint":
+    """The checkpoint with its shards merged; itself, without building the model, if it has none.
+
+    Args:
+        checkpoint: a checkpoint of the run.
+        planned: what is run.
+        folder: the run folder, which receives the merged one until the first step.
+    """
+    from windlass.runtime import is_sharded, merge_shards
+
+    if not is_sharded(checkpoint.manifest):
+        return checkpoint
+    merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
+    return merge_shards(checkpoint, build_requested_model(planned.request.model), merged)
+
+
+def remove_merged_checkpoint(
+    steps: Callable[[], Generator[Step]], folder: Path
+) -> Callable[[], Generator[Step]]:
+    """The same steps; the first one removes the merged checkpoint, which all ranks have read."""
+    merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
+
+    def generate() -> Generator[Step]:
+        for step in steps():
+            shutil.rmtree(merged, ignore_errors=True)
+            yield step
+
+    return generate
+
+
+def _no_checkpoint(record: RunRecord, step: str) -> str:
+    from windlass.runtime import checkpoint_folders
+
+    run = f"run `{record.folder.name}`"
+    folders = checkpoint_folders(record.folder / CHECKPOINT_FOLDER)
+    if not folders:
+        return f"{run} has saved no checkpoint yet, so that no run can start from it"
+    steps = " and ".join(str(int(path.name.rpartition("-")[2])) for path in folders)
+    return f"{run} keeps no checkpoint of step {step}; it has those of {steps}"
+
+
+def _other_weights(old: Graph, new: Graph) -> str | None:
+    """The first weight in which two models differ; None if they have the same."""
+    before, after = list(_weights(old)), list(_weights(new))
+    if old.layers != new.layers or len(before) != len(after):
+        return (
+            f"it has {old.layers} layers with {len(before)} weights, and `{new.name}` has "
+            f"{new.layers} with {len(after)}"
+        )
+    for (layer, name, shape), theirs in zip(before, after, strict=True):
+        if theirs != (layer, name, shape):
+            return (
+                f"its layer {layer} has `{name}` as {shape}, and layer {theirs[0]} of "
+                f"`{new.name}` has `{theirs[1]}` as {theirs[2]}"
+            )
+    return None
+
+
+def _weights(graph: Graph) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+    """Layer, name and shape of every weight."""
+    layer = 0
+    for run in graph.layer_runs:
+        for _ in range(run.count):
+            for parameter in graph.kinds[run.kind].parameters:
+                yield layer, parameter.name, tuple(parameter.shape)
+            layer += 1
+
+
+def _breaks_in_order(parent: ParentRun, request: ResolvedRequest) -> Iterator[str]:
+    """What keeps a run from going on with the parent's steps, data order and learning rates."""
+    old = parent.record.request
+    if request.train.steps <= parent.step:
+        yield (
+            f"`train.steps` = {request.train.steps}, and run `{parent.name}` has done "
+            f"{parent.step} of them: name a larger number"
+        )
+    if old is None:
+        return
+    for key in ("batch", "sequence", "seed"):
+        value, before = getattr(request.train, key), getattr(old.train, key)
+        if value != before:
+            yield f"`train.{key}` = {value}, and run `{parent.name}` has {before}"
+    if request.data != old.data:
+        yield f"`data` is not that of run `{parent.name}`"
+
+
+def _note(parent: ParentRun, request: ResolvedRequest) -> str:
+    """Where the run starts, in a sentence."""
+    where = f"step {parent.step} of run `{parent.name}`"
+    if parent.continues:
+        return f"goes on after {where}, with its data order and learning rates"
+    note = f"starts from {where}, with steps, learning rates and data order of its own"
+    old = parent.record.request
+    if old is None or request.data != old.data or request.train.seed != old.train.seed:
+        return note
+    return (
+        f"{note}: the same text in the same order; `--continue` goes on behind it instead, and "
+        f"`train.seed={request.train.seed + 1}` takes another order"
+    )
