@@ -70,6 +70,8 @@ def capture_tensor_degrees(
 ) -> Graph:
     """The graph with the layers' shards for some tensor-parallel degrees; each is captured once.
 
+    What was captured when the call is interrupted is kept.
+
     Args:
         model: the model that the graph was captured from.
         graph: the model's graph, as `capture` returns it.
@@ -94,7 +96,8 @@ def capture_tensor_degrees(
                 label = f"{model.name} with tensor-parallel degree {degree}"
                 progress(label, done, len(missing))
             graph = capture_tensor_shards(stack, graph, (degree,))
-        save_graph(*_cache_entry(model), graph)
+            # After each degree, so that a capture that is interrupted goes on from there.
+            save_graph(*_cache_entry(model), graph)
     return graph
 
 

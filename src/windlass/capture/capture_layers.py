@@ -26,6 +26,7 @@ from windlass.models import (
     is_embedding_only,
     layer_sharding,
     param_shards,
+    running_statistics,
     shard_layer,
     sharding_errors,
 )
@@ -170,9 +171,10 @@ def _capture_kind(
 def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     """Costs of an inner layer with selective activation checkpointing.
 
-    There are none for a layer that modifies kept outputs in place: it can still run without.
+    There are none for a layer that modifies kept outputs in place: it can still run without. Nor
+    for one with running statistics, which a second forward pass would change again.
     """
-    if subject.width is None or subject.last:
+    if subject.width is None or subject.last or running_statistics(subject.layer):
         return
     with suppress(ModelError):
         fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]

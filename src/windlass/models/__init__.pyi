@@ -18,6 +18,7 @@ from .init_weights import (
 )
 from .layer_kinds import (
     is_embedding_only,
+    running_statistics,
 )
 from .layer_stack import (
     LayerStack,
@@ -74,6 +75,7 @@ __all__ = [
     "param_shards",
     "published_parameter_count",
     "reduce_scatter",
+    "running_statistics",
     "shard_layer",
     "sharding_errors",
 ]

@@ -50,6 +50,16 @@ def is_embedding_only(layer: nn.Module) -> bool:
     )
 
 
+def running_statistics(layer: nn.Module) -> frozenset[str]:
+    """The names of a layer's buffers that change in every forward pass of training."""
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in layer.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase)  # noqa: SLF001  what all have in common
+        for name, _ in module.named_buffers(recurse=False)
+    )
+
+
 def _same(one: nn.Module, other: nn.Module) -> bool:
     """Whether two modules are equal except for the values of parameters and buffers."""
     if type(one) is not type(other) or _has_hooks(one) or _has_hooks(other):

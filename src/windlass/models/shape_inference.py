@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from windlass.errors import ModelError
+from windlass.models.layer_kinds import running_statistics
 
 LAYER_STACK_HINT = (
     "return an `nn.Sequential` or `nn.ModuleList` of layers: the first takes tokens `[b s]`, the "
@@ -60,14 +61,16 @@ def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, 
 
     Args:
         layer: a layer on any device.
-        dtype: type of floating-point tensors; None keeps the type of each.
+        dtype: type of floating-point tensors, except running statistics, which keep theirs; None
+            keeps the type of each.
     """
+    kept = running_statistics(layer)
     state: dict[str, Tensor] = {}
     fakes: dict[int, Tensor] = {}
     parameters = list(layer.named_parameters(remove_duplicate=False))
     for name, tensor in [*parameters, *layer.named_buffers(remove_duplicate=False)]:
         if id(tensor) not in fakes:
-            converts = dtype is not None and tensor.is_floating_point()
+            converts = dtype is not None and tensor.is_floating_point() and name not in kept
             fake = torch.empty_strided(
                 tensor.shape,
                 tensor.stride(),

@@ -94,6 +94,7 @@ class ComputeHandlers:
         self.loss_scale = torch.tensor(1 / count, device=device, dtype=master_dtype(plan.precision))
         """`Float[]`: weight of each micro-batch's loss in the mean over all micro-batches."""
         self._active = torch.ones((), dtype=torch.int64, device=device)
+        self._warms_up = False
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
         self.begin_step(1)
 
@@ -118,6 +119,7 @@ class ComputeHandlers:
     def warm_up(self, step: int) -> None:
         """Runs the passes of one micro-batch and discards them, so that all code is compiled."""
         self.begin_step(step)
+        self._warms_up = True
         handlers = self.handlers()
         for kind, layer, micro in self._first_micro_batch:
             if layer is not None:
@@ -126,6 +128,7 @@ class ComputeHandlers:
             recomputed = kind == "forward" and layer in self.recomputed_layers
             if layer is not None and (kind == "backward" or recomputed):
                 self._store.free_layers((layer,))
+        self._warms_up = False
         self.begin_step(step)
 
     def handlers(self) -> Handlers:
@@ -195,7 +198,7 @@ class ComputeHandlers:
             self.state.outputs[layer, micro] = output.detach()
 
     def _recompute(self, layer: int, micro: int) -> None:
-        self._forward_with_grad(layer, micro)
+        self._forward_with_grad(layer, micro, repeats=True)
 
     def _backward(self, layer: int, micro: int) -> None:
         x, output = self.state.autograd_graphs.pop((layer, micro))
@@ -309,16 +312,17 @@ class ComputeHandlers:
             self._activations.wait_for(layer - 1, micro)
         return self.state.outputs[layer - 1, micro]
 
-    def _forward_with_grad(self, layer: int, micro: int) -> Tensor:
+    def _forward_with_grad(self, layer: int, micro: int, *, repeats: bool = False) -> Tensor:
         """The output of a forward pass that builds the autograd graph for its backward pass."""
         x = self._input(layer, micro)
         if layer > 0:
             x = x.detach().requires_grad_()
-        output = self._call(layer, micro, x)
+        output = self._call(layer, micro, x, repeats=repeats)
         self.state.autograd_graphs[layer, micro] = (x, output)
         return output
 
-    def _call(self, layer: int, micro: int, x: Tensor) -> Tensor:
+    def _call(self, layer: int, micro: int, x: Tensor, *, repeats: bool = False) -> Tensor:
+        """The output of a layer; running statistics count a pass that repeats another one once."""
         self._store.wait_for_layer(layer)
         tensors, template = self._layers[layer], self._templates[layer]
         targets = self.state.tokens[micro][1] if layer == self._last else None
@@ -329,8 +333,11 @@ class ComputeHandlers:
                 active=self._active,
             )  # fmt: skip
         seed = generator_seed(self._seed, self.step, layer, self.micro_batch_start(micro))
+        buffers = tensors.buffers
+        if template.has_running_statistics and (repeats or self._warms_up):
+            buffers = template.discarded_buffers(buffers)
         return template(
-            tensors.weights, tensors.buffers, keys, x, targets, seed=seed,
+            tensors.weights, buffers, keys, x, targets, seed=seed,
             selective=layer in self._selective,
         )  # fmt: skip
 

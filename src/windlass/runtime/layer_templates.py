@@ -21,6 +21,7 @@ from windlass.models import (
     layer_loss,
     layer_sharding,
     meta_copy,
+    running_statistics,
     shard_layer,
 )
 from windlass.runtime.keyed_dropout import (
@@ -49,6 +50,7 @@ class LayerTemplate:
         """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
         """Buffer names inside the layer, in the order of `buffers`."""
+        self._statistics = running_statistics(self._module)
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
         self._has_ties = names > len(self.parameters)
         """Whether one parameter has several names; finding that out at each call takes time."""
@@ -71,6 +73,20 @@ class LayerTemplate:
     def has_dropout(self) -> bool:
         """Whether it contains dropout, and so needs keys."""
         return bool(self._keyed)
+
+    @property
+    def has_running_statistics(self) -> bool:
+        """Whether a forward pass in training changes buffers, as that of a batch norm does."""
+        return bool(self._statistics)
+
+    def discarded_buffers(self, buffers: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Buffers for a forward pass that repeats another one: the running statistics are copies.
+
+        Args:
+            buffers: the layer's buffers, in the order of `buffers`.
+        """
+        named = zip(self.buffers, buffers, strict=True)
+        return tuple(b.clone() if name in self._statistics else b for name, b in named)
 
     def __call__(
         self,
@@ -123,11 +139,12 @@ class LayerTemplate:
         """The layer's output, or the loss of the last layer, without dropout.
 
         It runs the code of training, in which keys disable keyed dropout. Only a layer with other
-        random draws is switched to evaluation mode, for which torch compiles it once more.
+        random draws, or with running statistics, is switched to evaluation mode, for which torch
+        compiles it once more.
         """
         keys = disabled_keys(x) if self._keyed else None
         arguments = (list(weights), list(buffers), keys, x, targets)
-        if self.compiled and not self._draws_unkeyed:
+        if self.compiled and not self._draws_unkeyed and not self._statistics:
             return self._run(*arguments)
         self._module.eval()
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from windlass.data import Batches
 from windlass.errors import CheckpointError, OutOfMemory, RunBroken, RunInterrupted
+from windlass.hardware import CpuContention, core_count
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
@@ -125,6 +126,9 @@ class _Run:
     ) -> None:
         install_allocator()
         self._peak = PeakMemory(context.device)
+        # Ranks that share cores wait for each other, which says nothing of other processes.
+        has_cores = context.plan.parallel.devices <= core_count()
+        self._contention = CpuContention() if has_cores else None
         self._context, self._plan = context, context.plan
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
@@ -197,6 +201,8 @@ class _Run:
         if self._activations is not None:
             self._activations.close()
         self.store.close()
+        if self._contention is not None:
+            self._contention.close()
 
     def steps(
         self, resume: Checkpoint | None, recorder: TimelineRecorder | None
@@ -208,7 +214,9 @@ class _Run:
         self.store.initialize(resume)
         if self._plan.compile and done < self._settings.steps:
             self._compute.warm_up(done + 1)
-        self._take_transfer_stats()  # transfers before the first step belong to no step
+        # Transfers and waits before the first step belong to no step.
+        self._take_transfer_stats()
+        self._take_contention()
         for step in range(done + 1, self._settings.steps + 1):
             self.saver.raise_if_failed()
             try:
@@ -265,6 +273,7 @@ class _Run:
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""
         settings, compute = self._settings, self._compute
+        contention = self._take_contention()
         due = step == settings.steps or step % settings.evaluate_every == 0
         evaluates = due and settings.evaluate_sequences > 0
         flush_start = time.perf_counter()
@@ -275,6 +284,7 @@ class _Run:
         held_out = self._evaluate() if evaluates else None
         if evaluates:
             self._take_transfer_stats()
+            self._take_contention()
         peak = self._peak.overall_bytes()
         return Step(
             step=step,
@@ -287,12 +297,17 @@ class _Run:
             device_memory_bytes=peak if self._groups else None,
             read_bytes=transfers.read_bytes,
             written_bytes=transfers.written_bytes,
+            contention=contention,
             flush_seconds=flush_seconds if self._plan.offloads and (evaluates or saves) else 0.0,
             by_kind=self._interpreter.seconds_by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
             saved=checkpoint_name(step) if saves else None,
         )
+
+    def _take_contention(self) -> float | None:
+        """The share of time that threads waited for a core since the last call."""
+        return self._contention.take_share() if self._contention is not None else None
 
     def _take_transfer_stats(self) -> TransferStats:
         """What was transferred between tiers since the last call."""
@@ -321,6 +336,9 @@ class _Run:
                 files={},
             )
         )
+        if any(template.has_running_statistics for template in self._templates):
+            # They change in the next forward pass, not only in an update.
+            self.saver.finish()
 
     def _interrupted(self, done: int) -> RunInterrupted:
         """Saves the last complete step, unless it is saved already."""

@@ -104,16 +104,38 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
 
     Raises:
         InputErrors: every rule that the plan breaks.
-        PlanError: a program cannot be verified.
+        PlanError: a program cannot be verified, or the model keeps running statistics and is
+            replicated or sharded.
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
+    if ".py" in planned.request.model.name and plan.parallel.devices > plan.parallel.pipeline:
+        _refuse_running_statistics(planned)
     programs = lower(plan, graph)
     device = machine.device
     capacities = {t.name: t.capacity_bytes for t in device.tiers if t.name == HOST_TIER}
     capacities[device.memory.name] = _tensor_budget_bytes(planned)
     verify_programs(programs, plan, graph, capacities)
     return programs
+
+
+def _refuse_running_statistics(planned: Planned) -> None:
+    """Refuses batch norms whose statistics several devices would each keep of their own part.
+
+    Raises:
+        PlanError: a layer has running statistics.
+    """
+    from windlass.models import running_statistics
+
+    stack = build_requested_model(planned.request.model)
+    for name, layer in zip(stack.names, stack.layers, strict=True):
+        if statistics := sorted(running_statistics(layer)):
+            raise PlanError(
+                f"layer `{name}` of `{stack.name}` keeps running statistics (`{statistics[0]}`), "
+                "which data- and tensor-parallel ranks would each keep of their own samples; set "
+                "`parallel.data=1` and `parallel.tensor=1`, or use a norm without them, such as "
+                "`nn.LayerNorm`"
+            )
 
 
 def _tensor_budget_bytes(planned: Planned) -> int:
