@@ -32,7 +32,7 @@ from windlass.schema import (
 )
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
 from windlass.tracking.run_folder import journal_files, journal_path, read_run_id
-from windlass.tracking.run_index import run_state
+from windlass.tracking.run_index import describe_parent, run_state
 from windlass.tracking.step_records import read_steps
 
 D = TypeVar("D", bound=Document)
@@ -89,6 +89,11 @@ class RunRecord:
         """Fields of the opening events of all attempts; the last attempt wins."""
         opening = (event.fields for event in self.events if event.name == "meta")
         return {key: value for fields in opening for key, value in fields.items()}
+
+    @property
+    def parent(self) -> str | None:
+        """The run that this one started from, `<end of id>@<step>`; None if it has none."""
+        return describe_parent(self.meta)
 
     @property
     def model(self) -> str:

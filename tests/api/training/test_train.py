@@ -1,14 +1,17 @@
 """The Python functions that run training: what they yield, how runs end, what they refuse."""
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 import windlass
 from command_line import TINY
-from factories import tiny_machine
 from windlass.api.training.disk_check import disk_usage_bytes
+from windlass.atomic_files import hash_file
+from windlass.document import Document
 from windlass.errors import (
     InputErrors,
     MachineError,
@@ -17,41 +20,26 @@ from windlass.errors import (
     RequestError,
     StorageError,
 )
-from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 from windlass.program.memory.disk_usage import disk_usage
 from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
+from windlass.tracking.run_folder import reopen_run_folder
 
 MODEL, *OVERRIDES = TINY
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with a machine named `here`; it keeps what the tests of this file capture."""
-    folder = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(memory="8 GiB").model_copy(
-        update={"name": "here", "system": system_fingerprint()}
-    )
-    save_local_machine(folder / "windlass", machine)
-    return folder
-
-
-@pytest.fixture
-def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a small text; the environment points to that cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    text = "\n".join(f"{number} times {number} is {number * number}" for number in range(400))
-    for part in ("one", "two", "three"):
-        (tmp_path / "text" / part).mkdir(parents=True)
-        (tmp_path / "text" / part / "table.txt").write_text(f"{part}\n{text}")
-    return tmp_path
 
 
 def started(home: Path, *overrides: str) -> windlass.Run:
     """A tiny run that is ready to go."""
     words = (*OVERRIDES, f"data.source={home / 'text'}", "train.steps=6", *overrides)
     return windlass.train(MODEL, *words, root=home / "runs")
+
+
+def replace_document(folder: Path, name: str, document: Document) -> None:
+    """Replaces a document of a run as another attempt would."""
+    with reopen_run_folder(folder, meta={}) as run:
+        run.save(name, document)
+        run.seal(name)
 
 
 def numbers(run: windlass.Run) -> list[tuple[int, float, float]]:
@@ -146,12 +134,13 @@ def test_resuming_is_refused_if_the_disk_lacks_space_for_the_rest(home: Path) ->
     path = run.folder / names.REQUEST_FILE
     request = Request.load(path)
     many = {"steps": 10**9, "save_every": 1, "keep": 10**9}
-    request.model_copy(update={"train": request.train.model_copy(update=many)}).save(path)
+    many_steps = request.model_copy(update={"train": request.train.model_copy(update=many)})
+    replace_document(run.folder, names.REQUEST_FILE, many_steps)
 
     with pytest.raises(StorageError, match=r"resuming takes .* more, or move the folder"):
         windlass.resume(run.folder)
 
-    assert windlass.load(run.folder).attempts == 1
+    assert windlass.load(run.folder).attempts == 2
 
 
 def test_resuming_counts_the_space_of_existing_checkpoints(home: Path) -> None:
@@ -195,18 +184,18 @@ def test_a_run_whose_text_has_changed_cannot_be_resumed(home: Path) -> None:
         windlass.resume(run.folder)
 
 
-def test_a_plan_file_edited_into_an_invalid_plan_is_refused_before_a_step(home: Path) -> None:
+def test_an_invalid_plan_is_refused_before_a_step(home: Path) -> None:
     run = started(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.PLAN_FILE
     plan = Plan.load(path)
     batch = plan.batch.model_copy(update={"accumulation": 3})
-    plan.model_copy(update={"batch": batch}).save(path)
+    replace_document(run.folder, names.PLAN_FILE, plan.model_copy(update={"batch": batch}))
 
     with pytest.raises(InputErrors, match=r"but `train.batch` is 4"):
         windlass.resume(run.folder)
 
-    assert windlass.load(run.folder).attempts == 1
+    assert windlass.load(run.folder).attempts == 2
 
 
 def test_a_split_backward_of_compiled_layers_is_refused_before_a_step(home: Path) -> None:
@@ -215,9 +204,93 @@ def test_a_split_backward_of_compiled_layers_is_refused_before_a_step(home: Path
     path = run.folder / names.PLAN_FILE
     plan = Plan.load(path)
     parallel = plan.parallel.model_copy(update={"schedule": "zero-bubble"})
-    plan.model_copy(update={"parallel": parallel, "compile": True}).save(path)
+    split = plan.model_copy(update={"parallel": parallel, "compile": True})
+    replace_document(run.folder, names.PLAN_FILE, split)
 
     with pytest.raises(InputErrors, match=r"`parallel.schedule` = zero-bubble with `compile`"):
         windlass.resume(run.folder)
 
-    assert windlass.load(run.folder).attempts == 1
+    assert windlass.load(run.folder).attempts == 2
+
+
+@pytest.fixture
+def stopped(home: Path) -> Path:
+    """The folder of a run that was stopped after 3 of its 6 steps, with a checkpoint of 2."""
+    run = started(home, "train.save_every=2")
+    next(step for step in run if step.step == 3)
+    return run.folder
+
+
+def test_a_run_with_a_changed_digit_is_not_resumed_and_the_message_has_both_fingerprints(
+    stopped: Path,
+) -> None:
+    documents = (
+        names.REQUEST_FILE, names.PLAN_FILE, names.GRAPH_FILE, names.MACHINE_FILE,
+        names.PREDICTION_FILE,
+    )  # fmt: skip
+    for name in documents:
+        content = (stopped / name).read_text()
+        digit = next(i for i in range(len(content) // 2, len(content)) if content[i].isdigit())
+        other = str((int(content[digit]) + 1) % 10)
+        (stopped / name).write_text(content[:digit] + other + content[digit + 1 :])
+        prints = (hash_file(stopped / name), hashlib.sha256(content.encode()).hexdigest())
+        shown = rf"`{name}`: its fingerprint is `{prints[0][:12]}`, .* recorded `{prints[1][:12]}`"
+        with pytest.raises(RecordError, match=shown):
+            windlass.resume(stopped)
+        assert any(fault.startswith(f"{name}: ") for fault in windlass.load(stopped).faults)
+        (stopped / name).write_text(content)
+    path = stopped / names.TOKENIZER_FILE
+    path.write_text(path.read_text().replace("257", "258"))
+    with pytest.raises(RecordError, match=r"tokenizer.json"):
+        list(windlass.sample(stopped, "3 times", tokens=1))
+    assert windlass.load(stopped).attempts == 1
+
+
+def test_a_request_with_a_changed_digit_is_not_replanned_either(stopped: Path) -> None:
+    path = stopped / names.REQUEST_FILE
+    path.write_text(path.read_text().replace("steps = 6", "steps = 7"))
+    with pytest.raises(RecordError, match=r"`request.toml`: its fingerprint is"):
+        windlass.resume(stopped, "batch.micro=4")
+
+
+def test_a_plan_whose_replacement_was_killed_halfway_is_restored(stopped: Path) -> None:
+    kept = stopped / names.ATTEMPTS_FOLDER / "1"
+    kept.mkdir(parents=True)
+    for name in (names.REQUEST_FILE, names.PLAN_FILE):
+        shutil.copyfile(stopped / name, kept / name)
+    before = (stopped / names.PLAN_FILE).read_bytes()
+    (stopped / names.PLAN_FILE).write_text("half of another plan")
+
+    assert [step.step for step in windlass.resume(stopped)] == [3, 4, 5, 6]
+    assert (stopped / names.PLAN_FILE).read_bytes() == before
+
+
+def test_a_run_whose_folder_is_deleted_stops_and_says_so(home: Path) -> None:
+    run = started(home, "train.save_every=2")
+    steps = iter(run)
+    next(step for step in steps if step.step == 3)
+    shutil.rmtree(run.folder)
+    with pytest.raises(RecordError, match=r"was deleted or moved while the run was going on"):
+        next(steps)
+    assert not run.folder.exists()
+
+
+def test_the_text_is_said_to_have_changed_only_if_it_has(stopped: Path) -> None:
+    with reopen_run_folder(stopped, meta={"tokens": "0123456789ab"}):
+        pass
+    with pytest.raises(RecordError, match=r"is the same as when .* gives other tokens now"):
+        windlass.resume(stopped)
+    for path in (stopped / names.JOURNAL_FOLDER).iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"tokens"', b'"tokenS"'))
+    with pytest.raises(RecordError, match=r"journal of run .* has lost which text"):
+        windlass.resume(stopped)
+
+
+def test_a_run_is_not_trained_into_a_folder_of_runs_or_of_anything_else(home: Path) -> None:
+    run = started(home)
+    list(run)
+    with pytest.raises(RecordError, match=rf"holds 1 run, such as `{run.folder.name}`"):
+        windlass.train(run.planned, folder=home / "runs")
+    with pytest.raises(RecordError, match=r"is not empty: it holds `one` and 2 more"):
+        windlass.train(run.planned, folder=home / "text")
+    assert not (home / "text" / ".lock").exists()

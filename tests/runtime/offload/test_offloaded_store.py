@@ -14,12 +14,16 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
-from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, latest_checkpoint
+from windlass.runtime.checkpoint.checkpoint import (
+    checkpoint_folders,
+    latest_checkpoint,
+    link_checkpoint,
+)
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
 
 SEQUENCE = 16
@@ -44,7 +48,7 @@ def run(
     gpt: Callable[..., LayerStack],
     graph_of: Callable[..., Graph],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     tmp_path: Path,
 ) -> Run:
     """Trains in phases; returns the steps and all tensors of the last checkpoint."""
@@ -83,6 +87,7 @@ def run(
         if predicted_bytes is not None:
             predicted_bytes.append(sum(offloaded_bytes_by_tier(plan, graph)["disk"].values()))
         folder = tmp_path / name / "checkpoints"
+        folder.parent.mkdir(exist_ok=True)
         request = settings(batch=micro * accumulation, **train_args)
         steps = []
         context = RankContext(
@@ -287,6 +292,22 @@ def test_a_checkpoint_of_a_streamed_run_resumes_in_device_memory_and_back(run: R
     run(1, steps=6, save_every=2, resume=True, until=4)
     _, mixed = run(3, steps=6, save_every=2, resume=True)
     assert equal(mixed, reference)
+
+
+def test_a_new_run_from_a_checkpoint_counts_the_updates_of_its_weights_in_phases_too(
+    run: Run, tmp_path: Path
+):
+    run(1, name="parent", steps=2, save_every=2)
+    parent = latest_checkpoint(tmp_path / "parent" / "checkpoints")
+    start = parent.manifest.model_copy(update={"step": 0, "samples": 0})
+    for name in ("one", "two"):
+        link_checkpoint(parent, tmp_path / name / "checkpoints", start)
+
+    _, in_memory = run(1, name="one", steps=2, save_every=2, resume=True)
+    _, streamed = run(3, name="two", steps=2, save_every=2, resume=True)
+
+    assert equal(streamed, in_memory)
+    assert latest_checkpoint(tmp_path / "parent" / "checkpoints") == parent
 
 
 def test_later_updates_do_not_change_a_checkpoint(run: Run, tmp_path: Path):

@@ -214,17 +214,16 @@ def _no_checkpoint(record: RunRecord, step: str) -> str:
 def _other_weights(old: Graph, new: Graph) -> str | None:
     """The first weight in which two models differ; None if they have the same."""
     before, after = list(_weights(old)), list(_weights(new))
-    if old.layers != new.layers or len(before) != len(after):
-        return (
-            f"it has {old.layers} layers with {len(before)} weights, and `{new.name}` has "
-            f"{new.layers} with {len(after)}"
-        )
-    for (layer, name, shape), theirs in zip(before, after, strict=True):
+    if old.layers != new.layers:
+        return f"it has {old.layers} layers, and `{new.name}` has {new.layers}"
+    for (layer, name, shape), theirs in zip(before, after, strict=False):
         if theirs != (layer, name, shape):
             return (
                 f"its layer {layer} has `{name}` as {shape}, and layer {theirs[0]} of "
                 f"`{new.name}` has `{theirs[1]}` as {theirs[2]}"
             )
+    if len(before) != len(after):
+        return f"it has {len(before)} weights, and `{new.name}` has {len(after)}"
     return None
 
 

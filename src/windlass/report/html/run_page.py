@@ -23,7 +23,7 @@ from windlass.report.html.run_figures import (
     term_figure,
     timeline_figure,
 )
-from windlass.report.predicted_vs_measured import headline_metrics
+from windlass.report.predicted_vs_measured import headline_metrics, step_time_notes
 from windlass.schema import Environment
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_count, format_seconds
@@ -59,6 +59,8 @@ def _header(record: RunRecord) -> str:
     if record.events:
         started = datetime.fromtimestamp(record.events[0].time, tz=UTC)
         facts.insert(0, started.strftime("%Y-%m-%d %H:%M UTC"))
+    if record.parent is not None:
+        facts.append(f"started from run {record.parent}")
     if record.attempts > 1:
         facts.append(f"attempt {record.attempts}")
     lines = [_capital(describe_plan(record.plan))] if record.plan else []
@@ -84,6 +86,7 @@ def _tiles(record: RunRecord) -> str:
         *_loss_tiles(record),
         *_tokens_tile(record),
     ]
+    outside: set[str] = set()
     formats = (
         ("seconds", format_seconds),
         ("tokens", format_count),
@@ -100,7 +103,11 @@ def _tiles(record: RunRecord) -> str:
         more = [f"predicted {show(pair.predicted)}"] if pair.predicted is not None else []
         more += [format_ratio(pair.ratio)] if pair.ratio is not None else []
         tiles.append((pair.name, value, ", ".join(more)))
-    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
+        outside |= {pair.name} if pair.outside_interval else set()
+    markup = "".join(_tile(*tile, outside=tile[0] in outside) for tile in tiles)
+    notes = step_time_notes(record.current_plan_steps, record.prediction)
+    warning = f'<p class="warning">{escape(_capital("; ".join(notes)))}.</p>' if notes else ""
+    return f'<div class="tiles">{markup}</div>{warning}'
 
 
 def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
@@ -123,11 +130,13 @@ def _tokens_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:
         yield "tokens seen", format_count(tokens), f"in {format_seconds(seconds)} of steps"
 
 
-def _tile(name: str, value: str, more: str) -> str:
+def _tile(name: str, value: str, more: str, *, outside: bool) -> str:
+    """One number; a warning colour marks one outside its predicted interval."""
     hint = f' title="{escape(MFU_FORMULA)}"' if name == "MFU" else ""
     more = escape(more).replace(" ×", "&#160;×")
+    kind = "tile outside" if outside else "tile"
     return (
-        f'<div class="tile"{hint}><div class="name">{escape(name)}</div>'
+        f'<div class="{kind}"{hint}><div class="name">{escape(name)}</div>'
         f'<div class="value">{escape(value)}</div><div class="more">{more}</div></div>'
     )
 

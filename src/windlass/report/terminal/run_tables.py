@@ -20,8 +20,13 @@ from windlass.report.formatting import (
     format_ratio,
     format_speed,
 )
-from windlass.report.predicted_vs_measured import headline_metrics, rank_step_times, seconds_by_kind
-from windlass.report.terminal.tables import bar, fact_table
+from windlass.report.predicted_vs_measured import (
+    headline_metrics,
+    rank_step_times,
+    seconds_by_kind,
+    step_time_notes,
+)
+from windlass.report.terminal.tables import OUTSIDE_STYLE, bar, fact_table
 from windlass.tracking import RunRecord, RunSummary
 from windlass.units import format_bytes, format_seconds
 
@@ -50,7 +55,7 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
         steps = f"/{run.steps}" if run.steps else ""
         table.add_row(
             run.short_id,
-            Text(run.model),
+            Text(run.model) if run.parent is None else Text(f"{run.model} from {run.parent}"),
             Text(run.state, style=_STATE_COLOURS[run.state]),
             f"{run.step}{steps}",
             format_loss(run.loss) if run.step else "–",
@@ -72,6 +77,8 @@ def record_table(record: RunRecord) -> RenderableType:
         started = datetime.fromtimestamp(record.events[0].time, tz=UTC)
         more = f", attempt {record.attempts}" if record.attempts > 1 else ""
         table.add_row("started", started.strftime("%Y-%m-%d %H:%M UTC") + more)
+    if record.parent is not None:
+        table.add_row("started from", f"run {record.parent}")
     if record.graph is not None:
         table.add_row("model", Text(describe_graph(record.graph)))
     if record.plan is not None:
@@ -93,8 +100,9 @@ def record_table(record: RunRecord) -> RenderableType:
         )
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
-    parts = [table, _comparison(record), *_ranks(record)]
-    return Group(*parts)
+    notes = step_time_notes(record.current_plan_steps, record.prediction)
+    lines = (Text(note, style="yellow") for note in notes)
+    return Group(table, _comparison(record), *lines, *_ranks(record))
 
 
 def _comparison(record: RunRecord) -> Table:
@@ -118,7 +126,7 @@ def _comparison(record: RunRecord) -> Table:
             pair.name if index < metric_rows else f"  {pair.name}",
             "–" if pair.predicted is None else show(pair.predicted),
             "–" if pair.measured is None else show(pair.measured),
-            format_ratio(pair.ratio),
+            Text(format_ratio(pair.ratio), style=OUTSIDE_STYLE if pair.outside_interval else ""),
             end_section=index == metric_rows - 1,
         )
     return table

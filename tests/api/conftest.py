@@ -1,0 +1,30 @@
+"""A cache with a machine, and a folder with a small text, for tests that train."""
+
+from pathlib import Path
+
+import pytest
+
+from factories import tiny_machine
+from windlass.hardware.local_machine import save_local_machine, system_fingerprint
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with a machine named `here`; it keeps what the tests of this folder capture."""
+    folder = tmp_path_factory.mktemp("cache")
+    machine = tiny_machine(memory="8 GiB").model_copy(
+        update={"name": "here", "system": system_fingerprint()}
+    )
+    save_local_machine(folder / "windlass", machine)
+    return folder
+
+
+@pytest.fixture
+def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small text; the environment points to that cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    text = "\n".join(f"{number} times {number} is {number * number}" for number in range(400))
+    for part in ("one", "two", "three"):
+        (tmp_path / "text" / part).mkdir(parents=True)
+        (tmp_path / "text" / part / "table.txt").write_text(f"{part}\n{text}")
+    return tmp_path
