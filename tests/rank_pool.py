@@ -24,15 +24,15 @@ from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import DataRequest, TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
 from windlass.schema.verification import VerificationResult
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
 MACHINE = tiny_machine(host="1 GiB", devices=16)
-SETTINGS = TrainRequest(
-    steps=3, batch=BATCH, learning_rate=1e-2, warmup=0.4, clip=0.5, epsilon=1e-4, seed=7,
-    evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,
+SETTINGS = TrainSettings(
+    steps=3, batch=BATCH, sequence=SEQUENCE, learning_rate=1e-2, warmup=0.4, clip=0.5,
+    epsilon=1e-4, seed=7, evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,
 )  # fmt: skip
 """Clipping on, and an epsilon at which noise moves no weight; see `settings` of the runtime."""
 
@@ -113,7 +113,7 @@ class RankPool:
             words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
             (source / f"document{index}.txt").write_text(" ".join(words))
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
-        tokens = prepare_dataset(**data, cache=folder / "cache")
+        tokens = prepare_dataset(DataRequest(**data), cache=folder / "cache")
         dials = {
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
@@ -131,7 +131,7 @@ class RankPool:
         self,
         plan: Plan,
         fault: str | None = None,
-        settings: TrainRequest = SETTINGS,
+        settings: TrainSettings = SETTINGS,
         resume: Path | None = None,
     ) -> InstrumentedRun:
         """Runs a plan on as many processes as it needs, from the start or from a checkpoint."""

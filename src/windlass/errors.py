@@ -4,8 +4,15 @@ An error carries plain values only, and the exit code of the command line: 1 the
 input (or the machine) is at fault, 3 a bug, 130 stopped by the user.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+_MAX_ALIKE, _SHOWN_ALIKE = 4, 3
+"""Messages that differ only in names and numbers are counted beyond the first of these many, of
+which then as many as the second are shown."""
+_MAX_SHOWN = 160
+"""Characters of a name or value that a message shows in full."""
 
 
 class WindlassError(Exception):
@@ -95,14 +102,62 @@ class OutOfMemory(WindlassError):  # noqa: N818  a state of the machine, not of 
 
 
 class InputErrors(WindlassError):  # noqa: N818  several at once
-    """All errors of one input at once, one per line."""
+    """All errors of one input at once, one per line; of many that are alike, how many there are."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         self.messages = tuple(messages)
-        super().__init__("\n".join(self.messages))
+        super().__init__("\n".join(_counted(self.messages)))
+
+
+def _counted(messages: Sequence[str]) -> Iterable[str]:
+    alike: dict[str, list[str]] = {}
+    for message in messages:
+        # Faults are alike if only names, values, numbers and hints differ.
+        kind = re.sub(r"`[^`]*`|'[^']*'|[0-9]+", "", message.partition("; ")[0])
+        alike.setdefault(kind, []).append(message)
+    for group in alike.values():
+        shown = len(group) if len(group) <= _MAX_ALIKE else _SHOWN_ALIKE
+        yield from group[:shown]
+        if shown < len(group):
+            yield f"... and {len(group) - shown} more like it"
+
+
+def raise_data_errors(messages: Sequence[str]) -> None:
+    """Raises what is wrong with data, if anything is.
+
+    Raises:
+        DataError: one thing is wrong.
+        InputErrors: several things are.
+    """
+    if len(messages) == 1:
+        raise DataError(messages[0])
+    if messages:
+        raise InputErrors(messages)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` with the nearest known name, or an empty string if none is near."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    return did_you_mean_any(get_close_matches(shorten(name), list(known), n=1, cutoff=0.6))
+
+
+def did_you_mean_any(names: Sequence[str]) -> str:
+    """`; did you mean ... or ...?` with all the names, or an empty string without any."""
+    quoted = [f"`{name}`" for name in names]
+    words = " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+    return f"; did you mean {words}?" if words else ""
+
+
+def is_text(name: str) -> bool:
+    """Whether a text can be written to a file and named to the system: UTF-8 without NUL."""
+    try:
+        return b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def shorten(text: str) -> str:
+    """The text, or its two ends and its length if it is too long for a message."""
+    if len(text) <= _MAX_SHOWN:
+        return text
+    end = _MAX_SHOWN // 4
+    return f"{text[:end]}...{text[-end:]} ({len(text)} characters)"

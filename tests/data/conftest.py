@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_text import words
+from made_text import prepare, words
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def tokens(folder: Callable[..., Path], tmp_path: Path) -> Callable[..., TokenDa
     """Prepares such a folder."""
 
     def make(tokenizer: str = "byte", documents: int = 40, count: int = 80) -> TokenDataset:
-        return prepare_dataset(
+        return prepare(
             str(folder(documents, count)),
             tokenizer=tokenizer,
             vocabulary=400,

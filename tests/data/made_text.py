@@ -1,6 +1,23 @@
 """Text that tests make for themselves."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
+
+from windlass.data import TokenDataset, prepare_dataset
+from windlass.schema import DataRequest
+
+
+def prepare(
+    source: str | tuple[str, ...],
+    *,
+    cache: Path,
+    progress: Callable[[str, int, int | None], None] | None = None,
+    **settings: object,
+) -> TokenDataset:
+    """Prepares the tokens of sources with the given settings of a request."""
+    data = DataRequest.model_validate({"source": source, **settings})
+    return prepare_dataset(data, cache=cache, progress=progress)
 
 
 def words(count: int, seed: int) -> str:

@@ -6,10 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from made_text import words
+from made_text import prepare, words
 
 from windlass.data.batches import Batches
-from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.mlm_masking import MlmMasking
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.errors import DataError, InputErrors
@@ -22,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     root = tmp_path_factory.mktemp("made")
     for index in range(30):
         (root / f"{index:02}.txt").write_text(words(60, index), encoding="utf-8")
-    return prepare_dataset(str(root), tokenizer="byte", held_out=0.3, cache=root / ".cache")
+    return prepare(str(root), tokenizer="byte", held_out=0.3, cache=root / ".cache")
 
 
 @given(sequence=st.integers(8, 300), batch=st.integers(5, 40), seed=st.integers(0, 2**63))
@@ -31,7 +30,7 @@ def test_an_epoch_has_each_token_once_except_fewer_than_a_sequence(
     made: TokenDataset, sequence: int, batch: int, seed: int
 ):
     batches = Batches(made, sequence=sequence, batch=batch, seed=seed)
-    size, windows = len(made.train), batches.epoch_sequences
+    size, windows = len(made.train), batches.epoch_sequences[0]
     steps = range(1, 2 * windows // batch + 2)
     order = np.concatenate([batches._starts(step, 0, batch) for step in steps])
     for epoch in (order[:windows], order[windows : 2 * windows]):
@@ -103,7 +102,7 @@ def test_a_step_is_the_same_after_the_tokens_are_reopened(made: TokenDataset):
 def test_another_seed_and_another_epoch_give_another_order(made: TokenDataset):
     batches = Batches(made, sequence=20, batch=8, seed=9)
     other = Batches(made, sequence=20, batch=8, seed=10)
-    later = batches._starts(1, 0, 8), batches._starts(1 + batches.epoch_sequences, 0, 8)
+    later = batches._starts(1, 0, 8), batches._starts(1 + batches.epoch_sequences[0], 0, 8)
     assert (batches.samples(1)[0] != other.samples(1)[0]).any()
     assert (later[0] != later[1]).any()
 

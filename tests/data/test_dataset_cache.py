@@ -1,5 +1,4 @@
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_text import words
+from made_text import prepare, words
 
-from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import byte_tokenizer, load_tokenizer
 from windlass.errors import DataError, InputErrors, StorageError
@@ -44,7 +42,7 @@ def test_the_second_time_nothing_is_read_or_encoded_again(tokens: MakeTokens, tm
     first = tokens("bpe")
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     labels: list[str] = []
-    second = prepare_dataset(
+    second = prepare(
         str(tmp_path / "corpus"),
         vocabulary=400,
         held_out=0.2,
@@ -60,7 +58,7 @@ def test_the_same_text_gives_the_same_tokens_in_any_folder(folder: MakeFolder, t
     root = folder()
     copy = shutil.copytree(root, tmp_path / "elsewhere")
     made = [
-        prepare_dataset(str(path), vocabulary=400, cache=tmp_path / f"cache{index}")
+        prepare(str(path), vocabulary=400, cache=tmp_path / f"cache{index}")
         for index, path in enumerate((root, copy))
     ]
     assert made[0].fingerprint == made[1].fingerprint
@@ -71,25 +69,25 @@ def test_the_same_text_gives_the_same_tokens_in_any_folder(folder: MakeFolder, t
 def test_changed_text_or_settings_are_prepared_again(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
     made = [
-        prepare_dataset(str(root), tokenizer="byte", cache=cache),
-        prepare_dataset(str(root), tokenizer="byte", held_out=0.3, cache=cache),
-        prepare_dataset(str(root), tokenizer="byte", limit_bytes=5000, cache=cache),
-        prepare_dataset(str(root), tokenizer="bpe", vocabulary=300, cache=cache),
-        prepare_dataset(str(root), tokenizer="bpe", vocabulary=310, cache=cache),
+        prepare(str(root), tokenizer="byte", cache=cache),
+        prepare(str(root), tokenizer="byte", held_out=0.3, cache=cache),
+        prepare(str(root), tokenizer="byte", limit_bytes=5000, cache=cache),
+        prepare(str(root), tokenizer="bpe", vocabulary=300, cache=cache),
+        prepare(str(root), tokenizer="bpe", vocabulary=310, cache=cache),
     ]
     path = root / "a" / "00.txt"
     # Given a change that keeps the file's size.
     path.write_text(path.read_text(encoding="utf-8").replace("the", "hte"), encoding="utf-8")
-    made.append(prepare_dataset(str(root), tokenizer="byte", cache=cache))
+    made.append(prepare(str(root), tokenizer="byte", cache=cache))
     assert len({tokens.folder for tokens in made}) == len({tokens.fingerprint for tokens in made})
     assert len({tokens.folder for tokens in made}) == 6
 
 
 def test_an_added_document_moves_no_other_across_the_split(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
-    before = set(documents(prepare_dataset(str(root), tokenizer="byte", held_out=0.2, cache=cache)))
+    before = set(documents(prepare(str(root), tokenizer="byte", held_out=0.2, cache=cache)))
     (root / "new.txt").write_text("something new", encoding="utf-8")
-    after = set(documents(prepare_dataset(str(root), tokenizer="byte", held_out=0.2, cache=cache)))
+    after = set(documents(prepare(str(root), tokenizer="byte", held_out=0.2, cache=cache)))
     assert after - before <= {"something new"}
     assert before <= after
 
@@ -98,7 +96,7 @@ def test_an_added_document_moves_no_other_across_the_split(folder: MakeFolder, t
 def test_both_sides_of_the_split_have_a_document_whatever_the_share(
     folder: MakeFolder, tmp_path: Path, held_out: float
 ):
-    made = prepare_dataset(
+    made = prepare(
         str(folder(documents=2)), tokenizer="byte", held_out=held_out, cache=tmp_path / "cache"
     )
     assert (made.meta.train.documents, made.meta.held_out.documents) == (1, 1)
@@ -125,7 +123,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(tokens: MakeTokens, tmp_path
     wide = byte_tokenizer()
     wide.backend.add_tokens([f"word{index}" for index in range(2**16)])
     wide.save(tmp_path / "wide.json")
-    made = prepare_dataset(
+    made = prepare(
         str(tmp_path / "corpus"), tokenizer=str(tmp_path / "wide.json"), cache=tmp_path / "cache"
     )
     assert made.vocabulary == 257 + 2**16
@@ -135,7 +133,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(tokens: MakeTokens, tmp_path
 def test_a_tokenizer_of_another_run_is_used_unchanged(tokens: MakeTokens, tmp_path: Path):
     first = tokens("bpe")
     first.tokenizer.save(tmp_path / "mine.json")
-    second = prepare_dataset(
+    second = prepare(
         str(tmp_path / "corpus"),
         tokenizer=str(tmp_path / "mine.json"),
         held_out=0.2,
@@ -190,13 +188,15 @@ def test_a_killed_preparation_leaves_nothing_that_counts_as_tokens(
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from windlass.data.dataset_cache import prepare_dataset
+from windlass.data import prepare_dataset
+from windlass.schema import DataRequest
 source, cache, largest = sys.argv[1:]
 if largest != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
 labels = set()
 report = lambda *progress: labels.add(progress[0])
-made = prepare_dataset(source, vocabulary=400, cache=Path(cache), progress=report)
+data = DataRequest(source=source, vocabulary=400)
+made = prepare_dataset(data, cache=Path(cache), progress=report)
 print(made.fingerprint, "encoding" in labels)
 """
 
@@ -232,7 +232,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(folder: MakeFolder, tm
             path.write_text("other", encoding="utf-8")
 
     with pytest.raises(DataError, match=r"00\.txt` changed while it was being read"):
-        prepare_dataset(str(root), tokenizer="byte", cache=tmp_path / "cache", progress=meddle)
+        prepare(str(root), tokenizer="byte", cache=tmp_path / "cache", progress=meddle)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
@@ -240,7 +240,7 @@ def test_all_errors_of_a_corpus_are_reported_at_once(tmp_path: Path):
     for index in range(30):
         (tmp_path / f"{index:02}.txt").write_bytes(b"\xff" if index > 1 else b"good")
     with pytest.raises(InputErrors) as error:
-        prepare_dataset(str(tmp_path), tokenizer="byte", cache=tmp_path / ".cache")
+        prepare(str(tmp_path), tokenizer="byte", cache=tmp_path / ".cache")
     assert len(error.value.messages) == 21
     assert "02.txt` is not UTF-8: byte 0 is 0xff" in error.value.messages[0]
     assert error.value.messages[-1] == "and maybe more; reading stopped after 20"
@@ -250,48 +250,48 @@ def test_a_single_error_is_a_data_error(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"rows\.jsonl:2: no field `text`; fields are `body`"):
-        prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
+        prepare(str(path), tokenizer="byte", cache=tmp_path / "cache")
 
 
 def test_a_corpus_without_text_or_with_one_document_is_refused(tmp_path: Path):
     path = tmp_path / "short.txt"
     path.write_text("", encoding="utf-8")
     with pytest.raises(DataError, match="everything that was read of it is empty"):
-        prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
+        prepare(str(path), tokenizer="byte", cache=tmp_path / "cache")
     path.write_text("hello", encoding="utf-8")
     with pytest.raises(DataError, match="is too short: it has one document of 5 bytes"):
-        prepare_dataset(str(path), tokenizer="byte", cache=tmp_path / "cache")
+        prepare(str(path), tokenizer="byte", cache=tmp_path / "cache")
 
 
 def test_an_unknown_tokenizer_suggests_the_nearest(folder: MakeFolder, tmp_path: Path):
     with pytest.raises(DataError, match="no tokenizer `bep`; did you mean `bpe`"):
-        prepare_dataset(str(folder()), tokenizer="bep", cache=tmp_path / "cache")
+        prepare(str(folder()), tokenizer="bep", cache=tmp_path / "cache")
     with pytest.raises(DataError, match=r"write `byte`, `bpe`, or a `tokenizer\.json`"):
-        prepare_dataset(str(folder()), tokenizer="/no/such/file", cache=tmp_path / "cache")
+        prepare(str(folder()), tokenizer="/no/such/file", cache=tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_created_is_reported(folder: MakeFolder, tmp_path: Path):
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     with pytest.raises(StorageError, match="cannot be created"):
-        prepare_dataset(str(folder()), tokenizer="byte", cache=tmp_path / "file")
+        prepare(str(folder()), tokenizer="byte", cache=tmp_path / "file")
 
 
 def test_hashes_are_cached_and_a_damaged_cache_does_no_harm(folder: MakeFolder, tmp_path: Path):
     root, cache = folder(), tmp_path / "cache"
     for path in root.rglob("*.txt"):
         os.utime(path, (1e9, 1e9))
-    first = prepare_dataset(str(root), tokenizer="byte", cache=cache)
+    first = prepare(str(root), tokenizer="byte", cache=cache)
     for memory in cache.glob("hashes-*.json"):
         memory.write_text("{", encoding="utf-8")
-    assert prepare_dataset(str(root), tokenizer="byte", cache=cache).folder == first.folder
+    assert prepare(str(root), tokenizer="byte", cache=cache).folder == first.folder
 
 
 def test_the_default_corpus_is_split_alike_every_time(tmp_path: Path):
-    made = prepare_dataset("stdlib", tokenizer="byte", limit_bytes=2**20, cache=tmp_path / "cache")
+    made = prepare("stdlib", tokenizer="byte", limit_bytes=2**20, cache=tmp_path / "cache")
     assert made.meta.train.documents > 20
     assert made.meta.held_out.documents >= 1
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(tmp_path / "cache")
-    again = prepare_dataset("stdlib", tokenizer="byte", limit_bytes=2**20, cache=tmp_path / "cache")
+    again = prepare("stdlib", tokenizer="byte", limit_bytes=2**20, cache=tmp_path / "cache")
     assert again.fingerprint == made.fingerprint
-    assert json.loads((made.folder / "meta.json").read_text())["source"] == "stdlib"
+    assert made.meta.train.source == "stdlib"

@@ -16,7 +16,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Instruction, Program
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import DataRequest, TrainSettings
 
 SEQUENCE = 16
 
@@ -37,16 +37,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     for index in range(12):
         words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
         (folder / f"document{index}.txt").write_text(" ".join(words))
-    return prepare_dataset(
-        str(folder),
-        tokenizer="byte",
-        vocabulary=300,
-        held_out=0.2,
-        text_field="text",
-        limit_bytes=None,
-        cache=tmp_path_factory.mktemp("cache"),
-        progress=None,
-    )
+    data = DataRequest(source=str(folder), tokenizer="byte", held_out=0.2)
+    return prepare_dataset(data, cache=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
@@ -116,18 +108,25 @@ def plan() -> Callable[..., Plan]:
 
 
 @pytest.fixture
-def settings() -> Callable[..., TrainRequest]:
+def settings() -> Callable[..., TrainSettings]:
     """Few steps with a learning rate high enough to see a difference.
 
     With AdamW's usual epsilon a gradient that is zero except for rounding (the keys' bias, which
     softmax cancels) would still move its weight by a full step, in a random direction.
     """
 
-    def make(**fields: object) -> TrainRequest:
-        few = {"steps": 3, "batch": 4, "learning_rate": 1e-2, "warmup": 0.4, "clip": 0.5}
+    def make(**fields: object) -> TrainSettings:
+        few = {
+            "steps": 3,
+            "batch": 4,
+            "sequence": 16,
+            "learning_rate": 1e-2,
+            "warmup": 0.4,
+            "clip": 0.5,
+        }
         few["epsilon"] = 1e-4
         rare = {"evaluate_every": 1000, "evaluate_sequences": 6, "save_every": 1000}
-        return TrainRequest(**(few | rare | fields))
+        return TrainSettings(**(few | rare | fields))
 
     return make
 

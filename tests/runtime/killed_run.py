@@ -20,7 +20,7 @@ from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import DataRequest, TrainSettings
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
 
 def train_job(job: dict) -> None:
     print("process", os.getpid(), flush=True)
-    tokens = prepare_dataset(**job["data"] | {"cache": Path(job["cache"]), "progress": None})
-    settings = TrainRequest(**job["settings"])
+    tokens = prepare_dataset(DataRequest(**job["data"]), cache=Path(job["cache"]))
+    settings = TrainSettings(**job["settings"])
     plan = Plan.model_validate(job["plan"])
     folder = Path(job["folder"])
     context = RankContext(

@@ -243,10 +243,7 @@ def killed(
             run_plan = run_plan.model_copy(update=changes)
             (run_program,) = lower(run_plan, graph)
         request = settings(steps=30, save_every=2, keep=2, seed=7)
-        data = {
-            "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
-            "text_field": "text", "limit_bytes": None,
-        }  # fmt: skip
+        data = {"source": tokens.meta.train.source, "tokenizer": "byte", "held_out": 0.2}
         dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
                  "dropout": 0.1}  # fmt: skip
         losses = kill_and_resume(

@@ -4,6 +4,7 @@ Exit codes: 0 good, 1 a run that is broken, 2 wrong input or a machine that is t
 of Windlass, 130 interrupted.
 """
 
+import os
 import sys
 
 from cyclopts import App, CycloptsError
@@ -24,6 +25,7 @@ _COMMANDS = {
     "sample": "generate:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
+    "data": "data:data",
     "batch": "compare:batch",
     "largest-model": "largest_model:largest_model",
     "smallest-machine": "smallest_machine:smallest_machine",
@@ -44,8 +46,17 @@ for position, (command, place) in enumerate(_COMMANDS.items()):
 app.command("windlass.cli.commands.rank:rank", name="rank", show=False)
 
 
+_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_SPIN_COUNT = "1000"
+"""Turns for which a thread of OpenMP looks for work before it sleeps; the default is 300,000. A
+thread that spins beside other processes keeps the core from the thread that it waits for."""
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Runs one command line; exits with its code unless that is 0."""
+    # OpenMP reads it once, when torch is first imported, which no module above does.
+    if not any(name in os.environ for name in _WAIT_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
     try:
         _load_commands_for_help(sys.argv[1:] if tokens is None else tokens)
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")

@@ -10,9 +10,17 @@ from windlass.data.batches import (
 )
 from windlass.data.dataset_cache import (
     prepare_dataset,
+    text_fingerprint,
+)
+from windlass.data.excerpt import (
+    write_excerpt,
 )
 from windlass.data.mlm_masking import (
     MlmMasking,
+)
+from windlass.data.statistics import (
+    DatasetStatistics,
+    dataset_statistics,
 )
 from windlass.data.token_files import (
     TokenDataset,
@@ -24,10 +32,14 @@ from windlass.data.tokenizer import (
 
 __all__ = [
     "Batches",
+    "DatasetStatistics",
     "MlmMasking",
     "TokenBatch",
     "TokenDataset",
+    "dataset_statistics",
     "load_tokenizer",
     "open_dataset",
     "prepare_dataset",
+    "text_fingerprint",
+    "write_excerpt",
 ]

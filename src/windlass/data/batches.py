@@ -1,16 +1,19 @@
 """Training and held-out batches, each a function of the seed and the step alone."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from windlass.data.mlm_masking import MlmMasking
-from windlass.data.permutation import keyed_number, keyed_permutation
+from windlass.data.permutation import Indices, keyed_number, keyed_permutation
+from windlass.data.source_mixture import SourceMixture, source_mixture
 from windlass.data.token_files import TokenDataset
-from windlass.errors import DataError, InputErrors
+from windlass.errors import raise_data_errors
 
 TokenBatch = npt.NDArray[np.int64]
 """Token ids `Int[sample s]`."""
@@ -20,11 +23,12 @@ TokenBatch = npt.NDArray[np.int64]
 class Batches:
     """Random access to the sequences of every step; there is no state to save or restore.
 
-    The training tokens form a ring. Each epoch rotates it by a keyed number of tokens, splits it
-    into windows of `sequence` tokens, and takes them in a keyed order. So an epoch has each token
-    as an input exactly once, except for fewer than `sequence` tokens that do not fill a window,
-    which differ from epoch to epoch. Sample i of step t is window `(t - 1) * batch + i` of that
-    order, however micro-batches and data-parallel ranks share the batch.
+    The training tokens of a source form a ring. Each epoch rotates it by a keyed number of tokens,
+    splits it into windows of `sequence` tokens, and takes them in a keyed order. So an epoch has
+    each token as an input exactly once, except for fewer than `sequence` tokens that do not fill a
+    window, which differ from epoch to epoch. Sample i of step t is window `(t - 1) * batch + i` of
+    that order, however micro-batches and data-parallel ranks share the batch. With several sources
+    a `SourceMixture` says which source that sample is taken from; each has epochs of its own.
     """
 
     tokens: TokenDataset
@@ -35,6 +39,8 @@ class Batches:
     seed: int
     masking: MlmMasking | None = None
     """Masked language modelling; None predicts each next token."""
+    weights: tuple[float, ...] | None = None
+    """Share of the samples of each source; None takes them in proportion to their tokens."""
 
     def __post_init__(self) -> None:
         """Checks that both sides of the split have at least one sequence.
@@ -43,23 +49,29 @@ class Batches:
             DataError: one side is too short.
             InputErrors: both sides are too short.
         """
-        sides = {"training": len(self.tokens.train), "held-out": len(self.tokens.held_out)}
-        errors = [
-            f"`{self.tokens.meta.source}` has {count} {side} tokens and a sequence needs "
-            f"{self.sequence + 1}; take more text, lower `train.sequence`"
-            + (" or raise `data.held_out`" if side == "held-out" else "")
-            for side, count in sides.items()
-            if count < self.sequence + 1
-        ]
-        if len(errors) == 1:
-            raise DataError(errors[0])
-        if errors:
-            raise InputErrors(errors)
+        train, held_out = self.tokens.meta.train, self.tokens.meta.held_out
+        sides = [(part.source, "training", part.tokens) for part in train.sources]
+        sides.append((held_out.source, "held-out", held_out.tokens))
+        raise_data_errors(
+            [
+                f"`{source}` has {count} {side} tokens and a sequence needs {self.sequence + 1}; "
+                "take more text, lower `train.sequence`"
+                + (" or raise `data.held_out`" if side == "held-out" else "")
+                for source, side, count in sides
+                if count < self.sequence + 1
+            ]
+        )
 
     @property
-    def epoch_sequences(self) -> int:
-        """Sequences of one epoch."""
-        return len(self.tokens.train) // self.sequence
+    def mixture(self) -> SourceMixture:
+        """How the samples are shared among the sources."""
+        weights = self.weights or [part.tokens for part in self.tokens.meta.train.sources]
+        return source_mixture(weights, self.seed)
+
+    @property
+    def epoch_sequences(self) -> tuple[int, ...]:
+        """Sequences of one epoch of each source."""
+        return tuple(part.tokens // self.sequence for part in self.tokens.meta.train.sources)
 
     @property
     def held_out_sequences(self) -> int:
@@ -78,20 +90,22 @@ class Batches:
         """
         count = self.batch - first if count is None else count
         starts = self._starts(step, first, count)
-        ring = self.tokens.train
         block = np.empty((count, self.sequence + 1), dtype=np.int64)
-        for row, start in zip(block, starts, strict=True):
-            tokens = ring[start : start + self.sequence + 1]
+        for row, start in zip(block, starts.tolist(), strict=True):
+            ring_first, ring_end = self._ring_around(start)
+            tokens = self.tokens.train[start : min(start + self.sequence + 1, ring_end)]
             row[: len(tokens)] = tokens
-            row[len(tokens) :] = ring[: len(row) - len(tokens)]
+            row[len(tokens) :] = self.tokens.train[ring_first:][: len(row) - len(tokens)]
         return self._examples(block, [(self.seed, step, first + index) for index in range(count)])
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the documents that a sample of a step is taken from, in order."""
         start = int(self._starts(step, sample, 1)[0])
-        end, size = start + self.sequence + 1, len(self.tokens.train)
-        names = self.tokens.documents.between(start, min(end, size))
-        return names if end <= size else names + self.tokens.documents.between(0, end - size)
+        ring_first, ring_end = self._ring_around(start)
+        end, documents = start + self.sequence + 1, self.tokens.documents
+        names = documents.between(start, min(end, ring_end))
+        wrapped = documents.between(ring_first, ring_first + end - ring_end)
+        return names if end <= ring_end else names + wrapped
 
     def held_out_batches(
         self, count: int, rows: int = 1
@@ -148,20 +162,48 @@ class Batches:
         return [index * available // count * self.sequence for index in range(count)]
 
     def _starts(self, step: int, first: int, count: int) -> TokenBatch:
-        """Offset in the ring of consecutive samples of a step, `Int[sample]`."""
+        """Offset in the training tokens of consecutive samples of a step, `Int[sample]`."""
         if step < 1 or first < 0 or count < 0 or first + count > self.batch:
             raise ValueError(
                 f"no samples {first} to {first + count} in step {step} of {self.batch} samples"
             )
-        index = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
-        epochs, within = np.divmod(index, self.epoch_sequences)
+        samples = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
+        sources, indices = self.mixture.locate(samples)
         starts = np.empty(count, dtype=np.int64)
+        for source in np.unique(sources).tolist():
+            of_source = sources == source
+            starts[of_source] = self._starts_in(source, indices[of_source])
+        return starts
+
+    def _starts_in(self, source: int, indices: Indices) -> Indices:
+        """Offset in the training tokens of samples of one source, `Int[sample]`.
+
+        Args:
+            source: index of the source.
+            indices: which of the source's samples, counted over all its epochs, `Int[sample]`.
+        """
+        first, end = self._rings[source : source + 2]
+        windows = self.epoch_sequences[source]
+        epochs, within = np.divmod(indices, windows)
+        starts = np.empty(len(indices), dtype=np.int64)
+        # The key of the first source has no index, as the key of a text of one source has none.
+        key = (self.seed, source) if source else (self.seed,)
         for epoch in np.unique(epochs).tolist():
             in_epoch = epochs == epoch
-            order = keyed_permutation(self.epoch_sequences, self.seed, epoch)
-            rotation = keyed_number(len(self.tokens.train), self.seed, epoch)
+            order = keyed_permutation(windows, *key, epoch)
+            rotation = keyed_number(end - first, *key, epoch)
             starts[in_epoch] = order(within[in_epoch]) * self.sequence + rotation
-        return starts % len(self.tokens.train)
+        return first + starts % (end - first)
+
+    def _ring_around(self, offset: int) -> tuple[int, int]:
+        """First offset and end of the ring that an offset in the training tokens lies in."""
+        index = bisect_right(self._rings, offset)
+        return self._rings[index - 1], self._rings[index]
+
+    @property
+    def _rings(self) -> tuple[int, ...]:
+        """First offset of each source's ring, then the number of training tokens."""
+        return tuple(accumulate((p.tokens for p in self.tokens.meta.train.sources), initial=0))
 
 
 def _shifted(block: TokenBatch) -> tuple[TokenBatch, TokenBatch]:

@@ -1,4 +1,4 @@
-"""Reads and splits a corpus, trains its tokenizer, and writes all tokens into one folder."""
+"""Reads and splits corpora, trains their tokenizer, and writes all tokens into one folder."""
 
 import hashlib
 import math
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from windlass.atomic_files import atomic_write, fsync_folder
 from windlass.data.content_hashes import DataProgress
 from windlass.data.readers import CHUNK_BYTES, TextDocument, UnreadableDocument
-from windlass.data.sources import Corpus
+from windlass.data.sources import Corpora
 from windlass.data.token_files import (
     HELD_OUT_BYTES_FILE,
     LENGTH_TYPE,
@@ -24,13 +23,14 @@ from windlass.data.token_files import (
     SEAL_FILE,
     TOKENIZER_FILE,
     DatasetMeta,
+    SourceMeta,
     SplitMeta,
     document_files,
     file_meta,
     token_file,
 )
 from windlass.data.tokenizer import TokenIds, Tokenizer, train_tokenizer
-from windlass.errors import DataError, InputErrors
+from windlass.errors import raise_data_errors
 
 _MAX_ERRORS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
@@ -40,74 +40,132 @@ _TRAINING_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReader:
-    """Reads a corpus and splits it into training and held-out documents."""
+    """Reads corpora and splits them into training and held-out documents."""
 
-    corpus: Corpus
+    corpora: Corpora
     text_field: str
     limit_bytes: int | None
     held_out: float
-    """Share of documents to hold out: those whose name's hash is below it."""
+    """Share of documents to hold out, without a validation corpus: those whose name's hash is below
+    it."""
 
-    def documents(self) -> Iterator[TextDocument]:
-        """All documents; `summarize` must have found no errors."""
-        for item in self._items():
+    def documents(self) -> Iterator[tuple[int, TextDocument]]:
+        """All documents, each with the index of its corpus; `summarize` must have found no errors.
+
+        The validation corpus comes last.
+        """
+        for index, item in self._items():
             if isinstance(item, TextDocument):
-                yield item
+                yield index, item
 
     def summarize(self, progress: DataProgress) -> "CorpusSummary":
         """Reads all documents once to count them and collect errors.
 
         Raises:
-            DataError: there is nothing to train on or nothing to hold out.
+            DataError: a corpus has nothing to train on, or there is nothing to hold out.
             InputErrors: several documents cannot be read.
         """
         errors: list[str] = []
-        documents = nbytes = train_nbytes = 0
-        lowest, highest = (2.0, ""), (-1.0, "")
-        for item in self._items():
+        totals = [_CorpusTotals() for _ in self.corpora.every]
+        documents = 0
+        for index, item in self._items():
             if isinstance(item, UnreadableDocument):
                 errors.append(item.message)
                 if len(errors) == _MAX_ERRORS:
                     errors.append(f"and maybe more; reading stopped after {_MAX_ERRORS}")
                     break
                 continue
-            fraction = hash_fraction(item.name, "split")
-            lowest = min(lowest, (fraction, item.name))
-            highest = max(highest, (fraction, item.name))
-            documents, nbytes = documents + 1, nbytes + item.nbytes
-            train_nbytes += item.nbytes if fraction >= self.held_out else 0
+            totals[index].add(item, hash_fraction(item.name, "split"), self.held_out)
+            documents += 1
             if documents % 64 == 0:
-                progress("reading", nbytes, None)
-        _check_readable(self.corpus.source, errors, documents, nbytes)
-        # A few documents may all fall on one side; then the outermost one changes sides.
-        threshold = self.held_out
-        if lowest[0] >= threshold:
-            threshold = math.nextafter(lowest[0], 2)
-        elif highest[0] < threshold:
-            threshold = highest[0]
-        return CorpusSummary(
-            documents=documents, nbytes=nbytes, train_nbytes=train_nbytes, held_out_below=threshold
+                progress("reading", sum(corpus.nbytes for corpus in totals), None)
+        raise_data_errors(errors or list(self._shortages(totals)))
+        summary = CorpusSummary(
+            nbytes=sum(corpus.nbytes for corpus in totals),
+            train_nbytes=sum(corpus.train_nbytes for corpus in totals),
+            held_out_below=0.0 if self.corpora.validation else self._threshold(totals),
+            training_corpora=len(self.corpora.training),
         )
+        raise_data_errors(
+            [
+                f"all {corpus.documents} documents of `{name.source}` are held out; name more "
+                "text, or a text to evaluate on as `data.validation`"
+                for name, corpus in zip(self.corpora.training, totals, strict=False)
+                if corpus.highest < summary.held_out_below
+            ]
+        )
+        return summary
 
-    def _items(self) -> Iterator[TextDocument | UnreadableDocument]:
-        return self.corpus.documents(text_field=self.text_field, limit_bytes=self.limit_bytes)
+    def _items(self) -> Iterator[tuple[int, TextDocument | UnreadableDocument]]:
+        for index, corpus in enumerate(self.corpora.every):
+            for item in corpus.documents(text_field=self.text_field, limit_bytes=self.limit_bytes):
+                yield index, item
+
+    def _shortages(self, totals: list["_CorpusTotals"]) -> Iterator[str]:
+        """What is missing for a split into training and held-out documents."""
+        for corpus, total in zip(self.corpora.every, totals, strict=True):
+            if not total.documents:
+                yield f"no text in `{corpus.source}`: everything that was read of it is empty"
+        if self.corpora.validation is None and [total.documents for total in totals] == [1]:
+            yield (
+                f"`{self.corpora.training[0].source}` is too short: it has one document of "
+                f"{totals[0].nbytes} bytes, and needs another to hold out; use more text (a single "
+                f"file is split into chunks of {CHUNK_BYTES} bytes, a small one into chunks of "
+                "1024), or name a text to evaluate on as `data.validation`"
+            )
+
+    def _threshold(self, totals: list["_CorpusTotals"]) -> float:
+        """The hash fraction below which documents are held out: `held_out`, or nearly.
+
+        A few documents may all fall on one side; then the outermost one changes sides.
+        """
+        lowest = min(corpus.lowest for corpus in totals)
+        highest = max(corpus.highest for corpus in totals)
+        if lowest >= self.held_out:
+            return math.nextafter(lowest, 2)
+        return min(self.held_out, highest)
+
+
+@dataclass(slots=True)
+class _CorpusTotals:
+    """Counts of the documents of one corpus."""
+
+    documents: int = 0
+    nbytes: int = 0
+    train_nbytes: int = 0
+    lowest: float = 2.0
+    """Lowest hash fraction of a document's name."""
+    highest: float = -1.0
+
+    def add(self, document: TextDocument, fraction: float, held_out: float) -> None:
+        """Counts a document."""
+        self.documents += 1
+        self.nbytes += document.nbytes
+        self.train_nbytes += document.nbytes if fraction >= held_out else 0
+        self.lowest, self.highest = min(self.lowest, fraction), max(self.highest, fraction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSummary:
-    """Size of a corpus and the threshold of its split."""
+    """Size of all corpora and the threshold of their split."""
 
-    documents: int
     nbytes: int
     """Bytes of all text in UTF-8."""
     train_nbytes: int
     """Bytes of training text in UTF-8."""
     held_out_below: float
     """Documents whose hash fraction is below this are held out."""
+    training_corpora: int
+    """Number of corpora that are trained on; one that follows is for validation."""
 
-    def is_held_out(self, name: str) -> bool:
-        """Whether a document is never trained on."""
-        return hash_fraction(name, "split") < self.held_out_below
+    def is_held_out(self, corpus: int, name: str) -> bool:
+        """Whether a document is never trained on.
+
+        Args:
+            corpus: index of its corpus.
+            name: its name.
+        """
+        return corpus >= self.training_corpora or hash_fraction(name, "split") < self.held_out_below
 
 
 def hash_fraction(name: str, purpose: str) -> float:
@@ -124,8 +182,10 @@ def train_corpus_tokenizer(
 
     def sample() -> Iterator[str]:
         done = 0
-        for item in reader.documents():
-            if summary.is_held_out(item.name) or hash_fraction(item.name, "tokenizer") >= share:
+        for corpus, item in reader.documents():
+            if summary.is_held_out(corpus, item.name):
+                continue
+            if hash_fraction(item.name, "tokenizer") >= share:
                 continue
             done += item.nbytes
             progress("training tokenizer", done, round(summary.train_nbytes * share))
@@ -145,7 +205,7 @@ def write_token_files(
 
     Args:
         folder: folder to create; it must not exist.
-        reader: reader of the corpus.
+        reader: reader of the corpora.
         summary: summary of the same reader.
         tokenizer: tokenizer that encodes every document.
         progress: called with "encoding" and bytes of text.
@@ -153,51 +213,39 @@ def write_token_files(
     folder.mkdir(parents=True)
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 2**16 else "<u4")
     with ExitStack() as stack:
-        train = _SplitWriter(stack, folder, "train", dtype, tokenizer)
-        held_out = _SplitWriter(stack, folder, "held_out", dtype, tokenizer)
+        train = _SplitWriter(stack, folder, "train", dtype, tokenizer, reader.corpora)
+        held_out = _SplitWriter(stack, folder, "held_out", dtype, tokenizer, reader.corpora)
         lengths = _ByteLengthWriter(stack, folder / HELD_OUT_BYTES_FILE, tokenizer)
         done = 0
         for documents in _encoding_batches(reader.documents()):
-            encoded = tokenizer.encode_batch([document.text for document in documents])
-            for document, ids in zip(documents, encoded, strict=True):
-                if summary.is_held_out(document.name):
-                    held_out.add(document, ids)
+            encoded = tokenizer.encode_batch([document.text for _, document in documents])
+            for (corpus, document), ids in zip(documents, encoded, strict=True):
+                if summary.is_held_out(corpus, document.name):
+                    held_out.add(corpus, document, ids)
                     lengths.add(document, ids)
                 else:
-                    train.add(document, ids)
-            done += sum(document.nbytes for document in documents)
+                    train.add(corpus, document, ids)
+            done += sum(document.nbytes for _, document in documents)
             progress("encoding", done, summary.nbytes)
         lengths.close()
-        splits = (train.close(), held_out.close())
+        train.close()
+        held_out.close()
     tokenizer.save(folder / TOKENIZER_FILE)
-    meta = _meta(folder, reader, tokenizer, dtype, splits, (train.counts, held_out.counts))
+    meta = _meta(folder, tokenizer, dtype, train, held_out)
     content = meta.to_json().encode()
     atomic_write(folder / META_FILE, content)
     atomic_write(folder / SEAL_FILE, hashlib.sha256(content).hexdigest())
     fsync_folder(folder)
 
 
-def _check_readable(source: str, errors: list[str], documents: int, nbytes: int) -> None:
-    if len(errors) == 1:
-        raise DataError(errors[0])
-    if errors:
-        raise InputErrors(errors)
-    if documents == 0:
-        raise DataError(f"no text in `{source}`: everything that was read of it is empty")
-    if documents == 1:
-        raise DataError(
-            f"`{source}` is too short: it has one document of {nbytes} bytes, and needs another to "
-            f"hold out; use more text (a single file is split into chunks of {CHUNK_BYTES} bytes, "
-            "a small one into chunks of 1024)"
-        )
-
-
-def _encoding_batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
+def _encoding_batches(
+    documents: Iterator[tuple[int, TextDocument]],
+) -> Iterator[list[tuple[int, TextDocument]]]:
     """Documents in batches that are large enough to keep all cores busy."""
-    batch: list[TextDocument] = []
+    batch: list[tuple[int, TextDocument]] = []
     nbytes = 0
-    for document in documents:
-        batch.append(document)
+    for corpus, document in documents:
+        batch.append((corpus, document))
         nbytes += document.nbytes
         if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
@@ -207,7 +255,7 @@ def _encoding_batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDo
 
 
 class _SplitWriter:
-    """Writes the ids and document index of one side of the split."""
+    """Writes the ids and document index of one side of the split, and counts what it writes."""
 
     def __init__(
         self,
@@ -216,40 +264,60 @@ class _SplitWriter:
         name: str,
         dtype: np.dtype[np.generic],
         tokenizer: Tokenizer,
+        corpora: Corpora,
     ) -> None:
         self.counts = np.zeros(tokenizer.vocabulary, dtype=np.int64)
+        """How often each token occurs."""
+        self.text_hashes = array("Q")
+        """64-bit hash of each document's text."""
         self._folder, self._name, self._dtype = folder, name, dtype
+        self._sources = tuple(corpus.source for corpus in corpora.every)
+        self._names_sources = len(corpora.training) > 1
+        self._by_source = np.zeros((len(self._sources), 3), dtype=np.int64)
+        """Documents, tokens and bytes of each source, `Int[source 3]`."""
         self._end = np.array([tokenizer.end_of_text], dtype=dtype)
         self._file = stack.enter_context((folder / token_file(name)).open("xb"))
         self._names = stack.enter_context((folder / document_files(name)[1]).open("xb"))
         self._digest = hashlib.sha256()
         self._starts, self._name_starts = array("q", [0]), array("q", [0])
-        self._nbytes = 0
 
-    def add(self, document: TextDocument, ids: TokenIds) -> None:
-        """Appends a document and an end of text."""
+    def add(self, source: int, document: TextDocument, ids: TokenIds) -> None:
+        """Appends a document and an end of text; the documents of a source follow each other."""
         stored = np.concatenate([ids.astype(self._dtype), self._end])
         content = stored.tobytes()
         self._file.write(content)
         self._digest.update(content)
         self.counts += np.bincount(stored, minlength=len(self.counts))
-        name = document.name.encode(errors="replace")
+        text_hash = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
+        self.text_hashes.append(int.from_bytes(text_hash, "little"))
+        prefix = f"{self._sources[source]}: " if self._names_sources else ""
+        name = f"{prefix}{document.name}".encode(errors="replace")
         self._names.write(name)
         self._starts.append(self._starts[-1] + len(stored))
         self._name_starts.append(self._name_starts[-1] + len(name))
-        self._nbytes += document.nbytes
+        self._by_source[source] += (1, len(stored), document.nbytes)
 
-    def close(self) -> SplitMeta:
+    def close(self) -> None:
         """Flushes all files to disk."""
         _flush_and_close(self._file)
         _flush_and_close(self._names)
         with (self._folder / document_files(self._name)[0]).open("xb") as file:
             np.save(file, np.array([self._starts, self._name_starts], dtype="<i8"))
             _flush_and_close(file)
+
+    def meta(self) -> SplitMeta:
+        """What was written."""
+        documents, tokens, nbytes = self._by_source.sum(axis=0).tolist()
         return SplitMeta(
-            documents=len(self._starts) - 1,
-            tokens=self._starts[-1],
-            nbytes=self._nbytes,
+            sources=tuple(
+                SourceMeta(source=source, documents=row[0], tokens=row[1], nbytes=row[2])
+                for source, row in zip(self._sources, self._by_source.tolist(), strict=True)
+                if row[0]
+            ),
+            documents=documents,
+            tokens=tokens,
+            nbytes=nbytes,
+            duplicates=documents - len(np.unique(np.array(self.text_hashes))),
             sha256=self._digest.hexdigest(),
         )
 
@@ -283,27 +351,27 @@ def _flush_and_close(file: BinaryIO) -> None:
 
 def _meta(
     folder: Path,
-    reader: CorpusReader,
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
-    splits: tuple[SplitMeta, SplitMeta],
-    counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    train: _SplitWriter,
+    held_out: _SplitWriter,
 ) -> DatasetMeta:
-    train, held_out = splits
-    shares = counts[0][counts[0] > 0] / train.tokens
+    train_meta, held_out_meta = train.meta(), held_out.meta()
+    shares = train.counts[train.counts > 0] / train_meta.tokens
     # Add-one smoothing, or a token that never occurs in training would have infinite loss.
-    smoothed = np.log((counts[0] + 1) / (train.tokens + tokenizer.vocabulary))
-    held_out_nats = -float(counts[1] @ smoothed)
+    smoothed = np.log((train.counts + 1) / (train_meta.tokens + tokenizer.vocabulary))
+    held_out_nats = -float(held_out.counts @ smoothed)
     return DatasetMeta(
-        source=reader.corpus.source,
         vocabulary=tokenizer.vocabulary,
         end_of_text=tokenizer.end_of_text,
         dtype="uint16" if dtype.itemsize == 2 else "uint32",
-        train=train,
-        held_out=held_out,
-        bytes_per_token=train.nbytes / train.tokens,
+        train=train_meta,
+        held_out=held_out_meta,
+        held_out_in_training=int(np.isin(held_out.text_hashes, train.text_hashes).sum()),
+        unused_entries=int((train.counts == 0).sum()),
+        bytes_per_token=train_meta.nbytes / train_meta.tokens,
         unigram_nats=-float(shares @ np.log(shares)),
-        held_out_unigram_nats=held_out_nats / held_out.tokens,
-        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / held_out.nbytes,
+        held_out_unigram_nats=held_out_nats / held_out_meta.tokens,
+        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / held_out_meta.nbytes,
         files={path.name: file_meta(path) for path in sorted(folder.iterdir())},
     )

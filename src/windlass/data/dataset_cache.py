@@ -2,60 +2,55 @@
 
 import contextlib
 import fcntl
+import hashlib
 import shutil
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from windlass.atomic_files import fsync_folder, hash_file, storage_errors
 from windlass.data.build_dataset import CorpusReader, train_corpus_tokenizer, write_token_files
 from windlass.data.content_hashes import DataProgress, HashedFile, file_state, hash_files
-from windlass.data.sources import TABLE_SUFFIXES, Corpus, find_corpus
+from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
+from windlass.schema import DataRequest
 
-_FORMAT = 1
+_FORMAT = 2
 """Version number, raised when the same text would be read, split or encoded differently."""
+
+
+_HashedCorpora = tuple[tuple[HashedFile, ...], ...]
+"""The files of each corpus, the one for validation last."""
 
 
 class DatasetRecipe(Document):
     """Everything that the tokens depend on; its fingerprint names their folder."""
 
     format: int = _FORMAT
-    files: tuple[tuple[str, int, str], ...]
-    """Name, bytes and SHA-256 of each."""
+    corpora: tuple[tuple[tuple[str, int, str], ...], ...]
+    """Name, bytes and SHA-256 of each file of each corpus, the one for validation last."""
     text_field: str | None
     """Field of tables that holds the text; None if no file is a table."""
     tokenizer: str
     """`byte`, `bpe`, or the SHA-256 of a `tokenizer.json`."""
     vocabulary: int | None
     """Vocabulary size of a trained tokenizer; None if it is not trained."""
-    held_out: float
+    held_out: float | None
+    """Share of documents to hold out; None with a corpus for validation."""
     limit_bytes: int | None
 
 
 def prepare_dataset(
-    source: str,
-    *,
-    tokenizer: str = "bpe",
-    vocabulary: int = 4096,
-    held_out: float = 0.05,
-    text_field: str = "text",
-    limit_bytes: int | None = None,
-    cache: Path,
-    progress: DataProgress | None = None,
+    data: DataRequest, *, cache: Path, progress: DataProgress | None = None
 ) -> TokenDataset:
-    """The tokens of a corpus, from the cache if its files were tokenised like this before.
+    """The tokens of a request's text, from the cache if its files were tokenised like this before.
 
     Args:
-        source: `stdlib`, a folder, a file, or `hf:name[@config][:split]`.
-        tokenizer: `byte`, `bpe` (trained on the training documents), or a `tokenizer.json`.
-        vocabulary: vocabulary size of a trained tokenizer.
-        held_out: share of documents that are never trained on.
-        text_field: field of a table that holds the text.
-        limit_bytes: bytes of text to take, in the corpus's order; None takes all.
+        data: sources, tokenizer and split.
         cache: folder of all prepared corpora.
         progress: called with the progress of a first preparation.
 
@@ -64,36 +59,88 @@ def prepare_dataset(
         InputErrors: several documents cannot be read.
         StorageError: the disk is full or not writable.
     """
-    corpus = find_corpus(source)
+    corpora = find_corpora(data)
     report = progress or _ignore_progress
-    hashed = hash_files(corpus.files, cache, report)
-    tables = any(file.path.suffix in TABLE_SUFFIXES for file in corpus.files)
-    recipe = DatasetRecipe(
-        files=tuple((content.name, content.nbytes, content.sha256) for content in hashed),
-        text_field=text_field if tables else None,
-        tokenizer=tokenizer if tokenizer in ("byte", "bpe") else _tokenizer_hash(tokenizer),
-        vocabulary=vocabulary if tokenizer == "bpe" else None,
-        held_out=held_out,
-        limit_bytes=limit_bytes,
-    )
+    hashed = tuple(hash_files(corpus.files, cache, report) for corpus in corpora.every)
+    _refuse_validation_in_training(corpora, hashed)
+    recipe = _recipe(data, corpora, hashed)
     folder = cache / recipe.fingerprint()
     tokens = open_dataset(folder)
     if tokens is not None:
         return tokens
     reader = CorpusReader(
-        corpus=corpus, text_field=text_field, limit_bytes=limit_bytes, held_out=held_out
+        corpora=corpora,
+        text_field=data.text_field,
+        limit_bytes=data.limit_bytes,
+        held_out=data.held_out,
     )
     with storage_errors(cache), _exclusive(folder, report):
         # Another process may have prepared them while this one waited.
         tokens = open_dataset(folder)
         if tokens is None:
-            _prepare(folder, reader, (tokenizer, vocabulary), report, hashed)
+            _prepare(folder, reader, data, report, hashed)
             tokens = open_dataset(folder)
     if tokens is None:
         raise StorageError(
             f"`{folder}` does not contain what was just written to it; check its disk"
         )
     return tokens
+
+
+def text_fingerprint(data: DataRequest, *, cache: Path) -> str:
+    """Twelve hexadecimal digits of the names and contents of a request's files.
+
+    Unlike the tokens' fingerprint, it stays the same when the text is tokenised in another way.
+
+    Raises:
+        DataError: a source is missing or cannot be read.
+        InputErrors: several of them are.
+    """
+    corpora = find_corpora(data)
+    files = (hash_files(corpus.files, cache, _ignore_progress) for corpus in corpora.every)
+    content = "\n".join(f"{file.sha256} {file.name}" for file in chain.from_iterable(files))
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _recipe(data: DataRequest, corpora: Corpora, hashed: _HashedCorpora) -> DatasetRecipe:
+    files = (file for corpus in corpora.every for file in corpus.files)
+    tables = any(file.path.suffix in TABLE_SUFFIXES for file in files)
+    tokenizer = data.tokenizer
+    return DatasetRecipe(
+        corpora=tuple(
+            tuple((content.name, content.nbytes, content.sha256) for content in corpus)
+            for corpus in hashed
+        ),
+        text_field=data.text_field if tables else None,
+        tokenizer=tokenizer if tokenizer in ("byte", "bpe") else _tokenizer_hash(tokenizer),
+        vocabulary=data.vocabulary if tokenizer == "bpe" else None,
+        held_out=data.held_out if corpora.validation is None else None,
+        limit_bytes=data.limit_bytes,
+    )
+
+
+def _refuse_validation_in_training(corpora: Corpora, hashed: _HashedCorpora) -> None:
+    """Refuses files of the validation text that are also trained on.
+
+    Raises:
+        DataError: a file is in both, by its content.
+    """
+    if corpora.validation is None:
+        return
+    *training, validation = hashed
+    trained_on = {
+        content.sha256: f"`{content.name}` of `{corpus.source}`"
+        for corpus, contents in zip(corpora.training, training, strict=True)
+        for content in contents
+        if content.nbytes
+    }
+    both = [content for content in validation if content.sha256 in trained_on]
+    if both:
+        more = f", and {len(both) - 1} more of its files" if len(both) > 1 else ""
+        raise DataError(
+            f"`{both[0].name}` of `data.validation` = `{corpora.validation.source}` is also "
+            f"trained on, as {trained_on[both[0].sha256]}{more}; take it out of `data.source`"
+        )
 
 
 def _ignore_progress(label: str, done: int, total: int | None) -> None:
@@ -113,16 +160,16 @@ def _tokenizer_hash(path: str) -> str:
 def _prepare(
     folder: Path,
     reader: CorpusReader,
-    request: tuple[str, int],
+    data: DataRequest,
     progress: DataProgress,
-    hashed: tuple[HashedFile, ...],
+    hashed: _HashedCorpora,
 ) -> None:
     """Builds in a temporary folder and renames it to `folder` if no source file has changed.
 
     Args:
         folder: folder of the finished tokens.
         reader: reader of the corpus.
-        request: name of the tokenizer, and the vocabulary size of a trained one.
+        data: names the tokenizer, and the vocabulary size of a trained one.
         progress: called with the progress.
         hashed: state of the corpus's files before reading.
     """
@@ -131,16 +178,16 @@ def _prepare(
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         summary = reader.summarize(progress)
-        name, vocabulary = request
+        name = data.tokenizer
         tokenizer: Tokenizer
         if name == "byte":
             tokenizer = byte_tokenizer()
         elif name == "bpe":
-            tokenizer = train_corpus_tokenizer(reader, summary, vocabulary, progress)
+            tokenizer = train_corpus_tokenizer(reader, summary, data.vocabulary, progress)
         else:
             tokenizer = load_tokenizer(Path(name).expanduser())
         write_token_files(temporary, reader, summary, tokenizer, progress)
-        _check_unchanged(reader.corpus, hashed)
+        _check_unchanged(reader.corpora, hashed)
         if folder.exists():
             shutil.rmtree(folder)  # damaged, otherwise it would have been opened
         temporary.rename(folder)
@@ -149,8 +196,9 @@ def _prepare(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_unchanged(corpus: Corpus, hashed: tuple[HashedFile, ...]) -> None:
-    for file, content in zip(corpus.files, hashed, strict=True):
+def _check_unchanged(corpora: Corpora, hashed: _HashedCorpora) -> None:
+    files = chain.from_iterable(corpus.files for corpus in corpora.every)
+    for file, content in zip(files, chain.from_iterable(hashed), strict=True):
         try:
             unchanged = file_state(file.path) == content.state
         except OSError:

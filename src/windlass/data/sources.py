@@ -15,7 +15,8 @@ from windlass.data.readers import (
     looks_like_text,
     read_documents,
 )
-from windlass.errors import DataError, did_you_mean
+from windlass.errors import DataError, did_you_mean, raise_data_errors
+from windlass.schema import DataRequest
 
 STDLIB = "stdlib"
 HUGGING_FACE = "hf:"
@@ -59,6 +60,42 @@ class Corpus:
                 nbytes += item.nbytes
                 if limit_bytes is not None and nbytes >= limit_bytes:
                     return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpora:
+    """The corpora of a request."""
+
+    training: tuple[Corpus, ...]
+    validation: Corpus | None
+    """Text to evaluate on; None holds out documents of `training`."""
+
+    @property
+    def every(self) -> tuple[Corpus, ...]:
+        """The training corpora, then the one for validation."""
+        return (*self.training, *((self.validation,) if self.validation else ()))
+
+
+def find_corpora(data: DataRequest) -> Corpora:
+    """Finds all corpora of a request.
+
+    Raises:
+        DataError: a source does not exist or has nothing readable in it.
+        InputErrors: several of them are so.
+    """
+    names = (*data.sources, *((data.validation,) if data.validation is not None else ()))
+    found: list[Corpus] = []
+    errors: list[str] = []
+    for name in names:
+        try:
+            found.append(find_corpus(name))
+        except DataError as error:
+            errors.append(str(error))
+    raise_data_errors(errors)
+    count = len(data.sources)
+    return Corpora(
+        training=tuple(found[:count]), validation=found[count] if len(names) > count else None
+    )
 
 
 def find_corpus(source: str) -> Corpus:

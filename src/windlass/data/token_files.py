@@ -5,6 +5,7 @@ file, and `meta.sha256` the hash of `meta.json`.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.atomic_files import hash_file
+from windlass.data.content_hashes import hash_files
+from windlass.data.readers import SourceFile
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import WindlassError
@@ -22,20 +25,33 @@ HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
 _Item = TypeVar("_Item", bound=np.generic)
 LENGTH_TYPE = np.dtype("<u4")
 StoredTokenIds = npt.NDArray[np.unsignedinteger[Any]]
-_SAMPLES, _SAMPLE_BYTES = 64, 2**20
+_LARGE_BYTES = 64 * 2**20
+"""Size above which a file is read again only if its state on disk has changed. Smaller ones are
+hashed whenever they are opened, which takes 0.5 s of a core per GB."""
 
 
 class FileMeta(Document):
     """One file of the folder."""
 
     nbytes: int
-    sample_sha256: str
-    """SHA-256 of the whole file up to 64 MiB, of 64 evenly spread samples of a larger one."""
+    sha256: str
+
+
+class SourceMeta(Document):
+    """The part of one side of the split that comes from one source."""
+
+    source: str
+    documents: int
+    tokens: int
+    nbytes: int
+    """Bytes of the text in UTF-8."""
 
 
 class SplitMeta(Document):
     """One side of the split between training and held-out documents."""
 
+    sources: tuple[SourceMeta, ...]
+    """The parts of the sources, which follow each other in the tokens."""
     documents: int
     tokens: int
     """Number of tokens, with one end of text per document."""
@@ -43,17 +59,27 @@ class SplitMeta(Document):
     """Bytes of the text in UTF-8."""
     sha256: str
     """SHA-256 of the token file."""
+    duplicates: int
+    """Documents whose text is that of an earlier one, by a hash of 64 bits."""
+
+    @property
+    def source(self) -> str:
+        """The names of all sources."""
+        return ", ".join(part.source for part in self.sources)
 
 
 class DatasetMeta(Document):
     """Statistics of a tokenised corpus, and the hashes of its files."""
 
-    source: str
     vocabulary: int
     end_of_text: int
     dtype: Literal["uint16", "uint32"]
     train: SplitMeta
     held_out: SplitMeta
+    held_out_in_training: int
+    """Held-out documents whose text is also trained on, by a hash of 64 bits."""
+    unused_entries: int
+    """Entries of the vocabulary that never occur in the training tokens."""
     bytes_per_token: float
     """Mean bytes of training text per token."""
     unigram_nats: float
@@ -124,9 +150,7 @@ def open_dataset(folder: Path) -> TokenDataset | None:
     """The tokens in a folder; None if it is missing, incomplete or damaged."""
     try:
         meta = _sealed_meta(folder)
-        if meta is None or any(
-            file_meta(folder / name) != expected for name, expected in meta.files.items()
-        ):
+        if meta is None or not _are_intact(folder, meta.files):
             return None
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         return TokenDataset(
@@ -145,16 +169,23 @@ def open_dataset(folder: Path) -> TokenDataset | None:
 
 
 def file_meta(path: Path) -> FileMeta:
-    """Size and hash of one file; the time to compute it does not grow beyond 64 MiB."""
-    nbytes = path.stat().st_size
-    if nbytes <= _SAMPLES * _SAMPLE_BYTES:
-        return FileMeta(nbytes=nbytes, sample_sha256=hash_file(path))
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for sample in range(_SAMPLES):
-            file.seek((nbytes - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return FileMeta(nbytes=nbytes, sample_sha256=digest.hexdigest())
+    """Size and hash of one file, all of which is read."""
+    return FileMeta(nbytes=path.stat().st_size, sha256=hash_file(path))
+
+
+def _are_intact(folder: Path, files: Mapping[str, FileMeta]) -> bool:
+    """Whether the files are as they were written, each byte of them."""
+    if any((folder / name).stat().st_size != expected.nbytes for name, expected in files.items()):
+        return False
+    small = {name: file for name, file in files.items() if file.nbytes <= _LARGE_BYTES}
+    if any(hash_file(folder / name) != expected.sha256 for name, expected in small.items()):
+        return False
+    large = [
+        SourceFile(name=name, path=folder / name, single_document=True)
+        for name in files.keys() - small.keys()
+    ]
+    hashed = hash_files(large, folder.parent, lambda *_: None) if large else ()
+    return all(file.sha256 == files[file.name].sha256 for file in hashed)
 
 
 def _sealed_meta(folder: Path) -> DatasetMeta | None:
@@ -179,5 +210,5 @@ def _documents(folder: Path, split: str) -> DocumentIndex:
 
 
 def _fingerprint(meta: DatasetMeta) -> str:
-    parts = (meta.train.sha256, meta.held_out.sha256, meta.files[TOKENIZER_FILE].sample_sha256)
+    parts = (meta.train.sha256, meta.held_out.sha256, meta.files[TOKENIZER_FILE].sha256)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]

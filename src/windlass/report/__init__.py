@@ -40,6 +40,9 @@ from windlass.report.terminal.comparison_tables import (
     machine_comparison_table,
     smallest_machine_table,
 )
+from windlass.report.terminal.data_table import (
+    data_table,
+)
 from windlass.report.terminal.largest_model_table import (
     largest_model_table,
 )
@@ -74,6 +77,7 @@ __all__ = [
     "TrainingView",
     "batch_comparison_figure",
     "batch_comparison_table",
+    "data_table",
     "describe_phases",
     "describe_plan",
     "describe_traffic",

@@ -43,7 +43,7 @@ from windlass.runtime.verify.fault_injection import inject_fault
 from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import DataRequest, TrainSettings
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def run_jobs(rank: int, jobs: int, answers: int) -> NoReturn:
 def load_model(home: Path) -> tuple[dict, Graph, TokenDataset]:
     """The model of a pool: its description, its graph and its data."""
     model = json.loads((home / "model.json").read_text())
-    tokens = prepare_dataset(**model["data"], cache=home / "cache")
+    tokens = prepare_dataset(DataRequest(**model["data"]), cache=home / "cache")
     return model, Graph.load(home / "graph.json"), tokens
 
 
@@ -88,7 +88,7 @@ def run_job(rank: int, folder: Path) -> None:
     """Runs this rank of a plan; leaves steps, fingerprints, checkpoints and bytes sent."""
     model, graph, tokens = load_model(folder.parent)
     job = json.loads((folder / "job.json").read_text())
-    plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
+    plan, settings = Plan.model_validate(job["plan"]), TrainSettings.model_validate(job["train"])
     distributed = plan.parallel.devices > 1
     if distributed:
         dist.init_process_group(
