@@ -22,7 +22,7 @@ from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_bu
 from windlass.planner.single_device import SingleDeviceResult, search_single_device
 from windlass.planner.space.options import request_faults, vary
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Graph, Machine, Plan, ResolvedRequest
+from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest
 
 _RUNNERS_UP = 5
 _MAX_FIXES = 4
@@ -55,25 +55,27 @@ def choose_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> Pla
         require_phases(request, graph, machine)
     require_optimizer_tier(request, graph, machine)
     result = search_single_device(request, graph, machine, budget_bytes)
-    if not result.fitting:
-        return _nothing_fits(result, request, graph, machine, budget_bytes)
-    return _fastest(result, request, graph, machine, budget_bytes)
+    for index, (plan, _) in enumerate(result.fitting):
+        # The winner is predicted again from the full program that will run.
+        prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
+        if prediction.fits:
+            others = replace(result, fitting=result.fitting[index:])
+            return _fastest(others, prediction, request, graph, machine)
+    return _nothing_fits(result, request, graph, machine, budget_bytes)
 
 
 def _fastest(
     result: SingleDeviceResult,
+    prediction: Prediction,
     request: ResolvedRequest,
     graph: Graph,
     machine: Machine,
-    budget_bytes: int,
 ) -> PlanningResult:
     """The result for the fastest plan that fits, with runners-up and infeasible plans."""
-    steps = request.train.steps
+    steps, budget_bytes = request.train.steps, prediction.peaks[0].capacity_bytes
     (plan, extrapolated), *_ = result.fitting
     twins = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
     ranked = sorted((*result.fitting, *twins), key=lambda item: run_seconds(item[1], steps))
-    # The winner is predicted again from the full program that will run.
-    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
     return PlanningResult(
         plan=plan,
         prediction=prediction,

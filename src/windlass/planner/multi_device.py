@@ -37,7 +37,7 @@ from windlass.planner.space.options import excludes_phases
 from windlass.planner.space.pinned_parallelism import pinned_plans
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import lower
-from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest, ShardingDegrees
+from windlass.schema import Graph, Machine, Plan, ResolvedRequest, ShardingDegrees
 
 _ESTIMATE_ERROR = 0.02
 """Largest relative difference between the batched estimate and the simulator."""
@@ -75,12 +75,11 @@ def choose_multi_device(request: ResolvedRequest, graph: Graph, machine: Machine
     if not result.evaluated and not result.pruned:
         pinned_plans(request, graph, machine)  # raises what is wrong with the pins
         raise InputErrors(("no plan is legal with what is pinned; leave something open",))
-    simulated = _simulated(space, result.best, budget_bytes)
-    if not simulated:
+    fastest = _fastest_simulated(space, result.best, budget_bytes)
+    if fastest is None:
         return _best_in_phases(space, budget_bytes, search.smallest().infeasible)
-    ranked = [item for item, _ in simulated]
-    plan, extrapolated = ranked[0]
-    runners_up = _distinct_runners_up(space, ranked, result.by_family, budget_bytes)
+    best, chosen = fastest
+    runners_up = _distinct_runners_up(space, best[0], result.by_family, budget_bytes)
     infeasible = tuple(
         replace(
             _infeasible(space, candidate, budget_bytes),
@@ -88,14 +87,13 @@ def choose_multi_device(request: ResolvedRequest, graph: Graph, machine: Machine
         )
         for candidate in result.infeasible[:_MAX_INFEASIBLE]
     )
-    best = (plan, _with_full_peak(plan, extrapolated, graph, machine, budget_bytes))
     planning_result = _result(
         space, best, runners_up, infeasible, evaluated=result.evaluated + result.pruned
     )
     return replace(
         planning_result,
         pinned_rank=rank_of_pinned_plan(space, best, budget_bytes),
-        sensitivity=sensitivities(space, simulated[0][1]),
+        sensitivity=sensitivities(space, chosen),
     )
 
 
@@ -149,10 +147,10 @@ def _result(
     )
 
 
-def _simulated(
+def _fastest_simulated(
     space: PlanSpace, candidates: Sequence[Candidate], budget_bytes: int
-) -> list[tuple[EvaluatedPlan, Candidate]]:
-    """Candidates that fit, simulated, with their predictions, fastest first.
+) -> tuple[EvaluatedPlan, Candidate] | None:
+    """The candidate that the simulator finds fastest and whose full program fits; None if none is.
 
     A plan whose estimate exceeds the best known time by more than its error cannot be the fastest,
     so it is not simulated.
@@ -167,7 +165,9 @@ def _simulated(
         if item[1].fits:
             simulated.append((item, candidate))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
-    return sorted(simulated, key=lambda pair: _rank(pair[0], steps))
+    simulated.sort(key=lambda pair: _rank(pair[0], steps))
+    exact = ((_with_full_peak(item, space, budget_bytes), each) for item, each in simulated)
+    return next((pair for pair in exact if pair[0][1].fits), None)
 
 
 def _simulate(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> EvaluatedPlan:
@@ -177,18 +177,17 @@ def _simulate(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> Eval
 
 def _distinct_runners_up(
     space: PlanSpace,
-    ranked: Sequence[EvaluatedPlan],
+    best: Plan,
     families: Iterable[Candidate],
     budget_bytes: int,
 ) -> list[EvaluatedPlan]:
     """Runners-up that differ in something that matters, the fastest of each kind."""
-    best, runners_up = ranked[0], list[EvaluatedPlan]()
-    seen = {_distinguishing_traits(best[0])}
+    seen, runners_up = {_distinguishing_traits(best)}, list[EvaluatedPlan]()
     for candidate in families:
         plan = space.plan(candidate.batch, candidate.row)
         if _distinguishing_traits(plan) in seen:
             continue
-        item = _simulate(space, candidate, budget_bytes)
+        item = _with_full_peak(_simulate(space, candidate, budget_bytes), space, budget_bytes)
         if item[1].fits:
             seen.add(_distinguishing_traits(plan))
             runners_up.append(item)
@@ -204,12 +203,11 @@ def _distinguishing_traits(plan: Plan) -> tuple[object, ...]:
     return parallel.pipeline, parallel.tensor, plan.parallel.schedule, plan.recompute, sharded, tier
 
 
-def _with_full_peak(
-    plan: Plan, extrapolated: Prediction, graph: Graph, machine: Machine, budget_bytes: int
-) -> Prediction:
-    """The prediction with the peak memory of the full program, with all its micro-batches."""
-    full = tier_peaks(plan, graph, machine, lower(plan, graph))
-    return with_budget(extrapolated.model_copy(update={"peaks": full}), budget_bytes)
+def _with_full_peak(item: EvaluatedPlan, space: PlanSpace, budget_bytes: int) -> EvaluatedPlan:
+    """The plan with the peaks of its full program, by which a run is admitted before it starts."""
+    plan, extrapolated = item
+    full = tier_peaks(plan, space.graph, space.machine, lower(plan, space.graph))
+    return plan, with_budget(extrapolated.model_copy(update={"peaks": full}), budget_bytes)
 
 
 def _infeasible(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> InfeasiblePlan:

@@ -146,8 +146,9 @@ class _SingleDeviceSearch:
 
     def _evaluate(self, plan: Plan) -> None:
         prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._budget_bytes)
-        self._evaluated.append((plan, prediction))
-        self._best = min(self._best, self._run_seconds(prediction))
+        if prediction.fits:
+            self._evaluated.append((plan, prediction))
+            self._best = min(self._best, self._run_seconds(prediction))
 
     def _evaluate_offloaded(self, filtered: FilteredPlans) -> None:
         """Evaluates plans with offloaded optimizer state until no other can be the fastest."""

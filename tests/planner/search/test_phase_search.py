@@ -34,10 +34,12 @@ from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPHS = tuple(
-    sharded_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
+    sharded_graph(
+        tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied, sparse=tied), (2,)
+    )
     for layers, width, tied in ((3, 64, True), (4, 256, False), (6, 128, True))
 )
 WIDE = sharded_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
@@ -59,9 +61,9 @@ def machine(rate: float, *, devices: int = 4, in_turn: bool = False) -> Machine:
     return found.model_copy(update={"links": (link,), "execution_model": rule})
 
 
-def request(*overrides: str, batch: int = 8) -> Request:
+def request(*overrides: str, batch: int = 8) -> ResolvedRequest:
     sizes = (f"train.batch={batch}", "train.sequence=32", f"train.steps={STEPS}")
-    return Request.resolve(overrides=(*sizes, *overrides))
+    return ResolvedRequest.resolve(overrides=(*sizes, *overrides))
 
 
 def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:

@@ -211,14 +211,13 @@ class TruncatedPlan:
         line through two peaks is never above the full plan's. Several stages wait for each other,
         and what they hold may level off: there the few micro-batches themselves are the bound.
         """
-        high, few = (
-            device_bytes(*self._short_programs, self.graph, self.machine),
-            _SHORT_MICROBATCHES,
-        )
+        few, (_, programs) = _SHORT_MICROBATCHES, self._short_programs
+        # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
+        high = device_bytes(self.plan, programs, self.graph, self.machine)
         if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
             return high
-        more = self._with_accumulation(few + 1)
-        higher = device_bytes(more, lower(more, self.graph), self.graph, self.machine)
+        more = lower(self._with_accumulation(few + 1), self.graph)
+        higher = device_bytes(self.plan, more, self.graph, self.machine)
         return high + (self.plan.batch.accumulation - few) * (higher - high)
 
     @cached_property
