@@ -3,13 +3,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import tiny_graph, tiny_machine, tiny_plan
+from factories import HOST_OFFLOAD, sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Curve, Machine, MomentRate, Point
+from windlass.schema.plan import Offload
 from windlass.schema.prediction import Prediction
 
 _sizes = st.integers(min_value=1, max_value=6)
@@ -30,6 +31,45 @@ def test_kinds_and_terms_both_sum_to_the_step(micro: int, accumulation: int, com
     assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
     assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
     assert prediction.low_seconds < prediction.step_seconds < prediction.high_seconds
+
+
+_IN_PHASES = {"offload": HOST_OFFLOAD, "phases": ((0, 2), (2, 4), (4, 6)), "accumulation": 2}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("execution", ["overlapping", "bulk-synchronous"])
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"accumulation": 2}, _IN_PHASES,
+        {"offload": Offload(optimizer="host"), "accumulation": 3},
+        {"data": 4, "accumulation": 2}, {"pipeline": 2, "data": 2, "accumulation": 4},
+        {"tensor": 2, "data": 2, "sharding": (2, 2)} | _IN_PHASES,
+    ],
+    ids=["one device", "phases", "optimizer offloaded", "replicas", "pipeline", "sharded phases"],
+)  # fmt: skip
+def test_both_breakdowns_sum_to_the_step_and_agree_on_the_update(
+    kind: str, execution: str, wishes: dict[str, Any]
+):
+    graph, plain = (
+        sharded_graph(tiny_graph(layers=4, width=64)),
+        tiny_machine(devices=4, host=2**30),
+    )
+    machine = plain.model_copy(
+        update={
+            "execution_model": execution,
+            # Launches of an update are a term of their own.
+            "device": plain.device.model_copy(update={"kind": kind, "launch_seconds": 0.0}),
+        }
+    )
+    prediction = _predict(graph, machine, **wishes)
+    by_term, by_kind = prediction.by_term, prediction.by_kind
+    assert sum(by_term.values()) == pytest.approx(prediction.step_seconds)
+    assert sum(by_kind.values()) == pytest.approx(prediction.step_seconds)
+    assert by_term.get("update", 0.0) == pytest.approx(by_kind.get("update", 0.0))
+    has_peers = bool({"data", "pipeline", "tensor"} & set(wishes))
+    assert ("communication and waiting" in by_term) == has_peers
+    assert min((*by_term.values(), *by_kind.values())) >= 0
 
 
 @given(micro=_sizes, more=_sizes)

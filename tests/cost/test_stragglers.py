@@ -13,7 +13,7 @@ from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPH = sharded_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
 EVEN = tiny_machine(devices=8).model_copy(update={"hosts": 4, "devices_per_host": 2})
@@ -26,7 +26,7 @@ PINS = (
 
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
     """All plans of a small space, with their step times and lower bounds."""
-    space = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
+    space = PlanSpace(ResolvedRequest.resolve(overrides=PINS), GRAPH, on)
     sweep, found = BranchAndBound(space, 1e12), []
     for cell in space.batches():
         seconds = sweep.totals(cell).step_seconds

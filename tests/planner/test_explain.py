@@ -3,13 +3,14 @@ import re
 from factories import tiny_graph, tiny_machine
 from windlass.planner.choose import choose_plan
 from windlass.planner.explain import explain_result
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
 
 
-def request(*overrides: str) -> Request:
-    return Request.resolve(overrides=("train.batch=8", "train.sequence=32", *overrides))
+def request(*overrides: str) -> ResolvedRequest:
+    sizes = ("train.batch=8", "train.sequence=32", "train.steps=400")
+    return ResolvedRequest.resolve(overrides=(*sizes, *overrides))
 
 
 def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():

@@ -19,7 +19,7 @@ from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Stage
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPHS = tuple(
     sharded_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
@@ -40,12 +40,12 @@ def machine(devices: int, rate: float, host: int | None = None, kind: str = "cpu
     return found.model_copy(update={"links": (link,), "device": device})
 
 
-def request(*overrides: str, batch: int = 4) -> Request:
+def request(*overrides: str, batch: int = 4) -> ResolvedRequest:
     sizes = (f"train.batch={batch}", "train.sequence=32", f"train.steps={STEPS}")
-    return Request.resolve(overrides=(*sizes, *overrides))
+    return ResolvedRequest.resolve(overrides=(*sizes, *overrides))
 
 
-def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
+def every(asked: ResolvedRequest, graph: Graph, on: Machine) -> list[Plan]:
     """All plans that are open."""
     space = PlanSpace(asked, graph, on)
     return [space.plan(cell, at) for cell in space.batches() for at in range(cell.table.count)]
@@ -73,7 +73,7 @@ def fewer(plan: Plan, graph: Graph) -> list[Plan]:
     ]
 
 
-def counted(plans: list[Plan], asked: Request, graph: Graph) -> list[Plan]:
+def counted(plans: list[Plan], asked: ResolvedRequest, graph: Graph) -> list[Plan]:
     """The plans and those with less recompute, if that is open."""
     if asked.recompute is not None:
         return plans

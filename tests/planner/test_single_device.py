@@ -29,7 +29,7 @@ from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
 """Graphs whose state is larger than its staging buffers."""
@@ -45,9 +45,9 @@ def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
     return found.model_copy(update={"device": device})
 
 
-def request(*overrides: str, batch: int = 8) -> Request:
+def request(*overrides: str, batch: int = 8) -> ResolvedRequest:
     sizes = (f"train.batch={batch}", "train.sequence=64", f"train.steps={STEPS}")
-    return Request.resolve(overrides=(*sizes, *overrides))
+    return ResolvedRequest.resolve(overrides=(*sizes, *overrides))
 
 
 def counted(plan: Plan, graph: Graph) -> list[Plan]:
@@ -62,7 +62,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     return found
 
 
-def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
+def every(asked: ResolvedRequest, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
     """All plans that the tiers have room for, with full programs simulated."""
     budget = [
         each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)
@@ -84,7 +84,7 @@ def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Predict
 
 
 @cache
-def case(seed: int) -> tuple[Request, Graph, Machine, list[tuple[Plan, Prediction]]]:
+def case(seed: int) -> tuple[ResolvedRequest, Graph, Machine, list[tuple[Plan, Prediction]]]:
     chance = random.Random(seed)
     pins = chance.sample(["train.clip=inf", "precision=float32", "compile=true"], k=1)
     asked = request(*pins, batch=chance.choice([4, 8, 12]))

@@ -6,11 +6,12 @@ from hypothesis import given, strategies as st
 
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 
 NORM = 1e-6
 """Relative tolerance: some thousand squares are summed in float32, and some thousand such sums."""
 CPU = torch.device("cpu")
+SIZES = {"steps": 5, "batch": 4, "sequence": 16}
 
 
 def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -> MasterParameter:
@@ -30,7 +31,7 @@ def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -
 
 
 def reference(
-    one: MasterParameter, settings: TrainRequest, steps: int, scale: float = 1.0
+    one: MasterParameter, settings: TrainSettings, steps: int, scale: float = 1.0
 ) -> torch.Tensor:
     """The weight after some steps of torch's own optimizer with one gradient."""
     parameter = one.master.clone().requires_grad_()
@@ -51,7 +52,7 @@ def reference(
 def test_an_update_is_that_of_torch(
     precision: torch.dtype, shape: tuple[int, ...], divisor: float | None
 ):
-    settings = TrainRequest(steps=5, learning_rate=0.1)
+    settings = TrainSettings(**SIZES, learning_rate=0.1)
     one, optimizer = weight(*shape, precision=precision), AdamW(settings, CPU)
     gradient = one.gradient.clone()
     expected = reference(one, settings, 3, 1 / (divisor or 1))
@@ -71,15 +72,15 @@ def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
         weight(11, precision=precision),
     ]
     whole = torch.cat([one.gradient.double().flatten() for one in parts])
-    norm = AdamW(TrainRequest(), CPU).gradient_norm(parts)
+    norm = AdamW(TrainSettings(**SIZES), CPU).gradient_norm(parts)
     assert float(norm) == pytest.approx(float(whole.norm()), rel=NORM)
 
 
 def test_a_norm_within_the_clip_divides_nothing():
-    optimizer = AdamW(TrainRequest(clip=2.0), CPU)
+    optimizer = AdamW(TrainSettings(**SIZES, clip=2.0), CPU)
     assert optimizer.clip_divisor(1.9) is None
     assert float(optimizer.clip_divisor(4.0)) == pytest.approx(2.0)
-    assert AdamW(TrainRequest(clip=None), CPU).clip_divisor(1e9) is None
+    assert AdamW(TrainSettings(**SIZES, clip=None), CPU).clip_divisor(1e9) is None
 
 
 @given(
@@ -88,7 +89,9 @@ def test_a_norm_within_the_clip_divides_nothing():
     st.floats(0, 1),
 )
 def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float, final: float):
-    settings = TrainRequest(steps=steps, warmup=warmup, final_rate=final, learning_rate=0.5)
+    settings = TrainSettings(
+        **SIZES | {"steps": steps}, warmup=warmup, final_rate=final, learning_rate=0.5
+    )
     seen = sorted({1, *range(1, steps, max(1, steps // 50)), steps})
     rates = [learning_rate(settings, step) for step in seen]
     rising = round(warmup * steps)

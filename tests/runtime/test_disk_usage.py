@@ -20,7 +20,7 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 
 SEQUENCE = 16
 OFFLOADED = Offload(parameters="disk", gradients="disk", optimizer="disk")
@@ -77,7 +77,7 @@ def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
 def test_a_run_uses_the_disk_space_that_is_predicted_and_no_more(
     model: tuple[LayerStack, Graph],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     tmp_path: Path,
     in_phases: bool,
     precision: str,
@@ -107,7 +107,7 @@ def test_a_run_uses_the_disk_space_that_is_predicted_and_no_more(
 
 
 def test_a_run_in_phases_that_saves_only_at_its_end_stores_its_state_once(
-    model: tuple[LayerStack, Graph], settings: Callable[..., TrainRequest]
+    model: tuple[LayerStack, Graph], settings: Callable[..., TrainSettings]
 ):
     _, graph = model
     plan = Plan(
@@ -120,7 +120,7 @@ def test_a_run_in_phases_that_saves_only_at_its_end_stores_its_state_once(
 
 
 def test_state_in_memory_needs_disk_space_only_for_checkpoints(
-    model: tuple[LayerStack, Graph], settings: Callable[..., TrainRequest]
+    model: tuple[LayerStack, Graph], settings: Callable[..., TrainSettings]
 ):
     _, graph = model
     offload = Offload(parameters="host", gradients="host", optimizer="host")

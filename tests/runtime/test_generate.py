@@ -15,7 +15,7 @@ from windlass.runtime.generate import SamplingOptions, generate_text
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 
 Trained = tuple[LayerStack, Checkpoint | None]
 
@@ -26,7 +26,7 @@ def trained(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt(device="meta")

@@ -24,7 +24,7 @@ from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tenso
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
 
 SAME = 1e-6
@@ -34,7 +34,7 @@ SAME = 1e-6
 def plain_loop(
     stack: LayerStack,
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     micro: int,
 ):
     """Losses, norms and weights of a plain PyTorch loop over the full model."""
@@ -99,7 +99,7 @@ def test_a_run_equals_a_plain_loop_over_the_full_model(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt(model, **dials)
@@ -122,7 +122,7 @@ def run_once(
     run_plan: Plan,
     stack: LayerStack,
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     program: Callable[[Plan], Program],
     folder: Path,
     **options: TimelineRecorder,
@@ -142,7 +142,7 @@ def test_recompute_is_bit_identical_with_dropout(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt(dropout=0.2)
@@ -174,7 +174,7 @@ def test_recompute_is_bit_identical_where_a_layer_uses_the_generator(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     first, *blocks, last = gpt().layers
@@ -192,7 +192,7 @@ def test_dropped_elements_do_not_depend_on_the_micro_batch(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt(dropout=0.2)
@@ -216,7 +216,7 @@ def test_a_compiled_run_is_close_to_an_eager_one(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt(dropout=0.1)
@@ -234,7 +234,7 @@ def test_bfloat16_learns_like_float32(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt()
@@ -253,7 +253,7 @@ def test_a_run_without_a_grad_norm_instruction_reports_the_norm(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack = gpt()
@@ -272,7 +272,7 @@ def test_held_out_loss_is_that_of_the_full_model(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack, data, request = gpt(dropout=0.3), batches(), settings()
@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_documents(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     good = gpt()
@@ -351,7 +351,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_a_weight(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     good = gpt()
@@ -366,7 +366,7 @@ def test_a_recorded_step_has_a_timeline_with_memory(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
 ):
     stack, recorded = gpt(), {}
@@ -386,7 +386,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):

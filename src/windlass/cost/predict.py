@@ -9,7 +9,14 @@ from windlass.cost.op_time import TERMS, TermSeconds
 from windlass.cost.peak_memory import tier_peaks
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import InstructionSpan, step_seconds, transfer_seconds
-from windlass.program import Program, TierTraffic, lower, sum_tiers
+from windlass.program import (
+    TRANSFER_KINDS,
+    Instruction,
+    Program,
+    TierTraffic,
+    lower,
+    sum_tiers,
+)
 from windlass.schema import Graph, Machine, OffloadTraffic, Plan, Prediction
 
 _DEVIATIONS_OF_80_PERCENT = 1.2816
@@ -67,14 +74,7 @@ def predict_time(
             key=lambda index: step_seconds(stage_programs[index], spans[index]),
         )
         program, times = programs[last], spans[last]
-        overlaps = plan.offloads and machine.device.kind != "cpu"
-        if len(programs) > 1 or overlaps:
-            by_kind, by_term = _totals_on_last_device(costs, program, times, overlaps=overlaps)
-        else:
-            by_kind, by_term = _totals_of_equal_instructions(costs, program)
-            waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
-            for totals in (by_kind, by_term):
-                totals[_WAITING] = waiting
+        by_kind, by_term = _totals_on_last_device(plan, machine, costs, program, times)
         if plan.offloads:
             traffic = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
             offload = OffloadTraffic(
@@ -120,45 +120,82 @@ def _deviation(machine: Machine) -> float:
 def _at_pace(
     pace: float, by_kind: dict[str, float], by_term: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """All times at the pace of the slowest host; waiting for it is a term of its own."""
+    """All times at the pace of the slowest host; waiting for it is a part of its own."""
     if pace == 1:
         return by_kind, by_term
-    waiting = (pace - 1) * sum(by_term.values())
-    return {kind: pace * seconds for kind, seconds in by_kind.items()}, by_term | {
-        _STRAGGLERS: waiting
-    }
+    waiting = {_STRAGGLERS: (pace - 1) * sum(by_kind.values())}
+    return by_kind | waiting, by_term | waiting
 
 
 def _totals_on_last_device(
-    costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, overlaps: bool
+    plan: Plan,
+    machine: Machine,
+    costs: InstructionCosts,
+    program: Program,
+    spans: tuple[InstructionSpan, ...],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and by term on the device that finishes last.
 
-    Work that overlaps with what follows it counts only as far as nothing else hides it.
+    Sends and transfers count only for the time in which the device does nothing else meanwhile.
 
     Args:
+        plan: the plan.
+        machine: the machine that it runs on.
         costs: costs of the plan's instructions.
         program: program of the device.
         spans: start and end of its instructions.
-        overlaps: whether updates that move offloaded state overlap with what follows them too.
     """
     by_kind: dict[str, float] = defaultdict(float)
-    done, end = 0.0, step_seconds(program, spans)
     worked: dict[TermSeconds, float] = defaultdict(float)
-    for instruction, span in zip(program.instructions, spans, strict=True):
-        start, until = min(span.start, end), min(span.end, end)
+    waiting, exchanging = 0.0, 0.0
+    # Updates of offloaded state run beside the passes, unless both take the same cores.
+    updates_block = machine.device.kind == "cpu" or not machine.overlaps_transfers
+    updates: list[TermSeconds] = []
+    done, end = 0.0, step_seconds(program, spans)
+    starts = _next_starts(plan, program, spans, end)
+    for instruction, span, next_start in zip(program.instructions, spans, starts, strict=True):
+        work = costs.terms(instruction, program.device)
+        if _runs_in_background(plan, instruction):
+            updates += [work] if updates_block and instruction.kind == "update" else []
+            continue
+        # A message may leave after the device has gone on: it takes none of the device's time.
+        start, until = min(span.start, next_start), min(span.end, next_start)
+        gap = max(0.0, start - done)
+        for update in updates:
+            exposed = min(gap, update.total)
+            by_kind["update"] += exposed
+            worked[update] += exposed / update.total if update.total else 0.0
+            gap -= exposed
+        updates.clear()
+        waiting += gap
         seen = max(0.0, until - max(start, done))
         by_kind[instruction.kind] += seen
-        work = costs.terms(instruction, program.device)
-        hidden = overlaps and instruction.kind == "update" and work.total > seen
-        worked[work] += seen / work.total if hidden else 1.0
-        if start > done:
-            by_kind[_WAITING] += start - done
+        worked[work] += min(1.0, seen / work.total) if work.total else 0.0
+        exchanging += max(0.0, seen - work.total)
         done = max(done, until)
-    by_term = _terms(_sum(worked))
-    waiting = by_kind.get(_WAITING, 0.0)
-    by_term[_EXCHANGE] = max(0.0, done - sum(by_term.values()) - waiting)
-    return dict(by_kind), by_term | ({_WAITING: waiting} if waiting else {})
+    if plan.parallel.devices == 1:  # what is left beside its own work is rounding
+        waiting, exchanging = waiting + exchanging, 0.0
+    totals = {_WAITING: waiting, _EXCHANGE: exchanging}
+    by_term = _terms(_sum(worked)) | {term: value for term, value in totals.items() if value}
+    return dict(by_kind) | ({_WAITING: waiting} if waiting else {}), by_term
+
+
+def _next_starts(
+    plan: Plan, program: Program, spans: tuple[InstructionSpan, ...], end: float
+) -> list[float]:
+    """For each instruction, when the device starts the next one that is no background transfer."""
+    starts, following = [end] * len(spans), end
+    for index in range(len(spans) - 1, -1, -1):
+        starts[index] = following
+        if not _runs_in_background(plan, program.instructions[index]):
+            following = min(spans[index].start, end)
+    return starts
+
+
+def _runs_in_background(plan: Plan, instruction: Instruction) -> bool:
+    """Whether a transfer queue runs it, and the device goes on meanwhile."""
+    moves = plan.offloads and instruction.kind in TRANSFER_KINDS
+    return moves and (instruction.kind != "update" or plan.is_offloaded("optimizer"))
 
 
 def _totals_of_equal_instructions(

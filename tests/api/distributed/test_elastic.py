@@ -5,12 +5,13 @@ from hypothesis import given, strategies as st
 
 from windlass.api.distributed.elastic import shrink_parallelism
 from windlass.schema.plan import Parallelism
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 
-def request(batch: int, micro: int | None = None) -> Request:
-    sizes = {"train": {"batch": batch}, "batch": {} if micro is None else {"micro": micro}}
-    return Request.model_validate(sizes)
+def request(batch: int, micro: int | None = None) -> ResolvedRequest:
+    train = {"batch": batch, "sequence": 64, "steps": 400}
+    sizes = {"train": train, "batch": {} if micro is None else {"micro": micro}}
+    return ResolvedRequest.model_validate(sizes)
 
 
 @given(

@@ -6,22 +6,23 @@ from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.choose import choose_plan
 from windlass.planner.result import InfeasiblePlan
 from windlass.planner.search.extrapolate import evaluate, peak_memory
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=6, width=2048)
 """State and activations are both larger than what state passes through on its way."""
 MACHINE = tiny_machine(memory="4 GiB", host="8 GiB")
 
 
-def asked(**changes: object) -> Request:
-    return Request.model_validate({"train": {"batch": 64, "sequence": 64}} | changes)
+def asked(**changes: object) -> ResolvedRequest:
+    train = {"batch": 64, "sequence": 64, "steps": 400}
+    return ResolvedRequest.model_validate({"train": train} | changes)
 
 
-def overridden(request: Request, *overrides: str) -> Request:
+def overridden(request: ResolvedRequest, *overrides: str) -> ResolvedRequest:
     pins = {"batch.micro": request.batch.micro, "recompute": request.recompute}
     kept = [f"{key}={value}" for key, value in pins.items() if value is not None]
-    first = ("train.batch=64", "train.sequence=64")
-    return Request.resolve(overrides=(*first, *kept, *overrides))
+    first = ("train.batch=64", "train.sequence=64", "train.steps=400")
+    return ResolvedRequest.resolve(overrides=(*first, *kept, *overrides))
 
 
 @pytest.mark.parametrize("pins", [{"phases": 1}, {"phases": 1, "batch": {"micro": 64}}])
@@ -37,7 +38,7 @@ def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among
 
 
 @pytest.mark.parametrize("request_", [asked(), asked(batch={"micro": 64}, recompute="none")])
-def test_each_alternative_fits_the_budget_with_its_overrides(request_: Request):
+def test_each_alternative_fits_the_budget_with_its_overrides(request_: ResolvedRequest):
     whole = choose_plan(asked(), GRAPH, MACHINE).plan
     assert whole is not None
     budget = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
@@ -70,7 +71,7 @@ def test_a_machine_without_offload_tiers_has_no_alternatives_in_phases():
 PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
 
 
-def named(refusal: InfeasiblePlan, budget: int) -> Request:
+def named(refusal: InfeasiblePlan, budget: int) -> ResolvedRequest:
     """The request for just the plan that does not fit, and what is said to lift that."""
     plan = refusal.plan
     values = (
@@ -86,9 +87,8 @@ def named(refusal: InfeasiblePlan, budget: int) -> Request:
     if "phases" in changes:  # all state goes with the weights, and recompute has no say
         del pins["offload.optimizer"], pins["recompute"]
     words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
-    return Request.resolve(
-        overrides=("train.batch=64", "train.sequence=64", f"memory={budget}", *words)
-    )
+    sizes = ("train.batch=64", "train.sequence=64", "train.steps=400")
+    return ResolvedRequest.resolve(overrides=(*sizes, f"memory={budget}", *words))
 
 
 @pytest.mark.parametrize("mebibytes", [250, 420, 500])

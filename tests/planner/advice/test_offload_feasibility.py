@@ -5,14 +5,16 @@ from factories import tiny_graph, tiny_machine
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema.request import Request
+from windlass.schema.request import ResolvedRequest
 
 HOST = "1 GiB"
 GRAPH = tiny_graph(layers=6)
 
 
-def asked(**changes: object) -> Request:
-    return Request.model_validate({"train": {"batch": 4, "sequence": 16}} | changes)
+def asked(**changes: object) -> ResolvedRequest:
+    return ResolvedRequest.model_validate(
+        {"train": {"batch": 4, "sequence": 16, "steps": 400}} | changes
+    )
 
 
 @given(st.integers(1, 9), st.data())

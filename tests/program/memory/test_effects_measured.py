@@ -21,7 +21,7 @@ from windlass.runtime.param_store import InMemoryStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Plan, Recompute
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 
 SEQUENCE, VOCABULARY = 128, 2048
 
@@ -49,7 +49,7 @@ def graph(chain: LayerStack) -> Graph:
 
 def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
-    settings = TrainRequest(seed=0)
+    settings = TrainSettings(steps=1, batch=1, sequence=16, seed=0)
     context = RankContext(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )

@@ -22,7 +22,7 @@ from windlass.runtime.verify.reference_model import ReferenceStep, reference_ste
 from windlass.schema.graph import Graph
 from windlass.schema.largest_model import ReferenceComparison
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainRequest
+from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
 
 SEQUENCE = 16
@@ -31,7 +31,7 @@ OFFLOADED = Offload(parameters="disk", gradients="disk", optimizer="disk")
 ROUNDING = 2e-5
 """Relative, of float32 sums in another order."""
 
-Trained = tuple[LayerStack, Step, Path, TrainRequest]
+Trained = tuple[LayerStack, Step, Path, TrainSettings]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def trained(
     gpt: Callable[..., LayerStack],
     graph_of: Callable[..., Graph],
     batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
+    settings: Callable[..., TrainSettings],
     tmp_path: Path,
 ) -> Callable[..., Trained]:
     """Trains, and gives the last step and its checkpoint."""

@@ -14,7 +14,7 @@ from windlass.planner.search.extrapolate import (
     training_state_bytes,
 )
 from windlass.planner.single_device import search_single_device
-from windlass.planner.space.options import precisions, sequence_of, smaller_moments, vary
+from windlass.planner.space.options import precisions, smaller_moments, vary
 from windlass.planner.space.phase_space import offload_tiers
 from windlass.schema import BatchRequest, Graph, Machine, Plan, ResolvedRequest
 
@@ -164,7 +164,7 @@ def _shorter(
     request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[EvaluatedPlan, ...]:
     """The plans that fit of the longest sequence found by halving."""
-    sequence = sequence_of(request, graph) // 2
+    sequence = request.train.sequence // 2
     while sequence >= _MIN_SEQUENCE:
         train = request.train.model_copy(update={"sequence": sequence})
         shorter = request.model_copy(update={"train": train})

@@ -95,7 +95,8 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     for name in ("by_term", "by_kind"):
         before, after = getattr(low, name), getattr(high, name)
         changes[name] = {
-            key: _extrapolate_line(before.get(key, 0.0), after[key], times) for key in after
+            key: _extrapolate_line(before.get(key, 0.0), after.get(key, 0.0), times)
+            for key in before | after
         }
     if stages > 1 and plan.parallel.schedule == "gpipe":
         programs = lower(plan, graph)  # it keeps every micro-batch alive

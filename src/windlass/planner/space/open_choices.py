@@ -12,7 +12,6 @@ from windlass.planner.space.options import (
     open_recompute as recomputes_of,
     open_tensor_degrees,
     precisions,
-    sequence_of,
 )
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.program import schedule_errors, selective_recompute_errors, tensor_parallel_errors
@@ -64,7 +63,7 @@ class OpenChoices:
     @cached_property
     def sequence(self) -> int:
         """Tokens of one sequence."""
-        return sequence_of(self.request, self.graph)
+        return self.request.train.sequence
 
     @property
     def minimizes_recompute(self) -> bool:

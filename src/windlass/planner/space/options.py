@@ -36,9 +36,6 @@ _Value = TypeVar("_Value")
 MAX_TENSOR_DEGREE = 64
 """Largest tensor-parallel degree of an open request: the largest of any published plan."""
 
-_MAX_SEQUENCE = 1024
-"""Tokens of a sequence if neither the request nor the model states it."""
-
 _MAX_GRID_ROWS = 16
 """Attention heads are divided by rows, and few models have heads for more."""
 
@@ -76,7 +73,7 @@ def base_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> Plan:
         moments=request.moments,
         clip=request.train.clip is not None,
         offload=Offload(optimizer=request.offload.optimizer or DEVICE_TIER),
-        batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
+        batch=Batch(sequence=request.train.sequence, micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
     )
 
@@ -189,11 +186,6 @@ def open_tensor_degrees(
     return (*powers, *(each for each in quickest if each is not None))
 
 
-def sequence_of(request: ResolvedRequest, graph: Graph) -> int:
-    """Tokens of one sequence: the request's, else the longest the model takes, at most 1024."""
-    return request.train.sequence or min(graph.max_sequence or _MAX_SEQUENCE, _MAX_SEQUENCE)
-
-
 def open_recompute(request: ResolvedRequest) -> tuple[Recompute, ...]:
     """Recompute modes that the request leaves open."""
     if request.recompute_layers is not None and request.recompute is None:
@@ -225,7 +217,7 @@ def _pinned_or(pinned: _Value | None, choices: tuple[_Value, ...]) -> tuple[_Val
 
 def _tensor_degrees(request: ResolvedRequest, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Tensor-parallel degrees that keep the pin, or by which layers and tokens can be sharded."""
-    sequence = sequence_of(request, graph)
+    sequence = request.train.sequence
     if request.parallel.tensor is not None:
         return (request.parallel.tensor,)
     divisible = (
@@ -275,7 +267,7 @@ def _single_device_faults(request: ResolvedRequest) -> Iterator[str]:
 def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     """Faults of a request that no plan can meet, whatever its parallelism."""
     longest, sequence = graph.max_sequence, request.train.sequence
-    if longest is not None and sequence is not None and sequence > longest:
+    if longest is not None and sequence > longest:
         yield (
             f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {longest} tokens; "
             "shorten it or raise `model.sequence`"
@@ -346,7 +338,7 @@ def _all_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Ite
             f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
         )
     else:
-        yield from tensor_parallel_errors(degree, sequence_of(request, graph), graph)
+        yield from tensor_parallel_errors(degree, request.train.sequence, graph)
     if not _microbatch_sizes(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)

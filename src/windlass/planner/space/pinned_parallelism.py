@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from windlass.errors import InputErrors
-from windlass.planner.space.options import base_plan, open_plans, sequence_of
+from windlass.planner.space.options import base_plan, open_plans
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.program import plan_errors
 from windlass.schema import (
@@ -50,7 +50,7 @@ def pinned_plans(request: ResolvedRequest, graph: Graph, machine: Machine) -> tu
     faults = tuple(_parallelism_faults(request, parallel, virtual_stages, graph))
     if faults:
         raise InputErrors(faults)
-    stages = stage_partition(graph, parallel.pipeline * virtual_stages, sequence_of(request, graph))
+    stages = stage_partition(graph, parallel.pipeline * virtual_stages, request.train.sequence)
     first = base_plan(_replica_request(request, parallel.data), graph, machine).model_copy(
         update={
             "parallel": parallel.model_copy(

@@ -1,0 +1,91 @@
+"""Defaults of batch, sequence and steps by model and machine."""
+
+import pytest
+
+from factories import tiny_graph, tiny_machine
+from windlass.planner.defaults import resolve_defaults
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.request import Request
+
+CPU = tiny_machine()
+GPUS = CPU.model_copy(
+    update={"device": CPU.device.model_copy(update={"kind": "cuda"}), "devices": 64}
+)
+
+
+def graph(parameters: float, sequence: int | None = 2048) -> Graph:
+    """A graph of about this many parameters, all of them in its embedding and its head."""
+    return tiny_graph(
+        layers=0, width=1000, vocabulary=int(parameters) // 1000, max_sequence=sequence, tied=True
+    )
+
+
+def chosen(model: Graph, machine: Machine, *overrides: str) -> tuple[int, int, int]:
+    train = resolve_defaults(Request.resolve(overrides=overrides), model, machine)[0].train
+    return train.batch, train.sequence, train.steps
+
+
+def test_a_small_model_takes_16_sequences_and_400_steps_on_any_machine():
+    assert chosen(graph(3e6, 256), CPU) == chosen(graph(3e6, 256), GPUS) == (16, 256, 400)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "batch"), [(125e6, 256), (1.3e9, 512), (13e9, 1024), (175e9, 1536)]
+)
+def test_a_model_on_gpus_takes_the_batch_of_the_gpt_3_of_its_size(parameters: float, batch: int):
+    assert chosen(graph(parameters), GPUS)[:2] == (batch, 2048)
+
+
+def test_a_run_on_gpus_sees_twenty_tokens_a_parameter():
+    model = graph(125e6)
+    batch, sequence, steps = chosen(model, GPUS)
+    assert 0 <= steps * batch * sequence - 20 * model.parameter_count < batch * sequence
+
+
+def test_a_large_model_on_a_cpu_takes_a_step_of_4096_tokens():
+    assert chosen(graph(124e6, 1024), CPU) == (4, 1024, 100)
+    assert chosen(graph(124e6, 1024), CPU, "train.sequence=128") == (32, 128, 100)
+
+
+@pytest.mark.parametrize(("longest", "sequence"), [(64, 64), (131_072, 8192), (None, 8192)])
+def test_the_sequence_is_the_longest_that_the_model_takes_within_a_limit(
+    longest: int | None, sequence: int
+):
+    assert chosen(graph(125e6, longest), GPUS)[1] == sequence
+
+
+@pytest.mark.parametrize(
+    ("pins", "batch"),
+    [
+        (("parallel.data=3",), 15), (("batch.micro=32",), 32),
+        (("batch.micro=3", "batch.accumulation=2"), 6), (("sharding.parameters=6",), 12),
+    ],
+)  # fmt: skip
+def test_the_batch_is_one_that_the_pins_divide_and_the_reason_says_so(
+    pins: tuple[str, ...], batch: int
+):
+    resolved, defaults = resolve_defaults(Request.resolve(overrides=pins), graph(3e6), CPU)
+    assert resolved.train.batch == batch
+    assert str(pins[-1].split("=")[1]) in next(
+        default.reason for default in defaults if default.key == "train.batch"
+    )
+
+
+def test_what_a_request_names_stays_and_has_no_reason():
+    asked = ("train.batch=7", "train.sequence=99", "train.steps=5")
+    resolved, defaults = resolve_defaults(Request.resolve(overrides=asked), graph(3e6), CPU)
+    assert (resolved.train.batch, resolved.train.sequence, resolved.train.steps) == (7, 99, 5)
+    assert defaults == ()
+
+
+def test_a_resolved_request_keeps_all_else_and_resolves_to_itself():
+    request = Request.resolve(overrides=("memory=2GiB", "train.clip=inf", "recompute=full"))
+    resolved, _ = resolve_defaults(request, graph(3e6), CPU)
+    content = resolved.model_dump(mode="json")
+    sizes = {"batch": 16, "sequence": 1024, "steps": 400}
+    assert content == request.model_dump(mode="json") | {
+        "train": request.model_dump(mode="json")["train"] | sizes
+    }
+    again = Request.model_validate(content)
+    assert resolve_defaults(again, graph(175e9), GPUS)[0] == resolved
