@@ -8,6 +8,9 @@ from windlass.schema.comparison import (
     MachineForecast,
     SmallestMachine,
 )
+from windlass.schema.fact_table import (
+    fact_table_html,
+)
 from windlass.schema.graph import (
     PRECISION_BYTES,
     Collective,
@@ -30,6 +33,7 @@ from windlass.schema.largest_model import (
     ReferenceComparison,
 )
 from windlass.schema.machine import (
+    MAX_CONTENTION,
     AttentionRate,
     Curve,
     Device,
@@ -87,9 +91,11 @@ from windlass.schema.run_record import (
     CHECKPOINT_FOLDER,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
+    JOBSET_FILE,
     JOURNAL_FOLDER,
     LARGEST_MODEL_FILE,
     LAUNCH_FILE,
+    LAUNCH_SECRET_FILE,
     MACHINE_FILE,
     MEASURED_TIMELINE_FILE,
     MERGED_CHECKPOINT_FOLDER,
@@ -99,6 +105,7 @@ from windlass.schema.run_record import (
     PROGRAM_FILE,
     REPORT_FILE,
     REQUEST_FILE,
+    SLURM_FILE,
     STATE_FOLDER,
     TOKENIZER_FILE,
     TOKENS_FOLDER,
@@ -131,10 +138,13 @@ __all__ = [
     "ENVIRONMENT_FILE",
     "GRAPH_FILE",
     "HOST_TIER",
+    "JOBSET_FILE",
     "JOURNAL_FOLDER",
     "LARGEST_MODEL_FILE",
     "LAUNCH_FILE",
+    "LAUNCH_SECRET_FILE",
     "MACHINE_FILE",
+    "MAX_CONTENTION",
     "MEASURED_TIMELINE_FILE",
     "MERGED_CHECKPOINT_FOLDER",
     "MOMENT_BLOCK",
@@ -146,6 +156,7 @@ __all__ = [
     "PROGRAM_FILE",
     "REPORT_FILE",
     "REQUEST_FILE",
+    "SLURM_FILE",
     "STATE_FOLDER",
     "TOKENIZER_FILE",
     "TOKENS_FOLDER",
@@ -215,6 +226,7 @@ __all__ = [
     "TrainRequest",
     "TrainSettings",
     "VerificationResult",
+    "fact_table_html",
     "grid_columns",
     "grid_rows",
     "group_size",

@@ -1,5 +1,6 @@
 """Plan: how a graph is parallelized, sharded, offloaded and recomputed on a machine; immutable."""
 
+from html import escape
 from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -182,6 +183,19 @@ class Plan(Document):
                     )
                 next_layer = end
         return self
+
+    def __repr__(self) -> str:
+        parallel, batch = self.parallel, self.batch
+        degrees = f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"
+        phases = sum(len(stage.phases) for stage in self.stages)
+        return (
+            f"<Plan {self.label} of {self.graph} on {self.machine}: {degrees}, {self.precision}, "
+            f"{batch.accumulation} x {batch.micro} sequences of {batch.sequence}, recompute "
+            f"{self.recompute}, {phases} {'phase' if phases == 1 else 'phases'}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.to_toml())}</pre>"
 
     @property
     def global_batch(self) -> int:

@@ -3,6 +3,8 @@
 from typing import Literal
 
 from windlass.document import Document
+from windlass.schema.fact_table import fact_table_html
+from windlass.units import format_bytes, format_count, format_seconds
 
 MemoryClass = Literal["weights", "gradients", "optimizer", "activations", "working", "runtime"]
 """Classes of memory. `working`: temporary memory of an instruction while it runs. `runtime`: the
@@ -66,6 +68,23 @@ class Prediction(Document):
     """Compilation time, once per run before the first step."""
     offload: OffloadTraffic | None = None
     """Transfers of offloaded tensors; None if nothing is offloaded."""
+
+    def __repr__(self) -> str:
+        return f"<Prediction of plan {self.plan}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return fact_table_html(f"predicted for plan {self.plan}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        low, high = format_seconds(self.low_seconds), format_seconds(self.high_seconds)
+        facts = {
+            "step": f"{format_seconds(self.step_seconds)} a step (80 % interval {low} to {high})",
+            "speed": f"{format_count(self.tokens_per_second)} tokens/s",
+        }
+        for peak in self.peaks:
+            bytes_ = f"{format_bytes(peak.peak_bytes)} of {format_bytes(peak.capacity_bytes)}"
+            facts[peak.tier] = f"{bytes_} in {peak.tier}"
+        return facts
 
     @property
     def offload_efficiency(self) -> float:

@@ -6,6 +6,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from windlass.document import Document
+from windlass.schema.fact_table import fact_table_html
+from windlass.units import format_bytes, format_seconds
 
 REQUEST_FILE = "request.toml"
 PLAN_FILE = "plan.toml"
@@ -29,7 +31,13 @@ MERGED_CHECKPOINT_FOLDER = ".merged"
 TOKENS_FOLDER = "tokens"
 """Folder with the tokenized text of a run that is prepared for other hosts."""
 LAUNCH_FILE = "launch.sh"
-"""The script that starts a prepared run on a cluster."""
+"""The script that starts the ranks of one host of a prepared run."""
+SLURM_FILE = "slurm.sh"
+"""The script for `sbatch`, which starts a prepared run on all hosts."""
+JOBSET_FILE = "jobset.yaml"
+"""The same for Kubernetes."""
+LAUNCH_SECRET_FILE = "launch.secret"
+"""Prefix of the keys with which the hosts of a cluster meet; only its owner can read it."""
 LARGEST_MODEL_FILE = "largest_model.json"
 
 
@@ -56,7 +64,7 @@ RunState = Literal["prepared", "running", "finished", "interrupted", "broken", "
 process holds the folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Step:
     """One measured training step. Losses are in nats per token, memory in bytes."""
 
@@ -77,6 +85,9 @@ class Step:
     without evaluation; 0 if nothing is offloaded."""
     written_bytes: int = 0
     """Bytes written to offload tiers, counted likewise."""
+    contention: float | None = None
+    """Share of the step for which threads that could run waited for a core; None if the system does
+    not tell, or if this host has fewer cores than the run has ranks."""
     flush_seconds: float = 0.0
     """Time after the step to flush deferred updates, because it evaluates or saves."""
     by_kind: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -86,3 +97,23 @@ class Step:
     held_out_bits_per_byte: float | None = None
     saved: str | None = None
     """Name of the checkpoint that was started after this step; None if none was."""
+
+    def __repr__(self) -> str:
+        return f"<Step {self.step}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return fact_table_html(f"step {self.step}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        facts = {
+            "loss": f"loss {self.loss:.4f}",
+            "time": format_seconds(self.seconds),
+            "gradient norm": f"gradient norm {self.gradient_norm:.3g}",
+            "learning rate": f"learning rate {self.learning_rate:.3g}",
+            "memory": f"{format_bytes(self.memory_bytes)} at the peak",
+        }
+        if self.held_out_loss is not None:
+            facts["held out"] = f"held out {self.held_out_loss:.4f}"
+        if self.saved is not None:
+            facts["saved"] = f"saved {self.saved}"
+        return facts

@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from windlass.schema.fact_table import fact_table_html
 from windlass.schema.graph import Precision
 from windlass.schema.plan import MomentFormat
 
 ComparedQuantity = Literal[
+    "learning rate",
     "samples",  # the samples that the step takes
+    "tokens",  # of each sample, inputs and targets
     "output",  # of a layer, sample by sample
     "loss",
     "input gradient",  # of a layer, sample by sample
     "weight gradient",  # of the first step, full tensors
     "gradient norm",
     "weight",  # after each step, full tensors
+    "held-out loss",  # after the last step
+    "held-out bits per byte",
 ]
 """What is compared, in the order in which a step computes it."""
 
@@ -63,7 +68,7 @@ class QuantityComparison:
         return self.error <= self.tolerance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerificationResult:
     """A few steps under a plan compared with the same steps on one device."""
 
@@ -76,3 +81,17 @@ class VerificationResult:
     def passed(self) -> bool:
         """Whether the runs differ nowhere by more than rounding."""
         return self.first_mismatch is None
+
+    def __repr__(self) -> str:
+        count = sum(each.count for each in self.comparisons)
+        verdict = "equal" if self.passed else f"first mismatch: {self.first_mismatch}"
+        return f"<VerificationResult of {self.steps} steps, {count} values compared: {verdict}>"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            each.quantity: f"{each.count} compared, error {each.error:.1e}, tolerance "
+            f"{each.tolerance:.1e}"
+            for each in self.comparisons
+        }
+        heading = "equal" if self.passed else f"not equal, first mismatch: {self.first_mismatch}"
+        return fact_table_html(f"{self.steps} steps: {heading}", facts)

@@ -26,7 +26,7 @@ LAST = "last"
 _MAX_NAMES = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunSummary:
     """One line of a list of runs."""
 
@@ -50,6 +50,11 @@ class RunSummary:
     attempts: int
     parent: str | None = None
     """The run that this one started from, `<end of id>@<step>`; None if it has none."""
+
+    def __repr__(self) -> str:
+        steps = f" of {self.steps}" if self.steps else ""
+        loss = f", loss {self.loss:.4f}" if self.step else ""
+        return f"<Run {self.short_id} of {self.model}: {self.state}, step {self.step}{steps}{loss}>"
 
     @property
     def short_id(self) -> str:

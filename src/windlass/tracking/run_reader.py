@@ -29,11 +29,13 @@ from windlass.schema import (
     RunState,
     Step,
     Timeline,
+    fact_table_html,
 )
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
 from windlass.tracking.run_folder import journal_files, journal_path, read_run_id
 from windlass.tracking.run_index import describe_parent, run_state
 from windlass.tracking.step_records import read_steps
+from windlass.units import format_seconds
 
 D = TypeVar("D", bound=Document)
 _SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
@@ -53,7 +55,7 @@ class ChangedFile:
         return f"its fingerprint is `{actual}`, and the run recorded `{recorded}`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunRecord:
     """The contents of a run folder."""
 
@@ -83,6 +85,22 @@ class RunRecord:
     """One sentence for each file that is damaged or changed, and for steps that are lost."""
     changed_files: Mapping[str, ChangedFile] = field(default_factory=lambda: MappingProxyType({}))
     """The files, by name, whose content is not what the run wrote."""
+
+    def __repr__(self) -> str:
+        return f"<RunRecord {self.id} of {self.model}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return fact_table_html(f"{self.model}, run {self.id}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        facts = {"state": self.state, "folder": str(self.folder)}
+        if self.steps:
+            last, count = self.steps[-1], self.meta.get("steps", "?")
+            facts["steps"] = f"step {last.step} of {count}"
+            facts["loss"] = f"loss {last.loss:.4f}"
+        if self.prediction is not None:
+            facts["predicted"] = f"{format_seconds(self.prediction.step_seconds)} a step predicted"
+        return facts | {f"fault {i}": fault for i, fault in enumerate(self.faults, start=1)}
 
     @property
     def meta(self) -> dict[str, object]:
