@@ -1,25 +1,54 @@
 """ModelRequest: which model, by name and dials. Requests and plans contain one."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from windlass.document import Document
+from windlass.errors import RequestError, is_text
+
+_MAX_LAYERS, _MAX_SIZE = 4096, 2**24
 
 
-class ModelRequest(Document):
+def _require_text(name: str) -> str:
+    if not is_text(name):
+        raise RequestError("a name has no NUL character")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_require_text)]
+"""A name, or a path."""
+Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+"""A width, or a number of heads, tokens or entries; no model has larger ones."""
+
+
+class RequestTable(Document):
+    """A table of a request; the text below each key is its meaning in `windlass keys`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelRequest(RequestTable):
     """A model by name or file, with overrides of its size."""
 
-    name: str = "gpt-tiny"
+    name: Name = "gpt-tiny"
     """A name from the model catalog, or `file.py:function` that returns an `nn.Module`."""
-    layers: int | None = Field(default=None, ge=1)
-    width: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    ffn: int | None = Field(default=None, ge=1)
-    vocabulary: int | None = Field(default=None, ge=2)
+    layers: int | None = Field(default=None, ge=1, le=_MAX_LAYERS)
+    """Number of blocks; None, here and below, means the model's own."""
+    width: Size | None = None
+    """Hidden size."""
+    heads: Size | None = None
+    """Attention heads; they divide the width."""
+    kv_heads: Size | None = None
+    """Key and value heads, a divisor of the heads; fewer make grouped queries."""
+    ffn: Size | None = None
+    """Inner width of the feed-forward branch; None keeps its ratio to the width."""
+    vocabulary: Size | None = Field(default=None, ge=2)
     """Vocabulary size; None means the model's own, which must cover the tokenizer's."""
-    sequence: int | None = Field(default=None, ge=2)
+    sequence: Size | None = Field(default=None, ge=2)
     """Longest sequence with learned positions, in tokens; None means the model's own."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Probability that a value is dropped in training; None means the model's own."""
     split_blocks: bool | None = None
     """Makes attention and feed-forward separate layers, so that a stage may end between them; None
     means one layer per block."""

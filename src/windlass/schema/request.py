@@ -1,6 +1,9 @@
 """Request: what a user asks for. All fields have defaults; the planner decides what is open."""
 
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import inf, isfinite
 from typing import Annotated, Any, Self
 
@@ -12,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from windlass.document import Document
+from windlass.document import Synonyms
 from windlass.schema.graph import Precision
-from windlass.schema.model_request import ModelRequest
+from windlass.schema.model_request import ModelRequest, Name, RequestTable, Size
 from windlass.schema.plan import MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
@@ -22,26 +25,34 @@ from windlass.units import Bytes
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The share of a running mean that remains after each step."""
 
+Count = Annotated[int, Field(ge=1, le=2**40)]
+"""A degree, or a number of steps."""
+Sequences = Annotated[int, Field(ge=1, le=2**20)]
+"""Sequences or micro-batches of one step, each of which is planned and predicted."""
+
 _HELD_OUT = 0.05
+_MAX_ENTRIES = 2**20
+"""Largest vocabulary that a tokenizer is trained for."""
 
 
-class DataRequest(Document):
+class DataRequest(RequestTable):
     """The text to train on and how it is tokenized."""
 
-    source: str | tuple[str, ...] = "stdlib"
+    source: Name | tuple[Name, ...] = "stdlib"
     """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
     `.jsonl` or `.parquet` file, a Hugging Face data set (`hf:name`, or a saved folder), or a list
     of these."""
     weights: tuple[float, ...] | None = None
     """Share of the training sequences that is taken from each source, in the order of `source`,
     relative to each other; None takes them in proportion to their tokens."""
-    validation: str | None = None
+    validation: Name | None = None
     """Text to evaluate on, named like a `source`; all of `source` is trained on then. None holds
     out a part of `source`."""
-    text_field: str = "text"
-    tokenizer: str = "bpe"
+    text_field: Name = "text"
+    """The field of a table that holds the text."""
+    tokenizer: Name = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
-    vocabulary: int = Field(default=4096, ge=257)
+    vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
     """Entries of a trained tokenizer."""
     held_out: float = Field(default=_HELD_OUT, gt=0, lt=1)
     """Share of documents that is kept for evaluation and never trained on, without
@@ -78,31 +89,38 @@ class DataRequest(Document):
         return self
 
 
-class TrainRequest(Document):
+class TrainRequest(RequestTable):
     """Training with AdamW: warm-up and cosine decay, clipping by the global gradient norm."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: Count | None = None
     """Steps of the run; None means a default for model and machine, as for the next two."""
-    batch: int | None = Field(default=None, ge=1)
+    batch: Sequences | None = None
     """Global batch in sequences."""
-    sequence: int | None = Field(default=None, ge=2)
+    sequence: Size | None = Field(default=None, ge=2)
     """Tokens per sequence."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate at the end of the warm-up."""
     final_rate: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the last step, as a share of `learning_rate`."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's decay of the first and of the second moment."""
     epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon, beside the root of the second moment."""
     weight_decay: float = Field(default=0.1, ge=0)
-    clip: float | None = Field(default=1.0, gt=0)
+    """AdamW's weight decay, of weights with two or more dimensions."""
+    clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
     seed: int = 0
-    evaluate_every: int = Field(default=100, ge=1)
+    """Seed of the weights, of dropout and of the order of the text."""
+    evaluate_every: Count = 100
+    """Steps from one evaluation on held-out text to the next; the last step has one too."""
     evaluate_sequences: int = Field(default=64, ge=0)
     """Sequences in one evaluation; 0 never evaluates."""
-    save_every: int = Field(default=100, ge=1)
-    keep: int = Field(default=2, ge=1)
+    save_every: Count = 100
+    """Steps from one checkpoint to the next; the last step has one too."""
+    keep: Count = 2
     """Number of checkpoints that are kept on disk."""
     hang_timeout_seconds: float | None = Field(default=None, gt=0)
     """Time without progress after which a rank counts as hanging; None means a minute, or ten
@@ -123,35 +141,36 @@ class TrainRequest(Document):
 class TrainSettings(TrainRequest):
     """Training with every default chosen."""
 
-    steps: int = Field(ge=1)
-    batch: int = Field(ge=1)
-    sequence: int = Field(ge=2)
+    steps: Count
+    batch: Sequences
+    sequence: Size = Field(ge=2)
 
 
-class ParallelRequest(Document):
+class ParallelRequest(RequestTable):
     """Parallel degrees and pipeline schedule; the planner decides those that are None."""
 
-    pipeline: int | None = Field(default=None, ge=1)
+    pipeline: Count | None = None
     """Pipeline-parallel degree."""
     tensor: TensorDegree | None = None
     """Tensor-parallel degree: a number, or a grid such as `8x8`."""
-    data: int | None = Field(default=None, ge=1)
+    data: Count | None = None
     """Data-parallel degree."""
     schedule: PipelineSchedule | None = None
-    virtual_stages: int | None = Field(default=None, ge=1)
+    """Pipeline schedule."""
+    virtual_stages: Count | None = None
     """Model chunks on each pipeline rank; with more than 1 the schedule is `interleaved`."""
 
 
-class ShardingRequest(Document):
+class ShardingRequest(RequestTable):
     """Sharding degrees; None means 1."""
 
-    parameters: int | None = Field(default=None, ge=1)
+    parameters: Count | None = None
     """Sharding degree of parameters (FSDP, ZeRO-3)."""
-    optimizer: int | None = Field(default=None, ge=1)
+    optimizer: Count | None = None
     """Sharding degree of optimizer state (ZeRO-1)."""
 
 
-class OffloadRequest(Document):
+class OffloadRequest(RequestTable):
     """Memory tiers; the planner decides those that are None."""
 
     optimizer: str | None = None
@@ -159,20 +178,22 @@ class OffloadRequest(Document):
     tier."""
 
 
-class BatchRequest(Document):
+class BatchRequest(RequestTable):
     """Batch sizes; the planner decides those that are None."""
 
-    micro: int | None = Field(default=None, ge=1)
+    micro: Sequences | None = None
     """Micro-batch size in sequences."""
-    accumulation: int | None = Field(default=None, ge=1)
+    accumulation: Sequences | None = None
     """Number of micro-batches in a step."""
 
 
-class Request(Document):
+class Request(RequestTable):
     """Model, machine, data, training, and the parts of the plan that the user fixes."""
 
     model: ModelRequest = ModelRequest()
-    machine: str = "here"
+    machine: Name = "here"
+    """A name that `windlass machines` lists, `NAME:N` for N hosts of a family, or a `.toml` file
+    of your own."""
     memory: Bytes | None = Field(default=None, gt=0)
     """Budget of device memory in bytes; None means the machine's capacity."""
     data: DataRequest = DataRequest()
@@ -182,17 +203,26 @@ class Request(Document):
     offload: OffloadRequest = OffloadRequest()
     batch: BatchRequest = BatchRequest()
     precision: Precision | None = None
+    """Number format of activations and matrix products; masters and moments are float32."""
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments. It affects results, so planning keeps it."""
     compile: bool | None = None
+    """Compile the layers with torch.compile."""
     recompute: Recompute | None = None
+    """Activation checkpointing: recompute nothing, all but the large matrix products, or whole
+    layers in the backward pass."""
     recompute_layers: int | tuple[int, ...] | None = None
     """Number of recomputed layers in each stage, the first ones, at least 1; or one number for each
     pipeline stage, where 0 recomputes none. None means all that can be recomputed if `recompute` is
     set, else as few as make the plan fit."""
-    phases: int | None = Field(default=None, ge=1)
+    phases: Count | None = None
     """Number of phases in which layers take turns in device memory; 1 keeps all layers there, None
     means as few as fit."""
+
+    @classmethod
+    def synonyms(cls) -> Synonyms:
+        """Words of other software for keys and values of a request."""
+        return _synonyms()
 
     @field_validator("recompute_layers", mode="before")
     @classmethod
@@ -235,3 +265,9 @@ class ChosenDefault:
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@cache
+def _synonyms() -> Synonyms:
+    text = files("windlass.schema").joinpath("synonyms.toml").read_text(encoding="utf-8")
+    return Synonyms(**tomllib.loads(text))

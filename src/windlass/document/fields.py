@@ -1,0 +1,62 @@
+"""Walks the keys of a document class: its tables, and which values its keys take."""
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+KeyPath = tuple[str | int, ...]
+
+
+def leaf_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Each dotted key with its field; a key that holds a table stands for none itself."""
+    for name, field in cls.model_fields.items():
+        kinds = [kind for kind in _alternatives(field.annotation) if isinstance(kind, type)]
+        table = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+        if table is None:
+            yield f"{prefix}{name}", field
+        else:
+            yield from leaf_fields(table, f"{prefix}{name}.")
+
+
+def table_at(cls: type[BaseModel], loc: KeyPath) -> type[BaseModel] | None:
+    """The class of the table at `loc`; None if there is none."""
+    for part in loc:
+        if isinstance(part, int):
+            continue  # an index into a list of tables: the class stays the same
+        field = cls.model_fields.get(part)
+        inner = next(_documents(field.annotation), None) if field else None
+        if inner is None:
+            return None
+        cls = inner
+    return cls
+
+
+def takes_only_lists(cls: type[BaseModel], loc: KeyPath) -> bool:
+    """Whether a text with commas can only mean a list for the key at `loc`."""
+    table = table_at(cls, loc[:-1])
+    field = table.model_fields.get(str(loc[-1])) if table else None
+    kinds = tuple(_alternatives(field.annotation)) if field else ()
+    return str not in kinds and any(get_origin(kind) is tuple for kind in kinds)
+
+
+def _documents(annotation: object) -> Iterator[type[BaseModel]]:
+    """The document classes inside an annotation such as `tuple[Stage, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _documents(argument)
+
+
+def _alternatives(annotation: object) -> Iterator[object]:
+    """The types of a union; or the type itself, if it is none."""
+    if get_origin(annotation) is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+        return
+    if get_origin(annotation) not in (Union, UnionType):
+        yield annotation
+        return
+    for kind in get_args(annotation):
+        yield from _alternatives(kind)
