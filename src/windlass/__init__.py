@@ -7,41 +7,85 @@ The commands of the command line are functions here, and return values instead o
         print(step.step, step.loss)
 """
 
-from windlass.api import (
-    Planned,
-    Run,
-    capture,
-    find_machine,
-    largest_model,
-    load,
-    make_request,
-    measure_largest_model,
-    plan,
-    probe,
-    report,
-    resume,
-    runs,
-    sample,
-    train,
-)
+from typing import TYPE_CHECKING
+
 from windlass.errors import WindlassError
+
+if TYPE_CHECKING:
+    from windlass.api import (
+        Planned,
+        Run,
+        batch,
+        capture,
+        check,
+        compare_machines,
+        find_machine,
+        find_parent,
+        fit,
+        largest_model,
+        launch,
+        load,
+        machines,
+        make_request,
+        measure_largest_model,
+        models,
+        plan,
+        probe,
+        rehearse,
+        report,
+        resume,
+        runs,
+        sample,
+        smallest_machines,
+        train,
+        validate,
+    )
 
 __all__ = [
     "Planned",
     "Run",
     "WindlassError",
+    "batch",
     "capture",
+    "check",
+    "compare_machines",
     "find_machine",
+    "find_parent",
+    "fit",
     "largest_model",
+    "launch",
     "load",
+    "machines",
     "make_request",
     "measure_largest_model",
+    "models",
     "plan",
     "probe",
+    "rehearse",
     "report",
     "resume",
     "runs",
     "sample",
+    "smallest_machines",
     "train",
+    "validate",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Imports the whole interface when a name of it is first asked for.
+
+    All names at once, because some of them (`report`, `models`) are those of packages too: an
+    import of such a package puts it in the place of the function, once and for all.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module `windlass` has no attribute `{name}`")
+    from windlass import api
+
+    globals().update({each: getattr(api, each) for each in __all__ if each != "WindlassError"})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

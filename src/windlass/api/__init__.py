@@ -3,11 +3,31 @@
 It joins planning, training, verification and reports, and computes nothing itself.
 """
 
+from windlass.api.commands import (
+    VERIFICATION_STEPS,
+    Check,
+    Fit,
+    batch,
+    check,
+    fit,
+    launch,
+    models,
+    rehearse,
+    validate,
+    verified_numerics,
+)
 from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
 from windlass.api.data import data_statistics
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
-from windlass.api.distributed.cluster_worker import ClusterRank, run_cluster_rank, supervise_rank
+from windlass.api.distributed.cluster_worker import (
+    ClusterHost,
+    ClusterRank,
+    run_cluster_rank,
+    run_host,
+)
 from windlass.api.distributed.elastic import ElasticRecovery
+from windlass.api.distributed.kubernetes_jobset import KubernetesJob
+from windlass.api.distributed.launch_script import SlurmJob
 from windlass.api.distributed.rank_main import run_rank
 from windlass.api.largest_model import largest_model, measure_largest_model, require_local
 from windlass.api.machines import HERE, Progress, find_machine, machines, probe
@@ -40,16 +60,24 @@ __all__ = [
     "HERE",
     "MAX_PROCESSES",
     "RUNS",
+    "VERIFICATION_STEPS",
+    "Check",
+    "ClusterHost",
     "ClusterRank",
     "ElasticRecovery",
     "FaultResult",
+    "Fit",
     "Instrumentation",
+    "KubernetesJob",
     "ParentRun",
     "Planned",
     "Progress",
     "Run",
+    "SlurmJob",
     "Verifier",
+    "batch",
     "capture",
+    "check",
     "compare_batches",
     "compare_machines",
     "data_statistics",
@@ -58,17 +86,21 @@ __all__ = [
     "draw_plan",
     "find_machine",
     "find_parent",
+    "fit",
     "forecast",
     "largest_model",
+    "launch",
     "load",
     "load_plan",
     "machines",
     "make_request",
     "measure_largest_model",
+    "models",
     "plan",
     "prepare_cluster_run",
     "probe",
     "rehearsal",
+    "rehearse",
     "rehearse_as_is",
     "report",
     "require_drawable",
@@ -76,13 +108,15 @@ __all__ = [
     "require_trace_file",
     "resume",
     "run_cluster_rank",
+    "run_host",
     "run_rank",
     "runs",
     "sample",
     "smallest_machines",
-    "supervise_rank",
     "train",
+    "validate",
     "verification",
+    "verified_numerics",
     "write_plan_trace",
     "write_run_trace",
 ]

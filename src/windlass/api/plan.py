@@ -12,6 +12,7 @@ from windlass.api.model_graph import capture, capture_open_tensor_degrees
 from windlass.api.plan_file import plan_context
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
+    Explanation,
     PlanningResult,
     choose_plan,
     explain_result,
@@ -19,6 +20,7 @@ from windlass.planner import (
     resolve_defaults,
     result_of_given_plan,
 )
+from windlass.report import plan_notebook
 from windlass.schema import (
     ChosenDefault,
     Graph,
@@ -27,13 +29,14 @@ from windlass.schema import (
     Prediction,
     Request,
     ResolvedRequest,
+    fact_table_html,
 )
 
 _NEAREST_SHOWN = 4
 """Plans for several devices that a message names as nearest to fitting, if none fits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned:
     """A request with its model's graph, its machine and the result of planning."""
 
@@ -47,6 +50,20 @@ class Planned:
     """What was chosen where the request left batch, sequence or steps open."""
     notes: tuple[str, ...] = ()
     """What a user should know of a plan that was given, a sentence each."""
+
+    def __repr__(self) -> str:
+        return f"<Planned {self.graph.name} on {self.machine.name}: {self._explanation.verdict}>"
+
+    def _repr_html_(self) -> str:
+        plan, prediction = self.result.plan, self.result.prediction
+        if plan is None or prediction is None:
+            help_ = {str(i): text for i, text in enumerate(self._explanation.help, start=1)}
+            return fact_table_html(f"{self.graph.name} {self._explanation.verdict}", help_)
+        return plan_notebook(plan, self.graph, prediction, steps=self.request.train.steps)
+
+    @property
+    def _explanation(self) -> Explanation:
+        return explain_result(self.result)
 
     @property
     def plan(self) -> Plan:

@@ -1,10 +1,11 @@
 """The runs under a folder: their list, the record of one, its page and its trace."""
 
+import time
 from pathlib import Path
 
 from windlass.atomic_files import atomic_write, require_writable
 from windlass.errors import RecordError, RequestError
-from windlass.report import perfetto_trace, run_page
+from windlass.report import perfetto_trace, run_page, runs_notebook
 from windlass.schema import REPORT_FILE
 from windlass.tracking import RunRecord, RunSummary, find_run, list_runs, load_run as load_record
 
@@ -12,9 +13,18 @@ RUNS = Path("runs")
 """The folder that holds the run folders, unless a caller names another one."""
 
 
-def runs(root: Path | str = RUNS) -> tuple[RunSummary, ...]:
+class RunList(tuple[RunSummary, ...]):
+    """Runs, newest first; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return runs_notebook(self, time.time())
+
+
+def runs(root: Path | str = RUNS) -> RunList:
     """All runs under `root`, newest first."""
-    return list_runs(Path(root))
+    return RunList(list_runs(Path(root)))
 
 
 def load(run: str | Path, *, root: Path | str = RUNS) -> RunRecord:

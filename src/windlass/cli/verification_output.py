@@ -14,10 +14,6 @@ from windlass.report import (
     injected_faults_table,
     verification_table,
 )
-from windlass.schema import Request
-
-VERIFICATION_STEPS = 3
-"""Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""
 
 
 def verify_and_print(
@@ -41,17 +37,20 @@ def verify_and_print(
         WindlassError: a run failed.
     """
     request = planned.request
-    ready = api.verification(planned, steps=request.train.steps, keep=_pinned_numerics(request))
+    ready = api.verified_numerics(planned, steps=request.train.steps)
     with tempfile.TemporaryDirectory() as folder:
         verifier = api.Verifier(ready, Path(folder), progress)
         result = verifier.verify()
-        injected = tuple(verifier.inject_faults()) if faults and result.passed else ()
+        independent = verifier.compare_to_plain_pytorch(request.train)
+        passed = result.passed and independent.passed
+        injected = tuple(verifier.inject_faults()) if faults and passed else ()
     detected = sum(fault.detected for fault in injected)
     if as_json:
         print_json(
             {
-                "equal": result.passed, "plan": ready.plan, "changed": tuple(notes),
-                "verification": result, "faults": injected, "detected": detected,
+                "equal": passed, "plan": ready.plan, "changed": tuple(notes),
+                "verification": result, "plain_pytorch": independent, "faults": injected,
+                "detected": detected,
             }
         )  # fmt: skip
     else:
@@ -61,6 +60,9 @@ def verify_and_print(
             print_bullets(notes)
         console.print(verification_table(result))
         console.print(f"[bold]{describe_verdict(result)}[/]", soft_wrap=True)
+        console.print(verification_table(independent))
+        epochs = f"plain PyTorch, two epochs of {verifier.two_epochs.sequences} sequences"
+        console.print(f"[bold]{describe_verdict(independent, epochs)}[/]", soft_wrap=True)
         if injected:
             console.print(injected_faults_table(_table_rows(injected)))
             console.print(f"[bold]{detected} of {len(injected)} injected faults detected[/]")
@@ -68,7 +70,7 @@ def verify_and_print(
                 console.print(
                     f"  skipped: {description}, which needs {requirement}", soft_wrap=True
                 )
-    if not result.passed or detected < len(injected):
+    if not passed or detected < len(injected):
         sys.exit(1)
 
 
@@ -77,9 +79,3 @@ def _table_rows(faults: Sequence[api.FaultResult]) -> tuple[InjectedFaultRow, ..
         InjectedFaultRow(fault.description, fault.layer, fault.result, fault.detected)
         for fault in faults
     )
-
-
-def _pinned_numerics(request: Request) -> frozenset[str]:
-    """Keys among precision, moments and compile that the request fixes; they stay as they are."""
-    pinned = {key for key in ("precision", "compile") if getattr(request, key) is not None}
-    return frozenset(pinned | ({"moments"} if request.moments != "float32" else set()))

@@ -22,6 +22,11 @@ from windlass.report.formatting import (
     describe_plan,
     describe_traffic,
 )
+from windlass.report.html.notebook import (
+    plan_notebook,
+    run_notebook,
+    runs_notebook,
+)
 from windlass.report.html.plan_page import (
     plan_page,
 )
@@ -55,6 +60,7 @@ from windlass.report.terminal.machine_tables import (
     numbers_table,
 )
 from windlass.report.terminal.plan_tables import (
+    memory_table,
     plan_table,
     prediction_table,
     runners_up_table,
@@ -90,14 +96,18 @@ __all__ = [
     "machine_comparison_table",
     "machine_table",
     "machines_table",
+    "memory_table",
     "numbers_table",
     "perfetto_trace",
+    "plan_notebook",
     "plan_page",
     "plan_table",
     "prediction_table",
     "record_table",
+    "run_notebook",
     "run_page",
     "runners_up_table",
+    "runs_notebook",
     "runs_table",
     "smallest_machine_figure",
     "smallest_machine_table",

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan
-from windlass.api.runs import RUNS
+from windlass.api.runs import RUNS, load
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
 from windlass.api.training.oom_advice import with_advice
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
 from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
+from windlass.report import run_notebook
 from windlass.schema import REQUEST_FILE, Request, RunState, Step
 from windlass.tracking import RunFolder
 
@@ -43,6 +44,13 @@ class Run:
         self._run_folder = folder
         self._steps = steps
         self._started = False
+
+    def __repr__(self) -> str:
+        steps = self.planned.request.train.steps
+        return f"<Run {self.folder} of {self.planned.graph.name}: {self.done} to {steps} steps>"
+
+    def _repr_html_(self) -> str:
+        return run_notebook(load(self.folder))
 
     def __iter__(self) -> Iterator[Step]:
         """Trains; puts every step on record and yields it.

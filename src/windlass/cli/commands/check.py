@@ -5,7 +5,7 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
 from windlass.cli.console import ProgressBars
-from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
+from windlass.cli.verification_output import verify_and_print
 from windlass.schema import Request
 
 
@@ -61,8 +61,8 @@ def _from_file(
 
 
 def _shortened(request: Request, overrides: tuple[str, ...]) -> Request:
-    """The request with `VERIFICATION_STEPS` steps, unless an override sets their number."""
+    """The request with `api.VERIFICATION_STEPS` steps, unless an override sets their number."""
     explicit = any(override.startswith("train.steps=") for override in overrides)
-    steps = request.train.steps if explicit and request.train.steps else VERIFICATION_STEPS
+    steps = request.train.steps if explicit and request.train.steps else api.VERIFICATION_STEPS
     changes = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
     return request.model_copy(update={"train": request.train.model_copy(update=changes)})

@@ -3,7 +3,7 @@
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
 from windlass.cli.console import ProgressBars
-from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
+from windlass.cli.verification_output import verify_and_print
 
 
 def rehearse(
@@ -37,7 +37,7 @@ def rehearse(
             full_plan, request = api.load_plan(options.plan, request)
         else:
             full_plan, misfit = api.rehearsal(request, progress=progress)
-        train = request.train.model_copy(update={"steps": VERIFICATION_STEPS})
+        train = request.train.model_copy(update={"steps": api.VERIFICATION_STEPS})
         request = request.model_copy(update={"train": train})
         small, changes = api.downscale_plan(full_plan, request, progress=progress)
         verify_and_print(small, (*misfit, *changes), progress, faults=faults, as_json=as_json)

@@ -1,0 +1,286 @@
+"""Functions of the commands that join several others: fit, batch, check, rehearse, launch, ..."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from windlass.api.compare import compare_batches
+from windlass.api.distributed.cluster_launch import prepare_cluster_run
+from windlass.api.distributed.kubernetes_jobset import KubernetesJob
+from windlass.api.distributed.launch_script import SlurmJob
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned, make_request, plan
+from windlass.api.runs import RUNS
+from windlass.api.verify.check import Verifier, verification
+from windlass.api.verify.rehearse import downscale_plan, rehearsal
+from windlass.errors import InputErrors, WindlassError
+from windlass.models import TransformerConfig, model_config, model_names
+from windlass.planner import explain_result
+from windlass.schema import (
+    MachineForecast,
+    MemoryClass,
+    Request,
+    VerificationResult,
+    fact_table_html,
+)
+from windlass.units import format_bytes
+from windlass.validation import TableEvaluation, evaluate_table
+
+SIZES = tuple(2**power for power in range(3, 13))
+"""Global batches in sequences that `batch` compares, unless a caller names others."""
+
+VERIFICATION_STEPS = 3
+"""Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Fit:
+    """Whether training a model fits; true in a condition if it does."""
+
+    fits: bool
+    verdict: str
+    """The same in a sentence, with its numbers."""
+    by_class: Mapping[MemoryClass, int]
+    """Predicted bytes of each class of memory, at the fullest moment of the fullest device."""
+    help: tuple[str, ...]
+    """What would help, cheapest first; empty if it fits."""
+    planned: Planned
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+    def __repr__(self) -> str:
+        return f"<Fit: {self.planned.graph.name} {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, str] = {}
+        facts |= {name: format_bytes(nbytes) for name, nbytes in self.by_class.items()}
+        facts |= {f"help {i}": text for i, text in enumerate(self.help, start=1)}
+        return fact_table_html(f"{self.planned.graph.name} {self.verdict}", facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Check:
+    """A few steps under a plan, compared with plain runs; true in a condition if they are equal."""
+
+    planned: Planned
+    """What was run, with what was made smaller in its notes."""
+    plain: VerificationResult
+    """Compared with a plain run on one device."""
+    pytorch: VerificationResult
+    """Compared with plain PyTorch, which shares no data, loss or optimizer code."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether both differ nowhere by more than rounding."""
+        return self.plain.passed and self.pytorch.passed
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        return f"<Check of {self.planned.plan!r}: {self.plain!r}, plain PyTorch {self.pytorch!r}>"
+
+    def _repr_html_(self) -> str:
+        notes = {str(i): note for i, note in enumerate(self.planned.notes, start=1)}
+        heading = fact_table_html(repr(self.planned.plan), notes)
+        return heading + self.plain._repr_html_() + self.pytorch._repr_html_()
+
+
+def fit(
+    what: Planned | Request | str | None = None,
+    *overrides: str,
+    machine: str | None = None,
+    memory: str | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Whether training a model fits, memory class by class, and if not, what would help.
+
+    Args:
+        what: a model's name, a request, or the result of `plan`.
+        overrides: `key=value`, if `what` is a name.
+        machine: a name of the catalogue; None means this machine.
+        memory: device memory budget, such as `4GiB`; None means all of it.
+        progress: called with how far planning is.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or the machine.
+    """
+    planned = _planned(what, overrides, machine, memory, progress)
+    result, explanation = planned.result, explain_result(planned.result)
+    return Fit(
+        fits=result.fits,
+        verdict=explanation.verdict,
+        by_class=result.advice.by_class if result.advice else planned.prediction.peaks[0].by_class,
+        help=explanation.help,
+        planned=planned,
+    )
+
+
+def batch(
+    model: str | Request,
+    *overrides: str,
+    machine: str | None = None,
+    sizes: Sequence[int] = SIZES,
+    progress: Progress | None = None,
+) -> tuple[MachineForecast, ...]:
+    """The best plan for each global batch.
+
+    Args:
+        model: a name, `file.py:function`, or a complete request, whose own batch is ignored.
+        overrides: `key=value`, if `model` is a name.
+        machine: a name of the catalogue; None means this machine.
+        sizes: global batches in sequences.
+        progress: called with the global batch that is being planned for.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or the machine.
+    """
+    request = (
+        model if isinstance(model, Request) else make_request(model, *overrides, machine=machine)
+    )
+    return tuple(compare_batches(request, sizes, progress=progress))
+
+
+def check(
+    what: Planned | Request | str | None = None,
+    *overrides: str,
+    steps: int = VERIFICATION_STEPS,
+    progress: Progress | None = None,
+) -> Check:
+    """Trains a few steps under a plan and plainly, and compares everything that they compute.
+
+    Args:
+        what: a model's name, a request, or the result of `plan`.
+        overrides: `key=value`, if `what` is a name.
+        steps: optimizer steps.
+        progress: called with what runs.
+
+    Raises:
+        WindlassError: what is wrong with the request, or a run failed.
+    """
+    planned = _planned(what, overrides, None, None, progress)
+    return _checked(planned, steps, progress)
+
+
+def rehearse(
+    what: Request | str,
+    *overrides: str,
+    machine: str | None = None,
+    progress: Progress | None = None,
+) -> Check:
+    """Runs a plan for a large machine downscaled, on local processes, and checks it.
+
+    Args:
+        what: a model's name, or a request.
+        overrides: `key=value`, if `what` is a name.
+        machine: the machine that the plan is for; None means this machine.
+        progress: called with what runs.
+
+    Raises:
+        WindlassError: what is wrong with the request, or a run failed.
+    """
+    request = what if isinstance(what, Request) else make_request(what, *overrides, machine=machine)
+    full_plan, _ = rehearsal(request, progress=progress)
+    small, _ = downscale_plan(full_plan, request, progress=progress)
+    return _checked(small, VERIFICATION_STEPS, progress)
+
+
+def launch(
+    what: Planned | Request | str,
+    *overrides: str,
+    nodes: int,
+    per_node: int = 1,
+    scheduler: SlurmJob | KubernetesJob | None = None,
+    root: Path | str = RUNS,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Prepares a run for a cluster, and returns the script or job that starts it there.
+
+    Args:
+        what: a model's name, a request, or the result of `plan`.
+        overrides: `key=value`, if `what` is a name.
+        nodes: number of hosts.
+        per_node: number of devices on each host.
+        scheduler: writes a Slurm script or a JobSet too; None if a user starts each host.
+        root: the folder that holds the run folders; every host must see it under the same path.
+        folder: prepare this folder instead of a new one under `root`.
+        progress: called with how far preparations are.
+
+    Raises:
+        WindlassError: what is wrong with the request, the plan, the data or the folder.
+    """
+    planned = _planned(what, overrides, None, None, progress)
+    return prepare_cluster_run(
+        planned,
+        nodes=nodes,
+        per_node=per_node,
+        scheduler=scheduler,
+        root=root,
+        folder=folder,
+        progress=progress,
+    )
+
+
+def models() -> dict[str, TransformerConfig]:
+    """The models that can be named, each with its sizes."""
+    return {name: model_config(name) for name in model_names()}
+
+
+def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
+    """How far predictions are from the published runs in some CSV tables.
+
+    Args:
+        tables: CSV files of measured runs.
+
+    Raises:
+        InputErrors: all that is wrong with the tables.
+    """
+    evaluations: list[TableEvaluation] = []
+    problems: list[str] = []
+    for table in tables:
+        try:
+            evaluations.append(evaluate_table(Path(table)))
+        except InputErrors as error:
+            problems += error.messages
+        except WindlassError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputErrors(problems)
+    return tuple(evaluations)
+
+
+def verified_numerics(planned: Planned, *, steps: int) -> Planned:
+    """A plan prepared for its verification; numerics that the request fixes stay as they are.
+
+    Args:
+        planned: a plan for this machine.
+        steps: optimizer steps.
+    """
+    request = planned.request
+    pinned = {key for key in ("precision", "compile") if getattr(request, key) is not None}
+    pinned |= {"moments"} if request.moments != "float32" else set()
+    return verification(planned, steps=steps, keep=frozenset(pinned))
+
+
+def _planned(
+    what: Planned | Request | str | None,
+    overrides: tuple[str, ...],
+    machine: str | None,
+    memory: str | None,
+    progress: Progress | None,
+) -> Planned:
+    if isinstance(what, Planned):
+        return what
+    return plan(what, *overrides, machine=machine, memory=memory, progress=progress)
+
+
+def _checked(planned: Planned, steps: int, progress: Progress | None) -> Check:
+    ready = verified_numerics(planned, steps=steps)
+    with TemporaryDirectory() as folder:
+        verifier = Verifier(ready, Path(folder), progress)
+        plain = verifier.verify()
+        pytorch = verifier.compare_to_plain_pytorch(planned.request.train)
+    return Check(planned=ready, plain=plain, pytorch=pytorch)
