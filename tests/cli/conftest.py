@@ -1,8 +1,10 @@
 """The command line with a cache of its own, which already holds this machine."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from cli.rank_processes import STAGES, ended
 from command_line import Windlass, start
 from factories import tiny_machine
+from windlass.cli import console as output
+from windlass.cli.main import main
 from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 
 
@@ -28,11 +32,24 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"}
 
 
+_WITHOUT_RANKS = frozenset(
+    {"batch", "data", "fit", "keys", "machines", "models", "plan", "runs", "show"}
+    | {"smallest-machine", "validate"}
+)
+"""Commands that neither train nor measure: they may run within the process of the tests."""
+
+
 @pytest.fixture
 def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
-    """Runs a command line in an empty folder, and waits for its end."""
+    """Runs a command line in an empty folder, and waits for its end.
+
+    Commands that train run in a process of their own, as they would for a user. Starting one takes
+    longer than most other commands, so those run in this process.
+    """
 
     def run(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
+        if words[0] in _WITHOUT_RANKS and not more:
+            return _run_here(words, surroundings, tmp_path)
         return subprocess.run(
             (sys.executable, "-m", "windlass", *words),
             cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False,
@@ -40,6 +57,24 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
     return run
+
+
+def _run_here(
+    words: tuple[str, ...], surroundings: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", surroundings["XDG_CACHE_HOME"])
+        for console in (output.console, output.error_console):
+            patch.setattr(console, "_width", int(surroundings["COLUMNS"]))
+        try:
+            main(list(words))
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(words, code, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture(scope="session")
