@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from windlass import api
 from windlass.cli.console import console, print_bullets, print_json
 from windlass.report import (
@@ -54,18 +56,20 @@ def verify_and_print(
             }
         )  # fmt: skip
     else:
-        console.print(f"[bold]plan[/]  {describe_plan(ready.plan)}", soft_wrap=True)
+        plan_line = Text.assemble(("plan", "bold"), "  ", describe_plan(ready.plan))
+        console.print(plan_line, soft_wrap=True)
         if notes:
             console.print("made smaller to run here, with the same structure")
             print_bullets(notes)
         console.print(verification_table(result))
-        console.print(f"[bold]{describe_verdict(result)}[/]", soft_wrap=True)
+        console.print(Text(describe_verdict(result), style="bold"), soft_wrap=True)
         console.print(verification_table(independent))
-        epochs = f"plain PyTorch, two epochs of {verifier.two_epochs.sequences} sequences"
-        console.print(f"[bold]{describe_verdict(independent, epochs)}[/]", soft_wrap=True)
+        reference = "plain PyTorch in two epochs of a short text"
+        verdict = Text(describe_verdict(independent, reference), style="bold")
+        console.print(verdict, soft_wrap=True)
         if injected:
             console.print(injected_faults_table(_table_rows(injected)))
-            console.print(f"[bold]{detected} of {len(injected)} injected faults detected[/]")
+            console.print(f"{detected} of {len(injected)} injected faults detected", style="bold")
             for description, requirement in verifier.skipped_faults():
                 console.print(
                     f"  skipped: {description}, which needs {requirement}", soft_wrap=True

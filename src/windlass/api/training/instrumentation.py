@@ -15,10 +15,14 @@ class Instrumentation:
 
     fault: str | None = None
     """Name of the fault to inject, a key of `FAULTS`; None injects none."""
+    restart_after: int | None = None
+    """Step after which all ranks stop, and start again from its checkpoint; None never does."""
 
     def command_options(self) -> list[str]:
         """The options of `windlass rank` that say the same."""
-        return ["--fingerprints", *(() if self.fault is None else ("--fault", self.fault))]
+        options = {"--fault": self.fault, "--restart-after": self.restart_after}
+        given = [(name, str(value)) for name, value in options.items() if value is not None]
+        return ["--fingerprints", *(word for option in given for word in option)]
 
     def handler_wrapper(self, folder: Path, rank: int) -> "HandlerWrapper":
         """A wrapper that records activation fingerprints, and injects the fault if there is one.

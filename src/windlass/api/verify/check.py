@@ -1,4 +1,4 @@
-"""Compares a few steps under a plan, on local processes, with the same steps on one device."""
+"""Compares a few steps under a plan with the same steps on one device, and in plain PyTorch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,22 +9,35 @@ from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.setup import make_batches, prepare_tokens
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
+from windlass.errors import PlanError
 from windlass.planner import PlanningResult
 from windlass.schema import (
+    TOKENS_FOLDER,
     Batch,
-    Offload,
-    Parallelism,
     Plan,
     ResolvedRequest,
-    ShardingDegrees,
     Stage,
+    TrainSettings,
     VerificationResult,
 )
+from windlass.torch_ext import set_memory_limit
+from windlass.units import format_bytes
 
 if TYPE_CHECKING:
     from windlass.runtime import InstrumentedRun
+
+_SMALL_STEPS, _SMALL_MICRO, _SMALL_BATCH = 3, 2, 4
+"""Steps, micro-batch and batch of the run beside plain PyTorch: two micro-batches a step, and two
+epochs of 6 sequences."""
+
+_MIN_EPOCH = 2
+"""Fewest sequences of an epoch that have an order."""
+
+_WARMUP = 0.6
+"""Share of warm-up steps: of three steps two, so that no two have the same learning rate."""
 
 _EPSILON = 1e-4
 """Smallest epsilon of Adam in a verification. With the usual 1e-8, a gradient that is zero up to
@@ -51,7 +64,7 @@ class FaultResult:
 
 
 class Verifier:
-    """Compares runs under one plan with a run on one device, which is made only once.
+    """Compares runs under one plan with a plain run on one device, which is made only once.
 
     Args:
         planned: the plan to verify, as `verification` returns it.
@@ -61,11 +74,13 @@ class Verifier:
 
     def __init__(self, planned: Planned, folder: Path, progress: Progress | None = None) -> None:
         self._planned, self._folder, self._progress = planned, folder, progress
-        self._single_device = on_single_device(planned)
-        self._reference: InstrumentedRun | None = None
+        self._plain = plain_plan(planned)
+        self._plain_run: InstrumentedRun | None = None
 
     def verify(self, fault: str | None = None) -> VerificationResult:
-        """Runs the plan and compares it with one device, which runs before the first comparison.
+        """Runs the plan and compares it with a plain run, which comes before the first comparison.
+
+        Without a fault the run stops before its last step and goes on from its checkpoint.
 
         Args:
             fault: name of a fault to inject, a key of `FAULTS`.
@@ -75,17 +90,59 @@ class Verifier:
         """
         from windlass.runtime import compare_to_single_device
 
-        if self._reference is None:
-            self._reference = self._run("one device", self._single_device, Instrumentation())
+        plain = self._run_plainly()
         request, plan = self._planned.request, self._planned.plan
-        name = fault or "plan"
+        steps = request.train.steps
+        restart = steps - 1 if fault is None and steps > 1 else None
         return compare_to_single_device(
-            self._run(name, self._planned, Instrumentation(fault=fault)),
-            self._reference,
+            self._run(
+                fault or "plan", self._planned, Instrumentation(fault=fault, restart_after=restart)
+            ),
+            plain,
             build_requested_model(request.model),
             request.train,
             precision=plan.precision,
             moments=plan.moments,
+            exact=plan.parallel.devices == 1 and not plan.compile,
+        )
+
+    def compare_to_plain_pytorch(self, schedule: TrainSettings) -> VerificationResult:
+        """Compares two epochs of a plain run with plain PyTorch, which shares no code with it.
+
+        The run takes few sequences a step, in float64: in float32 torch's own global norm is off by
+        1e-5. Its text is the beginning of that of the other runs.
+
+        Args:
+            schedule: settings whose warm-up and decay are compared too.
+
+        Raises:
+            WindlassError: a run failed.
+        """
+        from windlass.data import open_dataset, write_excerpt
+        from windlass.runtime import compare_to_plain_pytorch
+
+        planned, folder = small_plan(self._plain), self._folder / "epochs"
+        settings, data = planned.request.train, planned.request.data
+        excerpt = folder / TOKENS_FOLDER
+        tokens = prepare_tokens(planned.request, self._progress)
+        shares = data.weights or [part.tokens for part in tokens.meta.train.sources]
+        # The rest fills no window, so that the rotation of an epoch shows.
+        train_tokens = [
+            epoch_sequences(share / sum(shares)) * settings.sequence + settings.sequence // 2
+            for share in shares
+        ]
+        held_out = (settings.evaluate_sequences + 1) * settings.sequence + 1
+        write_excerpt(tokens, excerpt, train=train_tokens, held_out=held_out)
+        run = self._run(folder.name, planned, Instrumentation())
+        self._report("running plain PyTorch")
+        set_memory_limit(None)
+        return compare_to_plain_pytorch(
+            run,
+            planned.plan,
+            build_requested_model(planned.request.model, seed=settings.seed),
+            make_batches(planned, open_dataset(excerpt) or tokens),
+            settings,
+            schedule=schedule,
         )
 
     def inject_faults(self) -> Iterator[FaultResult]:
@@ -111,26 +168,57 @@ class Verifier:
             if not fault.is_possible(plan, graph)
         )
 
+    def _run_plainly(self) -> "InstrumentedRun":
+        """The plain run, made when first needed."""
+        if self._plain_run is None:
+            _require_memory(self._plain)
+            self._plain_run = self._run("one device", self._plain, Instrumentation())
+        return self._plain_run
+
     def _run(
         self, name: str, planned: Planned, instrumentation: Instrumentation
     ) -> "InstrumentedRun":
         from windlass.runtime import InstrumentedRun
 
-        if self._progress is not None:
-            self._progress(f"running {name}", 0, None)
+        self._report(f"running {name}")
         folder = self._folder / name.replace(" ", "-")
         run = train(planned, folder=folder, instrumentation=instrumentation)
         return InstrumentedRun(folder=run.folder, steps=tuple(run))
+
+    def _report(self, label: str) -> None:
+        if self._progress is not None:
+            self._progress(label, 0, None)
+
+
+def epoch_sequences(share: float = 1.0) -> int:
+    """Sequences of an epoch of a source with a share of the text, in the run beside PyTorch."""
+    return max(_MIN_EPOCH, round(_SMALL_STEPS * _SMALL_BATCH / 2 * share))
+
+
+def _require_memory(plain: Planned) -> None:
+    """Refuses a model that does not fit this machine without a plan.
+
+    Raises:
+        PlanError: the plain run needs more memory than there is.
+    """
+    needed, memory = plain.prediction.peaks[0].peak_bytes, plain.machine.device.memory
+    if needed > memory.capacity_bytes:
+        raise PlanError(
+            f"the plain run that a plan is compared with keeps everything in memory, predicted "
+            f"{format_bytes(needed)} of {format_bytes(memory.capacity_bytes)}; check a smaller "
+            "model (`model.layers`) or a smaller `train.batch` with the same plan"
+        )
 
 
 def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozenset()) -> Planned:
     """The plan prepared for verification: few steps, all saved, in formats with little rounding.
 
-    Plans without offload run in float64, those with offload in float32. Moments are in float32, and
-    layers are not compiled.
+    Plans for several devices run in float64 without offload, in float32 with offload, and with
+    moments in float32. Plans for one device keep their precision, in which they must be equal to
+    the plain run bit for bit. Layers are not compiled.
 
     Args:
-        planned: a plan for several devices.
+        planned: a plan for local processes of this machine.
         steps: number of steps.
         keep: those of `precision`, `moments` and `compile` that stay as they are.
     """
@@ -139,12 +227,15 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     exact = {
         "precision": "float64" if float64 else "float32", "moments": "float32", "compile": False,
     }  # fmt: skip
+    if plan.parallel.devices == 1:
+        keep |= {"precision", "moments"}
     plan = plan.model_copy(update={key: exact[key] for key in exact if key not in keep})
     short = settings.model_copy(
         update={
             "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": steps + 1,
-            "evaluate_sequences": 0, "epsilon": max(_EPSILON, settings.epsilon),
-            "warmup": 0.0,
+            # A micro-batch for each replica, and one that is not full.
+            "evaluate_sequences": plan.batch.micro * plan.parallel.data + 1,
+            "epsilon": max(_EPSILON, settings.epsilon), "warmup": _WARMUP,
         }
     )  # fmt: skip
     request = planned.request.model_copy(
@@ -159,22 +250,50 @@ def with_plan(planned: Planned, plan: Plan) -> Planned:
     return replace(planned, result=PlanningResult(plan=plan, prediction=prediction))
 
 
-def on_single_device(planned: Planned) -> Planned:
-    """The same steps on one device, with everything in device memory and without recompute."""
+def plain_plan(planned: Planned) -> Planned:
+    """The same steps as plainly as can be, whatever is pinned.
+
+    They run on one device, eagerly, with everything in device memory, without phases, offload or
+    recompute.
+    """
     plan, request = planned.plan, planned.request
     machine = find_machine(HERE)
+    plain = Plan(
+        graph=plan.graph,
+        machine=machine.label,
+        model=plan.model,
+        precision=plan.precision,
+        moments=plan.moments,
+        clip=plan.clip,
+        batch=Batch(
+            sequence=plan.batch.sequence,
+            micro=plan.batch.micro,
+            accumulation=plan.batch.accumulation * plan.parallel.data,
+        ),
+        stages=(Stage(phases=((0, planned.graph.layers),)),),
+    )
+    kept = {name: getattr(request, name) for name in ("model", "data", "train")}
+    pinned = {"precision": plan.precision, "moments": plan.moments, "compile": False}
+    resolved = ResolvedRequest(**kept, **pinned)
+    return with_plan(replace(planned, request=resolved, machine=machine), plain)
+
+
+def small_plan(plain: Planned) -> Planned:
+    """A plain plan in float64, with few steps of few sequences."""
+    plan, request = plain.plan, plain.request
     batch = Batch(
         sequence=plan.batch.sequence,
-        micro=plan.batch.micro,
-        accumulation=plan.batch.accumulation * plan.parallel.data,
+        micro=_SMALL_MICRO,
+        accumulation=_SMALL_BATCH // _SMALL_MICRO,
     )
-    plan = plan.model_copy(
+    formats = {"precision": "float64", "moments": "float32"}
+    train = request.train.model_copy(
         update={
-            "machine": machine.label, "parallel": Parallelism(), "sharding": ShardingDegrees(),
-            "offload": Offload(), "batch": batch,
-            "stages": (Stage(phases=((0, planned.graph.layers),)),),
+            "steps": _SMALL_STEPS, "batch": _SMALL_BATCH, "sequence": plan.batch.sequence,
+            "evaluate_every": _SMALL_STEPS, "evaluate_sequences": _SMALL_MICRO + 1,
         }
     )  # fmt: skip
-    alone = request.model_dump(exclude={"parallel", "sharding", "memory"})
-    request = ResolvedRequest.model_validate(alone)
-    return with_plan(replace(planned, request=request, machine=machine), plan)
+    request = request.model_copy(update={"train": train, **formats})
+    return with_plan(
+        replace(plain, request=request), plan.model_copy(update={"batch": batch, **formats})
+    )

@@ -1,35 +1,51 @@
-"""`windlass rank`: one rank of a run; started by `windlass train`, or on a cluster by torchrun."""
+"""`windlass rank`: one rank of a run; `windlass host`: all ranks of one host of a cluster.
+
+Users start neither: `windlass train` starts ranks, and the script of `windlass launch` a host.
+"""
 
 import json
-import os
 import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from windlass import api
 from windlass.cli.commands.train import graceful_stop, show_run
-from windlass.errors import RequestError
-
-_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that torchrun sets for each process it starts."""
+from windlass.cli.console import error_console
+from windlass.errors import RequestError, WindlassError
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRankOptions:
-    """Options of a rank that `windlass train` starts on its own host."""
+    """Options of a rank whose run is on one host."""
 
-    port: int | None = None
-    """Loopback port where the ranks meet; on a cluster torchrun's variables give it instead."""
+    store: Path | None = None
+    """File of the store where the ranks meet."""
     rank: int = 0
     """Index of this rank among all of the run."""
     attempt: int = 1
     """Attempt of the run, counted from 1."""
     checkpoint: Path | None = None
     """The checkpoint to start from; without one, training starts at step 1."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRankOptions:
+    """Options of a rank that `windlass host` has started."""
+
+    local_rank: int | None = None
+    """Index of this rank among those of its host."""
+    head: str | None = None
+    """Name or address of the host that keeps the store, if there are several hosts."""
+    port: int | None = None
+    """Port of the store there."""
+    restart: int = 0
+    """How often all ranks have been restarted."""
 
 
 @Parameter(name="*")
@@ -41,40 +57,46 @@ class InstrumentationOptions:
     """Record fingerprints of activations and gradients."""
     fault: str | None = None
     """Inject this fault."""
+    restart_after: int | None = None
+    """Stop after this step, and start again from its checkpoint."""
 
     @property
     def instrumentation(self) -> api.Instrumentation | None:
         """The same as a value; None for a run that is not verified."""
-        return api.Instrumentation(fault=self.fault) if self.fingerprints else None
+        if not self.fingerprints:
+            return None
+        return api.Instrumentation(fault=self.fault, restart_after=self.restart_after)
 
 
-_NO_LOCAL_RANK, _NO_INSTRUMENTATION = LocalRankOptions(), InstrumentationOptions()
+_NO_LOCAL_RANK, _NO_CLUSTER_RANK = LocalRankOptions(), ClusterRankOptions()
+_NO_INSTRUMENTATION = InstrumentationOptions()
 
 
 def rank(
     folder: Path,
     *,
     local: LocalRankOptions = _NO_LOCAL_RANK,
+    cluster: ClusterRankOptions = _NO_CLUSTER_RANK,
     instrumented: InstrumentationOptions = _NO_INSTRUMENTATION,
-    status_store: str | None = None,
-    supervised: bool = False,
 ) -> None:
     """Run one rank of a run.
 
     Args:
         folder: The run folder.
-        local: Place of a rank that `windlass train` has started.
+        local: Place of the rank in the run.
+        cluster: Place of a rank that `windlass host` has started.
         instrumented: What a verification records and injects.
-        status_store: `host:port` of torchrun's rendezvous store; this process then supervises its
-            rank, which it starts as another process.
-        supervised: Whether a supervisor on a cluster has started this process.
     """
-    if local.port is None:
-        _cluster_rank(folder, status_store, supervised=supervised)
+    if cluster.local_rank is not None:
+        _cluster_rank(folder, local, cluster, cluster.local_rank)
         return
+    if local.store is None:
+        raise RequestError(
+            "`--store` is not given: `windlass train` and `windlass host` start ranks"
+        )
     with api.run_rank(
         folder,
-        port=local.port,
+        store=local.store,
         rank=local.rank,
         attempt=local.attempt,
         checkpoint=local.checkpoint,
@@ -91,29 +113,52 @@ def _write_line(step: dict[str, object] | None) -> None:
     sys.stdout.flush()
 
 
-def _cluster_rank(folder: Path, status_store: str | None, *, supervised: bool) -> None:
-    """Supervises a rank, as torchrun's process, or runs it, as the supervisor's process."""
-    missing = [name for name in _TORCHRUN_VARIABLES if name not in os.environ]
-    if missing or not (status_store or supervised):
-        names = ", ".join(f"`{name}`" for name in missing)
-        lacking = f"{names} not in the environment" if missing else "`--status-store` is not given"
-        raise RequestError(
-            f"{lacking}: torchrun starts ranks; run `sh {folder / 'launch.sh'}` instead"
-        )
-    index, size, local_rank = (int(os.environ[name]) for name in _TORCHRUN_VARIABLES[:3])
-    cluster_rank = api.ClusterRank(
-        rank=index, world_size=size, local_rank=local_rank,
-        master_address=os.environ["MASTER_ADDR"], master_port=int(os.environ["MASTER_PORT"]),
-    )  # fmt: skip
-    if status_store:
-        with graceful_stop() as stop:
-            api.supervise_rank(folder, cluster_rank, status_store, stop=stop)
-        return
+def _cluster_rank(
+    folder: Path, local: LocalRankOptions, cluster: ClusterRankOptions, local_rank: int
+) -> None:
+    """Runs a rank of a cluster; rank 0 shows the run."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor tells when to stop
-    with api.run_cluster_rank(folder, cluster_rank) as steps:
+        signal.signal(number, signal.SIG_IGN)  # the parent says when to stop
+    place = api.ClusterRank(
+        rank=local.rank, local_rank=local_rank, store=local.store, head=cluster.head,
+        port=cluster.port, restart=cluster.restart,
+    )  # fmt: skip
+    with api.run_cluster_rank(folder, place) as steps:
         if isinstance(steps, api.Run):
             show_run(steps)
         else:
             for _ in steps:
                 pass
+
+
+def host(
+    folder: Path,
+    *,
+    nodes: int,
+    per_node: int,
+    node_rank: int = 0,
+    head: str | None = None,
+    port: int | None = None,
+    restarts: int = 3,
+) -> None:
+    """Run the ranks of one host of a run that `windlass launch` has prepared.
+
+    Args:
+        folder: The run folder.
+        nodes: Number of hosts.
+        per_node: Number of ranks on each host.
+        node_rank: Index of this host.
+        head: Name or address of the first host, if there are several.
+        port: Port of the store there.
+        restarts: How often all ranks are restarted from the last checkpoint if one fails.
+    """
+    place = api.ClusterHost(
+        nodes=nodes, node_rank=node_rank, per_node=per_node, head=head, port=port
+    )
+
+    def report_restart(error: WindlassError) -> None:
+        message = Text.assemble(("lost:", "yellow"), f" {error}; all ranks start again")
+        error_console.print(message, soft_wrap=True)
+
+    with graceful_stop(signal.SIGUSR1) as stop:
+        api.run_host(folder, place, restarts=restarts, stop=stop, report_restart=report_restart)

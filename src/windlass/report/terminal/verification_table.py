@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from windlass.schema import ComparedQuantity, Mismatch, QuantityComparison, VerificationResult
 
@@ -28,15 +29,23 @@ class InjectedFaultRow(NamedTuple):
     detected: bool
 
 
-def describe_verdict(result: VerificationResult) -> str:
-    """`equal to one device over 3 steps: largest error 6e-16 (loss), tolerance 1e-09`."""
+def describe_verdict(result: VerificationResult, reference: str = "one device") -> str:
+    """`equal to one device over 3 steps: largest error 6e-16 (loss), tolerance 1e-09`.
+
+    Args:
+        result: the comparison.
+        reference: what the run was compared with.
+    """
     steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"
     mismatch = result.first_mismatch
     if mismatch is not None:
-        return f"NOT EQUAL in step {mismatch.step}: {describe_mismatch(mismatch)}"
+        where = f"to {reference} in step {mismatch.step}"
+        return f"NOT EQUAL {where}: {describe_mismatch(mismatch)}"
+    if not any(item.tolerance for item in result.comparisons):
+        return f"equal to {reference} bit for bit over {steps}"
     worst = max(result.comparisons, key=lambda item: item.error / (item.tolerance or math.inf))
     return (
-        f"equal to one device over {steps}: largest error {worst.error:.1e} ({worst.quantity}), "
+        f"equal to {reference} over {steps}: largest error {worst.error:.1e} ({worst.quantity}), "
         f"tolerance {worst.tolerance:.0e}"
     )
 
@@ -45,6 +54,8 @@ def describe_mismatch(first: Mismatch) -> str:
     """`output of layer 3, block2, for sample 4 by 1.6e-02 of its norm`."""
     if first.quantity == "samples":
         return f"sample {first.sample} was not taken, or was taken where it should not be"
+    if first.quantity == "tokens":
+        return f"sample {first.sample} has other tokens than the order of the data says"
     where = "" if first.layer is None else f" of layer {first.layer}, {first.layer_name}"
     if first.weight is not None:
         where += f", `{first.weight}`"
@@ -76,20 +87,24 @@ def injected_faults_table(faults: Iterable[InjectedFaultRow]) -> Table:
         where = "" if first is None else f"step {first.step}: {describe_mismatch(first)}"
         layer = "" if fault.layer is None else str(fault.layer)
         table.add_row(
-            fault.description, layer, "yes" if fault.detected else "[bold red]NO[/]", where
+            fault.description,
+            layer,
+            "yes" if fault.detected else Text("NO", style="bold red"),
+            where,
         )
     return table
 
 
-def _errors(comparison: QuantityComparison) -> tuple[str, str, str]:
+def _errors(comparison: QuantityComparison) -> tuple[str, str, Text]:
+    sign = _sign(comparison)
     if comparison.quantity == "samples":
-        return (
-            "none missing" if comparison.within_tolerance else "some missing",
-            "none",
-            _sign(comparison),
-        )
-    return (f"{comparison.error:.1e}", f"{comparison.tolerance:.0e}", _sign(comparison))
+        return ("none missing" if comparison.within_tolerance else "some missing", "none", sign)
+    if comparison.quantity == "tokens":
+        return ("none differ" if comparison.within_tolerance else "some differ", "none", sign)
+    if not comparison.tolerance:
+        return (f"{comparison.error:.1e}" if comparison.error else "none", "none", sign)
+    return (f"{comparison.error:.1e}", f"{comparison.tolerance:.0e}", sign)
 
 
-def _sign(comparison: QuantityComparison) -> str:
-    return "equal" if comparison.within_tolerance else "[bold red]NOT EQUAL[/]"
+def _sign(comparison: QuantityComparison) -> Text:
+    return Text("equal") if comparison.within_tolerance else Text("NOT EQUAL", style="bold red")

@@ -312,7 +312,7 @@ def _load_shard(
     one, two = read_moments(
         file, weight.name, shard.full_shape, "float32", codec, seed=seed, step=step
     )
-    if weight.moment1.dtype == torch.float32:
+    if weight.moment1.dtype in (torch.float32, torch.float64):
         weight.moment1.copy_(part(one.values))
         weight.moment2.copy_(part(two.values))
     else:

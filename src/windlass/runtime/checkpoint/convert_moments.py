@@ -13,8 +13,10 @@ from windlass.runtime.parameters import MasterParameter
 from windlass.schema import MomentFormat
 from windlass.torch_ext import MomentCodec, StoredMoment
 
-_FORMATS: dict[str, MomentFormat] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
-"""Format of the moments by their safetensors dtype."""
+_FORMATS: dict[str, MomentFormat] = {
+    "F64": "float32", "F32": "float32", "BF16": "bfloat16", "I8": "int8",
+}  # fmt: skip
+"""Format of the moments by their safetensors dtype; a float64 run stores them in float64."""
 _CPU = torch.device("cpu")
 
 
@@ -48,6 +50,8 @@ def read_moments(
     """
     file_format = moments_format(path, name)
     stored = _zeros(file_format, shape)
+    if _moments_dtype(path, name) == "F64":
+        stored = (StoredMoment(stored[0].values.double()), StoredMoment(stored[1].values.double()))
     tensors: dict[str, Tensor] = {}
     for which, moment in enumerate(stored, start=1):
         tensors[f"moment{which}/{name}"] = moment.values
@@ -70,18 +74,25 @@ def moments_format(path: Path, name: str) -> MomentFormat:
     Raises:
         CheckpointError: the file is unreadable, lacks the moments, or has an unknown dtype.
     """
+    dtype = _moments_dtype(path, name)
+    if dtype not in _FORMATS:
+        readable = ", ".join(_FORMATS)
+        raise CheckpointError(
+            f"`{path}` has `moment1/{name}` as {dtype}; this version reads {readable}"
+        )
+    return _FORMATS[dtype]
+
+
+def _moments_dtype(path: Path, name: str) -> str:
+    """The safetensors dtype of a parameter's moments."""
     key = f"moment1/{name}"
     try:
         with safe_open(path, framework="pt") as file:
             if key not in file.keys():  # noqa: SIM118  it is not a mapping
                 raise CheckpointError(f"`{path}` has no `{key}`: it is of another model")
-            dtype = str(file.get_slice(key).get_dtype())
+            return str(file.get_slice(key).get_dtype())
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}") from None
-    if dtype not in _FORMATS:
-        readable = ", ".join(_FORMATS)
-        raise CheckpointError(f"`{path}` has `{key}` as {dtype}; this version reads {readable}")
-    return _FORMATS[dtype]
 
 
 def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
@@ -113,4 +124,4 @@ def _zeros(moments: MomentFormat, shape: tuple[int, ...]) -> tuple[StoredMoment,
 def _format_of(weight: MasterParameter) -> MomentFormat:
     if weight.scale1 is not None:
         return "int8"
-    return "float32" if weight.moment1.dtype == torch.float32 else "bfloat16"
+    return "bfloat16" if weight.moment1.dtype == torch.bfloat16 else "float32"

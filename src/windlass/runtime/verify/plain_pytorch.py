@@ -1,0 +1,206 @@
+"""A training loop as one would write it in plain PyTorch, to compare a run with.
+
+It shares no data, loss, optimizer, schedule or dropout code with what runs a plan: the whole model
+is one `nn.Sequential`, `torch.optim.AdamW` updates it, and `plain_data_order` makes the batches.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, PlainBatches, finalized
+from windlass.schema import TrainSettings
+
+_WORD = 2**64
+_GOLDEN = 0x9E3779B97F4A7C15
+_MAX_CALLS = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRun:
+    """What a run in plain PyTorch gave."""
+
+    losses: tuple[float, ...]
+    """Mean loss of each step in nats a token."""
+    gradient_norms: tuple[float, ...]
+    """Global gradient norm of each step, before clipping."""
+    learning_rates: tuple[float, ...]
+    held_out_loss: float | None
+    """Loss on held-out text after the last step; None if no sequence is evaluated."""
+    held_out_bits_per_byte: float | None
+    model: nn.Sequential
+    """The model after the last step."""
+
+
+@torch.random.fork_rng(devices=[])  # type: ignore[untyped-decorator]
+def train_plainly(
+    layers: Sequence[tuple[str, nn.Module]],
+    batches: PlainBatches,
+    settings: TrainSettings,
+    *,
+    micro: int,
+    dtype: torch.dtype,
+) -> PlainRun:
+    """Trains a model for `settings.steps` steps, then evaluates it.
+
+    Args:
+        layers: name and module of each layer, with their initial weights, which are changed.
+        batches: the tokens of each step.
+        settings: of the run.
+        micro: micro-batch size in sequences, a divisor of the batch.
+        dtype: type of weights, activations and optimizer state.
+    """
+    model = nn.Sequential(*(layer for _, layer in layers)).train()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    dropouts = _keyed_dropouts(layers)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() > 1]},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups,
+        betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay,
+    )  # fmt: skip
+    losses, norms, rates = [], [], []
+    for step in range(1, settings.steps + 1):
+        rates.append(plain_learning_rate(settings, step))
+        for group in optimizer.param_groups:
+            group["lr"] = rates[-1]
+        inputs, targets = batches.samples(step)
+        optimizer.zero_grad()
+        micro_losses = []
+        for first in range(0, batches.batch, micro):
+            for dropout in dropouts:
+                dropout.begin(settings.seed, step, first)
+            logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
+            loss = _cross_entropy(logits, targets[first : first + micro])
+            (loss * micro / batches.batch).backward()  # type: ignore[no-untyped-call]
+            micro_losses.append(float(loss.detach()))
+        limit = math.inf if settings.clip is None else settings.clip
+        norms.append(float(clip_grad_norm_(parameters, limit)))
+        optimizer.step()
+        losses.append(math.fsum(micro_losses) / len(micro_losses))
+    held_out_loss, bits = _evaluate(model, batches, settings.evaluate_sequences, micro)
+    return PlainRun(
+        losses=tuple(losses), gradient_norms=tuple(norms), learning_rates=tuple(rates),
+        held_out_loss=held_out_loss, held_out_bits_per_byte=bits, model=model,
+    )  # fmt: skip
+
+
+def plain_learning_rate(settings: TrainSettings, step: int) -> float:
+    """The learning rate of a step, counted from 1: a straight rise, then half a cosine wave."""
+    peak, rising = settings.learning_rate, round(settings.warmup * settings.steps)
+    if step <= rising:
+        return peak * step / rising
+    lowest, falling = peak * settings.final_rate, settings.steps - rising
+    angle = math.pi * (step - rising) / falling
+    return (peak + lowest) / 2 + (peak - lowest) / 2 * math.cos(angle)
+
+
+def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Tensor:
+    """The logits of a micro-batch, whose first sample has the index `first`."""
+    x = inputs
+    for index, layer in enumerate(model):
+        # For random draws other than those of `nn.Dropout`.
+        torch.manual_seed(_mixed(_mixed(_mixed(_mixed(seed) ^ step) ^ index) ^ first) >> 1)
+        x = layer(x)
+    return x
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET
+    )
+
+
+@torch.no_grad()
+def _evaluate(
+    model: nn.Sequential, batches: PlainBatches, count: int, micro: int
+) -> tuple[float | None, float | None]:
+    """Loss in nats a token, and bits per byte, over `count` held-out sequences."""
+    if not count:
+        return None, None
+    inputs, targets, nbytes = batches.held_out_samples(count)
+    model.eval()
+    nats, number_of_targets = 0.0, 0
+    for first in range(0, len(inputs), micro):
+        part = targets[first : first + micro]
+        size = int((part != IGNORED_TARGET).sum())
+        nats += float(_cross_entropy(model(inputs[first : first + micro]), part)) * size
+        number_of_targets += size
+    return nats / number_of_targets, nats / math.log(2) / nbytes
+
+
+class _PlainKeyedDropout(nn.Module):
+    """Dropout whose mask follows from (seed, step, layer, position, call, sample, element)."""
+
+    def __init__(self, rate: float, layer: str, position: int) -> None:
+        super().__init__()
+        self._rate, self._position = rate, position
+        self._layer = int.from_bytes(hashlib.sha256(layer.encode()).digest()[:8], "little")
+        self._key = (0, 0, 0)
+        self._calls = 0
+
+    def begin(self, seed: int, step: int, first: int) -> None:
+        """Begins a forward pass of a micro-batch whose first sample has the index `first`."""
+        self._key, self._calls = (seed, step, first), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x[b ...]`; in training some elements are 0 and the others grow."""
+        if not self.training:
+            return x
+        rows = [self._kept(row, x[0].numel()) for row in range(len(x))]
+        self._calls += 1
+        mask = torch.from_numpy(np.stack(rows)).view(x.shape)
+        return x * mask.to(x.dtype) * (1 / (1 - self._rate))
+
+    def _kept(self, row: int, elements: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        """Which elements of a sample are kept."""
+        seed, step, first = self._key
+        sample = _mixed(_mixed(_mixed(seed) ^ step) ^ (first + row))
+        call = _mixed(self._position * _MAX_CALLS + self._calls)
+        key = _mixed(sample ^ ((self._layer + call) % _WORD))
+        z = np.arange(1, elements + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        kept: np.ndarray[tuple[int], np.dtype[np.bool_]] = (z >> np.uint64(33)) >= round(
+            self._rate * 2**31
+        )
+        return kept
+
+
+def _keyed_dropouts(layers: Sequence[tuple[str, nn.Module]]) -> tuple[_PlainKeyedDropout, ...]:
+    """Gives every `nn.Dropout` with a rate above 0 a keyed mask, in place."""
+    dropouts: list[_PlainKeyedDropout] = []
+    for name, layer in layers:
+        for position, (parent, child, rate) in enumerate(_active_dropouts(layer)):
+            dropouts.append(_PlainKeyedDropout(rate, name, position))
+            setattr(parent, child, dropouts[-1])
+    return tuple(dropouts)
+
+
+def _active_dropouts(layer: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Parent module, name and rate of each `nn.Dropout` with a rate above 0, in order."""
+
+    def search() -> Iterator[tuple[nn.Module, str, float]]:
+        for path, module in layer.named_modules():
+            if type(module) is nn.Dropout and module.p > 0:
+                parent, _, child = path.rpartition(".")
+                yield layer.get_submodule(parent), child, module.p
+
+    return list(search())
+
+
+def _mixed(value: int) -> int:
+    """SplitMix64's output for one integer."""
+    return finalized((value + _GOLDEN) % _WORD)
