@@ -20,6 +20,8 @@ _SECONDS: dict[str, float] = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1,
     "min": 60, "h": 3600, "d": 86400,
 }  # fmt: skip
+_SHORTEST = 5e-12
+"""Seconds below which three digits of a nanosecond are 0."""
 _UP = 0.9995
 """Values that three digits round to 1000 of a unit are written as 1 of the next unit."""
 _SI = ("", "k", "M", "G", "T", "P", "E")
@@ -81,11 +83,11 @@ def format_flop_rate(rate: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """`124 M`, `175 B`: a count of parameters or tokens, three significant digits."""
+    """`124 M`, `175 B`, `7`: a count of parameters or tokens, three significant digits."""
     for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= _UP * scale:
             return f"{_digits(count / scale)} {name}"
-    return f"{count:g}"
+    return f"{count:.0f}" if count == round(count) else _digits(count)
 
 
 def format_seconds(seconds: float) -> str:
@@ -101,7 +103,7 @@ def format_seconds(seconds: float) -> str:
     for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if size >= _UP * scale:
             return f"{_digits(seconds / scale)} {name}"
-    return "0 s" if size == 0 else f"{_digits(seconds / 1e-9)} ns"
+    return "0 s" if size < _SHORTEST else f"{_digits(seconds / 1e-9)} ns"
 
 
 def _parse(value: object, units: dict[str, float], example: str) -> float:

@@ -1,6 +1,7 @@
 """The command line itself: what it refuses, how it says so, and that it answers at once."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from command_line import Windlass
+from windlass.cli.main import main
 
 
 def test_all_errors_of_a_command_line_are_reported_at_once(windlass: Windlass) -> None:
@@ -43,6 +45,20 @@ def test_an_unknown_name_is_one_clear_message_and_exit_code_2(
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "spins"), [(None, "1000"), ("OMP_WAIT_POLICY", None), ("GOMP_SPINCOUNT", "7")]
+)
+def test_threads_of_openmp_spin_briefly_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, spins: str | None
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "7")
+        if name != variable:
+            monkeypatch.delenv(name)
+    main(["models"])
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 def test_planning_and_help_answer_without_torch(surroundings: dict[str, str]) -> None:
@@ -101,5 +117,6 @@ def test_json_is_for_other_programs_and_agrees_with_the_exit_code(windlass: Wind
     assert (yes.returncode, json.loads(yes.stdout)["fits"]) == (0, True)
     assert (no.returncode, json.loads(no.stdout)["fits"]) == (1, False)
     peaks = json.loads(planned.stdout)["prediction"]["peaks"]
-    assert peaks[0]["by_class"] == json.loads(yes.stdout)["by_class"]
+    assert peaks == json.loads(yes.stdout)["peaks"]
+    assert json.loads(planned.stdout)["plan"] == json.loads(yes.stdout)["plan"]
     assert json.loads(runs.stdout) == []

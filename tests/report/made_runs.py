@@ -151,6 +151,12 @@ def with_offload(record: RunRecord) -> RunRecord:
     )
 
 
+def on_busy_machine(record: RunRecord) -> RunRecord:
+    """The same run in twice the time, for 38 % of which its threads waited for a core."""
+    steps = tuple(replace(step, seconds=2 * step.seconds, contention=0.38) for step in record.steps)
+    return replace(record, steps=steps, current_plan_steps=steps)
+
+
 def on_two_stages(record: RunRecord) -> RunRecord:
     """The same run on two pipeline stages; the second waits a quarter of each step."""
     assert record.plan is not None

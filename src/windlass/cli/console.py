@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -21,8 +22,24 @@ from rich.text import Text
 from windlass import api
 from windlass.document import Document
 
-console = Console(highlight=False)
-error_console = Console(stderr=True, highlight=False)
+_WIDTH = 100
+"""Most columns of any output, so that all commands look alike."""
+
+
+def _console(*, stderr: bool) -> Console:
+    """A console as wide as its terminal, but at most 100 columns; 100 in a pipe or file.
+
+    It prints square brackets as they are, because names may contain them.
+    """
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    has_width = console.is_terminal or "COLUMNS" in os.environ
+    if console.width > _WIDTH or not has_width:
+        console.width = _WIDTH
+    return console
+
+
+console = _console(stderr=False)
+error_console = _console(stderr=True)
 
 
 class ProgressBars:
@@ -31,7 +48,7 @@ class ProgressBars:
     def __init__(self) -> None:
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             console=error_console,
@@ -56,21 +73,35 @@ class ProgressBars:
         self._progress.update(self._tasks[label], completed=done, total=total)
 
 
-def print_line(line: str) -> None:
-    """Prints a line with markup; wrapped on a terminal, on one line in a pipe or file."""
+def print_line(line: str | Text) -> None:
+    """Prints a line; wrapped on a terminal, on one line in a pipe or file."""
     console.print(line, soft_wrap=not console.is_terminal)
 
 
 def print_error(message: str) -> None:
-    """Prints a message to stderr after `windlass:`; wrapped as `print_line` does."""
-    line = Text.assemble(("windlass:", "bold red"), " ", message)
-    error_console.print(line, soft_wrap=not error_console.is_terminal)
+    """Prints a message to stderr after `windlass:`; wrapped as `print_bullets` does."""
+    _print_message(("windlass:", "bold red"), message)
 
 
 def print_notes(notes: Iterable[str]) -> None:
     """Prints what a user should know before anything else, to stderr."""
     for note in notes:
-        error_console.print(Text.assemble(("note:", "yellow"), " ", note), soft_wrap=True)
+        _print_message(("note:", "yellow"), note)
+
+
+def _print_message(head: tuple[str, str], message: str) -> None:
+    """Prints a message to stderr; on a terminal with a hanging indent, list items further in."""
+    if not error_console.is_terminal:
+        error_console.print(Text.assemble(head, " ", message), soft_wrap=True)
+        return
+    first, *rest = message.splitlines() or [""]
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row(Text(*head), Text(first))
+    for line in rest:
+        item = line.removeprefix("- ")
+        table.add_row("-" if item != line else "", Text(item))
+    error_console.print(table)
 
 
 def print_bullets(lines: Iterable[str]) -> None:

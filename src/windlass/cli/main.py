@@ -4,13 +4,14 @@ Exit codes: 0 good, 1 a run that is broken, 2 wrong input or a machine that is t
 of Windlass, 130 interrupted.
 """
 
+import errno
 import os
 import sys
 
 from cyclopts import App, CycloptsError
 
 from windlass.cli.console import error_console, print_error
-from windlass.errors import WindlassError
+from windlass.errors import RequestError, WindlassError, is_text, shorten
 
 app = App(
     name="windlass",
@@ -44,6 +45,7 @@ _COMMANDS = {
 for position, (command, place) in enumerate(_COMMANDS.items()):
     app.command(f"windlass.cli.commands.{place}", name=command, sort_key=position)
 app.command("windlass.cli.commands.rank:rank", name="rank", show=False)
+app.command("windlass.cli.commands.rank:host", name="host", show=False)
 
 
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -52,14 +54,23 @@ _SPIN_COUNT = "1000"
 thread that spins beside other processes keeps the core from the thread that it waits for."""
 
 
+_REFUSED = (
+    errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
+    errno.EISDIR, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENODEV, errno.ENXIO,
+)  # fmt: skip
+"""Errors of a file that only its user can mend."""
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Runs one command line; exits with its code unless that is 0."""
     # OpenMP reads it once, when torch is first imported, which no module above does.
     if not any(name in os.environ for name in _WAIT_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    words = sys.argv[1:] if tokens is None else tokens
     try:
-        _load_commands_for_help(sys.argv[1:] if tokens is None else tokens)
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        _require_text(words)
+        _load_commands_for_help(words)
+        app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except WindlassError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
@@ -73,10 +84,31 @@ def main(tokens: list[str] | None = None) -> None:
         # The reader of the output is gone (`windlass runs | head`), so there is nobody to tell.
         sys.stderr.close()
         sys.exit(0)
-    except Exception:  # noqa: BLE001  any other error is a bug, shown with its trace
+    except Exception as error:  # noqa: BLE001  any other error is a bug, shown with its trace
+        if isinstance(error, OSError) and error.errno in _REFUSED and error.filename is not None:
+            print_error(_describe_refusal(error))
+            sys.exit(2)
         error_console.print_exception()
         print_error("this is a bug in Windlass; please report the trace above")
         sys.exit(3)
+
+
+def _require_text(words: list[str]) -> None:
+    """Refuses words that no file could be named by, or no page or record could show.
+
+    Raises:
+        RequestError: a word is not UTF-8, or contains a NUL character.
+    """
+    for word in words:
+        if not is_text(word):
+            shown = shorten(word).encode(errors="backslashreplace").decode().replace("\0", "\\0")
+            raise RequestError(f"`{shown}` is not UTF-8 text; rename what it names")
+
+
+def _describe_refusal(error: OSError) -> str:
+    """One sentence on a file that the system refuses."""
+    reason = (error.strerror or "").lower()
+    return f"`{shorten(str(error.filename))}` cannot be used: {reason}; name another place"
 
 
 def _load_commands_for_help(tokens: list[str]) -> None:

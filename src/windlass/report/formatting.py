@@ -3,7 +3,7 @@
 import math
 
 from windlass.program import MeshCoord, describe_recompute
-from windlass.schema import Graph, Parallelism, Plan, Prediction, Step
+from windlass.schema import MAX_CONTENTION, Graph, Parallelism, Plan, Prediction, Step
 from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
@@ -134,13 +134,13 @@ def describe_traffic(prediction: Prediction) -> str:
 
 
 def describe_writes(plan: Plan, prediction: Prediction, steps: int) -> str:
-    """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
+    """`2.10 GiB a step to disk, 840 GiB over 400 steps`."""
     if prediction.offload is None:
-        return "writes nothing to an offload tier"
+        return "nothing to an offload tier"
     tiers = " and ".join(dict.fromkeys(plan.offload_tiers.values()))
     written = prediction.offload.written_bytes
     total = f"{format_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
-    return f"writes {format_bytes(written)} a step to {tiers}, {total}"
+    return f"{format_bytes(written)} a step to {tiers}, {total}"
 
 
 def describe_plan(plan: Plan) -> str:
@@ -161,6 +161,13 @@ def format_ratio(ratio: float | None) -> str:
     return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×"
 
 
+def describe_contention(share: float | None) -> str:
+    """`the machine was busy: threads waited 38 % of the time`; empty if it was idle or unknown."""
+    if share is None or share <= MAX_CONTENTION:
+        return ""
+    return f"the machine was busy: threads waited {100 * share:.0f} % of the time"
+
+
 def format_mfu(prediction: Prediction, seconds: float) -> str:
     """`41.2 % = 56.1 GFLOP / (333 ms × 410 GFLOP/s)`."""
     share = prediction.model_flop / (seconds * prediction.peak_flop_rate)
@@ -172,8 +179,6 @@ def format_mfu(prediction: Prediction, seconds: float) -> str:
 
 def format_speed(tokens_per_second: float) -> str:
     """`12.3 k tokens/s`."""
-    if tokens_per_second < 1000:
-        return f"{tokens_per_second:.3g} tokens/s"
     return f"{format_count(tokens_per_second)} tokens/s"
 
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from windlass.program import BLOCKING_KINDS, MeshCoord, mesh_coord
+from windlass.report.formatting import describe_contention
 from windlass.schema import Parallelism, Prediction, Step, TierPeak
+from windlass.units import format_seconds
+
+_NEGLIGIBLE_SHARE = 0.0005
+"""Share of the step below which an instruction kind is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +21,15 @@ class MetricPair:
     name: str
     predicted: float | None
     measured: float | None
+    interval: tuple[float, float] | None = None
+    """Ends of the 80 % interval of the prediction; None if it has none."""
+
+    @property
+    def outside_interval(self) -> bool:
+        """Whether the measured number lies outside the predicted interval."""
+        if self.measured is None or self.interval is None:
+            return False
+        return not self.interval[0] <= self.measured <= self.interval[1]
 
     @property
     def ratio(self) -> float | None:
@@ -79,6 +93,17 @@ def median_step_seconds(steps: Sequence[Step]) -> float | None:
     return median(seconds) if seconds else None
 
 
+def mean_contention(steps: Sequence[Step]) -> float | None:
+    """Share of the time of all steps for which threads waited for a core; None if unknown."""
+    counted = [
+        (step.contention, step.seconds)
+        for step in without_warmup(steps)
+        if step.contention is not None and math.isfinite(step.seconds)
+    ]
+    seconds = sum(seconds for _, seconds in counted)
+    return sum(share * spent for share, spent in counted) / seconds if seconds else None
+
+
 def tokens_per_second(steps: Sequence[Step]) -> float | None:
     """Tokens of the last step over the median step time; None before the first step."""
     seconds = median_step_seconds(steps)
@@ -108,7 +133,7 @@ def device_memory_peak(prediction: Prediction | None) -> TierPeak | None:
 
 
 def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tuple[MetricPair, ...]:
-    """Seconds of a step by instruction kind, largest first."""
+    """Seconds of a step by instruction kind, largest first; kinds below 0.05 % are left out."""
     measured: dict[str, list[float]] = {}
     for step in without_warmup(steps):
         for kind, seconds in step.by_kind.items():
@@ -122,7 +147,20 @@ def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tup
         )
         for kind in dict.fromkeys((*predicted, *measured))
     ]
-    return tuple(sorted(pairs, key=lambda p: -max(p.predicted or 0.0, p.measured or 0.0)))
+    longest = {pair.name: max(pair.predicted or 0.0, pair.measured or 0.0) for pair in pairs}
+    least = _NEGLIGIBLE_SHARE * sum(longest.values())
+    spent = (pair for pair in pairs if longest[pair.name] > least)
+    return tuple(sorted(spent, key=lambda pair: -longest[pair.name]))
+
+
+def step_time_notes(steps: Sequence[Step], prediction: Prediction | None) -> tuple[str, ...]:
+    """Sentences on a step time outside its interval, and on a machine that was busy."""
+    pair = headline_metrics(steps, prediction)["seconds"]
+    notes = [describe_contention(mean_contention(steps))]
+    if pair.outside_interval and pair.interval is not None:
+        low, high = (format_seconds(end) for end in pair.interval)
+        notes.insert(0, f"the step time is outside its predicted 80 % interval, {low} to {high}")
+    return tuple(note for note in notes if note)
 
 
 def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
@@ -137,19 +175,32 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
         if prediction and seconds
         else None
     )
+    ends = (prediction.low_seconds, prediction.high_seconds) if prediction else None
+
+    def speeds(amount: float) -> tuple[float, float] | None:
+        """The interval of an amount in a step over the step time."""
+        return (amount / ends[1], amount / ends[0]) if ends and ends[0] > 0 else None
+
     return {
         "seconds": MetricPair(
             name="step time",
             predicted=prediction.step_seconds if prediction else None,
             measured=seconds,
+            interval=ends,
         ),
         "tokens": MetricPair(
             name="tokens per second",
             predicted=prediction.tokens_per_second if prediction else None,
             measured=tokens_per_second(steps),
+            interval=speeds(prediction.tokens_per_step) if prediction else None,
         ),
         "mfu": MetricPair(
-            name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu
+            name="MFU",
+            predicted=prediction.mfu if prediction else None,
+            measured=mfu,
+            interval=speeds(prediction.model_flop / prediction.peak_flop_rate)
+            if prediction
+            else None,
         ),
         "memory": MetricPair(
             name="memory at the peak",

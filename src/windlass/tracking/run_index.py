@@ -1,13 +1,15 @@
 """Lists runs and finds one by its name; reads only the beginnings and ends of journals."""
 
+import contextlib
 import math
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
 from windlass.errors import RecordError, did_you_mean
-from windlass.schema import RunState
+from windlass.schema import PLAN_FILE, REQUEST_FILE, RunState
 from windlass.tracking.folder_lock import is_locked
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail
 from windlass.tracking.run_folder import (
@@ -24,6 +26,8 @@ from windlass.tracking.run_folder import (
 LAST = "last"
 """Names the newest run."""
 _MAX_NAMES = 5
+_IDENTITY_KEYS = ("graph", "machine", "model.name", "clip")
+"""Keys whose values columns of their own show, or that follow from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -47,6 +51,8 @@ class RunSummary:
     seconds: float
     """Median step time of the steps that were read; NaN before the first."""
     predicted_seconds: float | None
+    predicted_interval: tuple[float, float] | None
+    """Ends of the 80 % interval of the prediction; None if the journal does not have them."""
     attempts: int
     parent: str | None = None
     """The run that this one started from, `<end of id>@<step>`; None if it has none."""
@@ -57,9 +63,37 @@ class RunSummary:
         return f"<Run {self.short_id} of {self.model}: {self.state}, step {self.step}{steps}{loss}>"
 
     @property
+    def outside_interval(self) -> bool:
+        """Whether the median step time lies outside the predicted interval."""
+        if self.predicted_interval is None or math.isnan(self.seconds):
+            return False
+        low, high = self.predicted_interval
+        return not low <= self.seconds <= high
+
+    @property
     def short_id(self) -> str:
         """The last digits of the id, as in the folder's name."""
         return self.id[-SHORT_ID_DIGITS:]
+
+    def settings(self) -> dict[str, str]:
+        """What was asked for and planned, by dotted key; what cannot be read is left out."""
+        settings: dict[str, str] = {}
+        for name in (PLAN_FILE, REQUEST_FILE):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                tree = tomllib.loads((self.folder / name).read_text(encoding="utf-8"))
+                phases = [len(stage["phases"]) for stage in tree.pop("stages", [])]
+                found = dict(_flat(tree)) | ({"phases": str(max(phases))} if phases else {})
+                settings = found | settings
+        return {key: value for key, value in settings.items() if key not in _IDENTITY_KEYS}
+
+
+def _flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and values of nested tables; lists as TOML writes them."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, str(value).replace("True", "true").replace("False", "false")
 
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
@@ -148,6 +182,7 @@ def summarise_run(folder: Path) -> RunSummary | None:
         held_out_loss=_held_out(events),
         seconds=seconds[len(seconds) // 2] if seconds else math.nan,
         predicted_seconds=meta.get("predicted_seconds"),
+        predicted_interval=_interval(meta.get("predicted_interval")),
         attempts=len(attempts),
         parent=describe_parent(meta),
     )
@@ -163,6 +198,15 @@ def describe_parent(meta: Mapping[str, object]) -> str | None:
     if not isinstance(parent, Mapping):
         return None
     return f"{str(parent.get('id', '?'))[-SHORT_ID_DIGITS:]}@{parent.get('step', '?')}"
+
+
+def _interval(ends: object) -> tuple[float, float] | None:
+    """Both ends of an interval; None if it is none."""
+    if not isinstance(ends, list) or len(ends) != 2:
+        return None
+    low, high = ends
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    return (float(low), float(high)) if numbers else None
 
 
 def _held_out(events: Sequence[JournalEvent]) -> float | None:

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -6,6 +9,7 @@ import torch
 
 from windlass.hardware.local_machine import load_local_machine, save_local_machine
 from windlass.hardware.probe.disk_and_network import (
+    CpuContention,
     available_memory_bytes,
     disk_rates,
     host_copy_rates,
@@ -61,6 +65,28 @@ def test_two_ranks_meet_on_loopback():
     assert link.joins == 2
     assert 0 < link.latency < 1
     assert link.rate > 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no scheduler statistics")
+def test_a_thread_that_shares_its_core_waits_for_it():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        loop = (sys.executable, "-c", "print(flush=True)\nwhile True: pass")
+        with subprocess.Popen(loop, stdout=subprocess.PIPE) as busy:
+            assert busy.stdout is not None
+            busy.stdout.readline()
+            contention = CpuContention()
+            end = time.perf_counter() + 0.3
+            while time.perf_counter() < end:
+                pass
+            share = contention.take_share()
+            contention.close()
+            busy.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert share is not None
+    assert 0.2 < share < 1
 
 
 def test_free_memory_is_less_than_all_memory():

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from report.made_runs import on_two_stages, with_offload
+from report.made_runs import on_busy_machine, on_two_stages, with_offload
 from windlass.report.html.run_page import run_page
 from windlass.schema import run_record as files
 from windlass.tracking import RunRecord
@@ -60,6 +60,18 @@ def checked(html: str) -> Checker:
 def test_the_page_is_well_formed_and_has_every_section(record: Callable[..., RunRecord]):
     checker = checked(run_page(record()))
     assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
+
+
+def test_a_run_on_a_busy_machine_says_so_and_marks_what_is_outside_the_interval(
+    record: Callable[..., RunRecord],
+):
+    idle = record(count=20)
+    page = run_page(on_busy_machine(idle))
+    checked(page)
+    assert "The step time is outside its predicted 80 % interval" in page
+    assert "the machine was busy: threads waited 38 % of the time" in page
+    assert page.count('class="tile outside"') == 3  # step time, speed and MFU
+    assert 'class="tile outside"' not in run_page(idle)
 
 
 def test_the_page_fetches_nothing(record: Callable[..., RunRecord]):

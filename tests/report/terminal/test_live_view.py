@@ -72,6 +72,16 @@ def test_a_line_holds_one_step():
     assert TrainingView("x", 9, None).line() == "step 0/9"
 
 
+def test_a_line_says_that_the_machine_was_busy():
+    made = TrainingView("gpt-tiny", 300, prediction())
+    for step in list(steps(300))[:5]:
+        made.update(replace(step, contention=0.38))
+    words = "the machine was busy: threads waited 38 % of the time"
+    assert words in made.line()
+    assert words in render(made, 80)
+    assert "busy" not in view(5).line()
+
+
 def test_a_loss_that_is_not_finite_is_shown_as_such():
     made = view(3)
     made.update(replace(next(iter(steps(1))), step=4, loss=math.nan, seconds=0.7))

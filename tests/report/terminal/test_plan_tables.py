@@ -54,7 +54,7 @@ def test_a_plan_with_offload_states_what_it_writes_per_step_and_run(
     offloading = plan().model_copy(update={"offload": Offload(optimizer="disk")})
     text = render(prediction_table(predicted, plan=offloading, steps=400))
     assert "predicted writes" in text
-    assert "writes 1.00 GiB a step to disk, 400 GiB over 400 steps" in text
+    assert "1.00 GiB a step to disk, 400 GiB over 400 steps" in text
 
 
 def test_a_plan_that_does_not_fit_states_by_how_much():

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from report.made_runs import on_two_stages, with_offload
+from report.made_runs import on_busy_machine, on_two_stages, with_offload
 from report.rendering import render
 from windlass.report.terminal.run_tables import record_table, runs_table
 from windlass.tracking import RunRecord, list_runs
@@ -38,6 +38,18 @@ def test_a_run_shows_predicted_and_measured_time_with_the_ratio(record: Callable
     assert "645 ms" in line
     assert "1.06 ×" in line
     assert "finished" in text
+
+
+def test_a_run_on_a_busy_machine_says_so_and_that_its_time_is_outside_the_interval(
+    record: Callable[..., RunRecord],
+):
+    idle = record(count=20)
+    text = render(record_table(on_busy_machine(idle)))
+    assert "the machine was busy: threads waited 38 % of the time" in text
+    assert "outside its predicted 80 % interval, 600 ms to 703 ms" in text
+    quiet = render(record_table(idle))
+    assert "busy:" not in quiet
+    assert "interval" not in quiet
 
 
 def test_a_run_without_documents_is_shown(record: Callable[..., RunRecord]):

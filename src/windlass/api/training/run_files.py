@@ -55,6 +55,7 @@ def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
         "machine": planned.machine.name,
         "steps": planned.request.train.steps,
         "predicted_seconds": planned.prediction.step_seconds,
+        "predicted_interval": [planned.prediction.low_seconds, planned.prediction.high_seconds],
         "unigram_entropy": tokens.meta.held_out_unigram_nats,
         "unigram_bits_per_byte": tokens.meta.held_out_unigram_bits_per_byte,
         "tokens": tokens.fingerprint,

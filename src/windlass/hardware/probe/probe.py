@@ -123,7 +123,9 @@ def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _C
     watch.start_second_round()
     device = _measure_device(bar, compile_costs, watch)
     speed_checks.append(speed_check_seconds(kind))
-    return device, _Conditions(watch.noise, contention.share, statistics.fmean(speed_checks))
+    share = contention.take_share() or 0.0
+    contention.close()
+    return device, _Conditions(watch.noise, share, statistics.fmean(speed_checks))
 
 
 class _Bar:

@@ -18,6 +18,7 @@ font-weight:600;letter-spacing:0;vertical-align:middle;color:#fff;background:var
 .tile{padding:12px 16px}.tile .name{color:var(--soft);font-size:13px}
 .tile .value{font-size:24px;font-weight:600;line-height:1.3;font-variant-numeric:tabular-nums}
 .tile .more{color:var(--soft);font-size:13px}
+.tile.outside{border-color:var(--red)}.tile.outside .more,p.warning{color:var(--red)}
 section{padding:20px 22px;margin-top:18px}
 section.faults{border-color:var(--red)}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import (
+    describe_contention,
     format_held_out_loss,
     format_loss,
     format_mfu,
@@ -18,6 +19,7 @@ from windlass.report.formatting import (
     format_speed,
 )
 from windlass.report.predicted_vs_measured import device_memory_peak
+from windlass.report.terminal.tables import OUTSIDE_STYLE
 from windlass.schema import Prediction, Step
 from windlass.units import format_bytes, format_seconds
 
@@ -49,6 +51,7 @@ class TrainingView:
         self._prediction = prediction
         self._losses = [step.loss for step in earlier_steps]
         self._seconds: list[float] = []
+        self._contention: list[float] = []
         self._traffic_bytes: list[tuple[int, int]] = []
         self._last: Step | None = earlier_steps[-1] if earlier_steps else None
         self._evaluated = next(
@@ -63,7 +66,10 @@ class TrainingView:
         # The first step of an attempt also compiles; it counts only until there is a second.
         if len(self._seconds) == 1 and self._seconds[0] > 1.5 * step.seconds:
             self._seconds.clear()
+            self._contention.clear()
         self._seconds = [*self._seconds[-_RECENT + 1 :], step.seconds]
+        if step.contention is not None:
+            self._contention = [*self._contention[-_RECENT + 1 :], step.contention]
         self._traffic_bytes = [
             *self._traffic_bytes[-_RECENT + 1 :],
             (step.read_bytes, step.written_bytes),
@@ -104,6 +110,8 @@ class TrainingView:
             parts.append(f"held out {format_held_out_loss(step)}")
         if step.saved is not None:
             parts.append(f"saved {step.saved}")
+        if busy := self._busy():
+            parts.append(busy)
         if self.remaining_seconds:
             parts.append(f"{format_seconds(self.remaining_seconds)} left")
         return ", ".join(parts)
@@ -152,7 +160,8 @@ class TrainingView:
         return [
             ("loss", loss),
             ("held out", self._held_out()),
-            ("speed", f"{format_speed(step.tokens / seconds)}, {self._step_time(seconds)}"),
+            ("speed", self._speed(step.tokens, seconds)),
+            ("", Text(self._busy(), style="yellow")),
             ("MFU", format_mfu(prediction, seconds) if prediction else ""),
             ("memory", self._memory(step)),
             ("traffic", self._traffic()),
@@ -163,12 +172,21 @@ class TrainingView:
         step = self._evaluated
         return f"{format_held_out_loss(step)} at step {step.step}" if step else ""
 
-    def _step_time(self, seconds: float) -> str:
-        words = f"{format_seconds(seconds)} a step"
-        if self._prediction is None:
+    def _speed(self, tokens: int, seconds: float) -> Text:
+        """Speed and step time; the ratio is coloured if it lies outside the interval."""
+        words = Text(f"{format_speed(tokens / seconds)}, {format_seconds(seconds)} a step")
+        prediction = self._prediction
+        if prediction is None:
             return words
-        predicted = self._prediction.step_seconds
-        return f"{words}, {format_ratio(seconds / predicted)} predicted {format_seconds(predicted)}"
+        inside = prediction.low_seconds <= seconds <= prediction.high_seconds
+        words.append(", ").append(
+            format_ratio(seconds / prediction.step_seconds), style="" if inside else OUTSIDE_STYLE
+        )
+        return words.append(f" predicted {format_seconds(prediction.step_seconds)}")
+
+    def _busy(self) -> str:
+        """That other processes used the cores lately; empty if they did not."""
+        return describe_contention(fmean(self._contention) if self._contention else None)
 
     def _memory(self, step: Step) -> str:
         words = f"{format_bytes(step.memory_bytes)} at the peak"

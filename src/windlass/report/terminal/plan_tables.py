@@ -27,6 +27,10 @@ from windlass.report.terminal.tables import bar, fact_table
 from windlass.schema import Graph, Plan, Prediction, TierPeak
 from windlass.units import format_bytes, format_seconds
 
+_SMALLEST_SHARE = 0.005
+"""Share of a sum below which parts have no row of their own."""
+_PART_CELLS = 28
+
 
 def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     """A plan in words, one row for each of its parts."""
@@ -76,10 +80,14 @@ def prediction_table(
     parts: list[RenderableType] = [table]
     parts.append(_shares("predicted step time by term", prediction.by_term, format_seconds))
     parts.append(_shares("predicted step time by instruction", prediction.by_kind, format_seconds))
+    return Group(*_spaced(parts), memory_table(prediction))
+
+
+def memory_table(prediction: Prediction) -> RenderableType:
+    """Predicted peak memory by class, of the device and of each tier that holds something."""
     device, *offload = prediction.peaks
-    parts += [_peak(peak) for peak in (device, *(peak for peak in offload if peak.peak_bytes))]
-    blank = Text()
-    return Group(*(item for part in parts for item in (part, blank)))
+    peaks = (device, *(peak for peak in offload if peak.peak_bytes))
+    return Group(*_spaced([_peak(peak) for peak in peaks]))
 
 
 def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) -> RenderableType:
@@ -121,6 +129,11 @@ def describe_plan_briefly(plan: Plan) -> str:
     return ", ".join(parts)
 
 
+def _spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
+    """The parts, a blank line below each."""
+    return [item for part in parts for item in (part, Text())]
+
+
 def _peak(peak: TierPeak) -> RenderableType:
     over = f", {format_bytes(peak.over_bytes)} too much" if peak.over_bytes else ""
     name = (
@@ -131,14 +144,20 @@ def _peak(peak: TierPeak) -> RenderableType:
 
 
 def _shares(name: str, parts: Mapping[str, float], show: Callable[[float], str]) -> Group:
-    """Parts of a sum with bars, largest first; parts of 0 are left out."""
+    """Parts of a sum with bars, largest first; parts below half a percent are added up."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(width=16)
+    table.add_column(width=_PART_CELLS, no_wrap=True)
     table.add_column(justify="right", width=9, no_wrap=True)
     table.add_column(justify="right", width=5)
     table.add_column(style="cyan", no_wrap=True)
     total = sum(parts.values()) or 1.0
-    for part, size in sorted(parts.items(), key=lambda item: -item[1]):
-        if size > 0:
-            table.add_row(Text(part), show(size), f"{100 * size / total:.0f} %", bar(size / total))
+    large = {part: size for part, size in parts.items() if size >= _SMALLEST_SHARE * total}
+    small = {part: size for part, size in parts.items() if 0 < size < _SMALLEST_SHARE * total}
+    for part, size in sorted(large.items(), key=lambda item: -item[1]):
+        table.add_row(Text(part), show(size), f"{100 * size / total:.0f} %", bar(size / total))
+    if small:
+        rest = next(iter(small)) if len(small) == 1 else "other"
+        share = sum(small.values()) / total
+        words = "< 1 %" if share < _SMALLEST_SHARE else f"{100 * share:.0f} %"
+        table.add_row(Text(rest), show(sum(small.values())), words, bar(share))
     return Group(Text(name, style="bold"), table)

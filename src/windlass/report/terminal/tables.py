@@ -2,6 +2,8 @@
 
 from rich.table import Table
 
+OUTSIDE_STYLE = "bold red"
+"""Style of a ratio whose measured number lies outside the predicted interval."""
 _BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
