@@ -19,6 +19,9 @@ from platformdirs import user_cache_path
 
 from windlass.errors import StorageError
 
+FileState = tuple[int, int, int, int]
+"""Size in bytes, modification and status change times in nanoseconds, inode number."""
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_WRITABLE = (
     errno.EACCES, errno.EROFS, errno.EPERM,
@@ -158,6 +161,16 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_state(path: Path) -> FileState:
+    """Properties that change on disk whenever a file's content does.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def seal(content: bytes) -> bytes:

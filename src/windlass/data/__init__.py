@@ -15,6 +15,12 @@ from windlass.data.dataset_cache import (
 from windlass.data.excerpt import (
     write_excerpt,
 )
+from windlass.data.examples import (
+    ExampleBatches,
+    ExampleDataset,
+    load_examples,
+    make_examples,
+)
 from windlass.data.mlm_masking import (
     MlmMasking,
 )
@@ -32,12 +38,16 @@ from windlass.data.tokenizer import (
 
 __all__ = [
     "Batches",
+    "ExampleBatches",
+    "ExampleDataset",
     "DatasetStatistics",
     "MlmMasking",
     "TokenBatch",
     "TokenDataset",
     "dataset_statistics",
+    "load_examples",
     "load_tokenizer",
+    "make_examples",
     "open_dataset",
     "prepare_dataset",
     "text_fingerprint",

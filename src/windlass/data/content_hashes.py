@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.atomic_files import atomic_write, hash_file
+from windlass.atomic_files import FileState, atomic_write, file_state, hash_file
 from windlass.data.readers import SourceFile
 from windlass.errors import DataError, StorageError
 
 _MIN_AGE_NANOSECONDS = 2_000_000_000
 """Hashes of younger files are not cached: they may change again within one tick of the clock."""
 
-FileState = tuple[int, int, int, int]
-"""Size in bytes, modification and status change times in nanoseconds, inode number."""
 DataProgress = Callable[[str, int, int | None], None]
 """Called with a label, the amount done, and the total (None if unknown)."""
 
@@ -74,12 +72,6 @@ def hash_files(
     if cacheable != cached:
         _save_hashes(cache_file, cacheable)
     return tuple(hashed)
-
-
-def file_state(path: Path) -> FileState:
-    """Properties that change on disk whenever a file's content does."""
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def _load_hashes(cache_file: Path) -> dict[str, tuple[FileState, str]]:

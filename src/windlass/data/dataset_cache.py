@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from windlass.atomic_files import fsync_folder, hash_file, storage_errors
+from windlass.atomic_files import file_state, fsync_folder, hash_file, storage_errors
 from windlass.data.build_dataset import CorpusReader, train_corpus_tokenizer, write_token_files
-from windlass.data.content_hashes import DataProgress, HashedFile, file_state, hash_files
+from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
 from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data import Batches
+from windlass.data import Batches, ExampleBatches
 from windlass.errors import CheckpointError, OutOfMemory, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
 from windlass.runtime.adamw import AdamW, learning_rate
@@ -39,7 +39,7 @@ from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
-from windlass.torch_ext import install_allocator
+from windlass.torch_ext import install_allocator, sealed_compile_cache
 
 
 def never_stop() -> bool:
@@ -59,7 +59,7 @@ class TimelineRecorder:
 
 def train_loop(
     context: RankContext,
-    batches: Batches,
+    batches: Batches | ExampleBatches,
     *,
     resume: Checkpoint | None = None,
     stop: Callable[[], bool] = never_stop,
@@ -119,7 +119,7 @@ class _Run:
     def __init__(
         self,
         context: RankContext,
-        batches: Batches,
+        batches: Batches | ExampleBatches,
         stop: Callable[[], bool],
         heartbeat: HeartbeatSlots | None,
         wrap_handlers: HandlerWrapper | None,
@@ -213,7 +213,8 @@ class _Run:
         done = self._steps_done(resume) if resume else 0
         self.store.initialize(resume)
         if self._plan.compile and done < self._settings.steps:
-            self._compute.warm_up(done + 1)
+            with sealed_compile_cache():
+                self._compute.warm_up(done + 1)
         # Transfers and waits before the first step belong to no step.
         self._take_transfer_stats()
         self._take_contention()

@@ -1,4 +1,4 @@
-"""What torch lacks: a CPU allocator with a memory limit, and Adam moments in 16 and 8 bits."""
+"""What torch lacks: a CPU memory limit, Adam moments in 16 and 8 bits, seals of compiled code."""
 
 import lazy_loader
 

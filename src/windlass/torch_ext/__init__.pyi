@@ -1,3 +1,6 @@
+from .compile_cache import (
+    sealed_compile_cache,
+)
 from .cpu_allocator import (
     FREE_MEMORY_FRACTION,
     install_allocator,
@@ -22,6 +25,7 @@ __all__ = [
     "dither_key",
     "install_allocator",
     "moment_dtypes",
+    "sealed_compile_cache",
     "set_memory_limit",
     "trim_heap",
 ]

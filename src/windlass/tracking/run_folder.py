@@ -225,7 +225,7 @@ def read_run_format(folder: Path) -> int:
 def _read_id_file(folder: Path) -> tuple[str, int]:
     """Id and format; an id file without a format is of format 1."""
     try:
-        lines = (folder / ID_FILE).read_text(encoding="utf-8").splitlines()
+        lines = (folder / ID_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         raise RecordError(f"`{folder}` holds no run: it has no file `{ID_FILE}`") from None
     run_format = re.fullmatch(r"format ([0-9]+)", lines[1].strip()) if len(lines) > 1 else None

@@ -32,7 +32,7 @@ from windlass.schema import (
     fact_table_html,
 )
 from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
-from windlass.tracking.run_folder import journal_files, journal_path, read_run_id
+from windlass.tracking.run_folder import ID_FILE, journal_files, journal_path, read_run_id
 from windlass.tracking.run_index import describe_parent, run_state
 from windlass.tracking.step_records import read_steps
 from windlass.units import format_seconds
@@ -138,6 +138,9 @@ def load_run(folder: Path) -> RunRecord:
     steps = read_steps(journals)
     faults += _lost_records(attempts, journals, steps)
     changed_files = _changed_files(folder, journals)
+    recorded_id = next((journal.meta["id"] for journal in journals if "id" in journal.meta), run_id)
+    if recorded_id != run_id:
+        faults.append(f"{ID_FILE}: has changed; it is `{run_id}`, and the run recorded another")
     faults += (f"{name}: has changed; {how}" for name, how in changed_files.items())
     return RunRecord(
         id=run_id,

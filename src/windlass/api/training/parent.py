@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
 from windlass.api.training.run_files import require_unchanged
@@ -183,7 +182,7 @@ def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) 
     if not is_sharded(checkpoint.manifest):
         return checkpoint
     merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
-    return merge_shards(checkpoint, build_requested_model(planned.request.model), merged)
+    return merge_shards(checkpoint, planned.objects.stack(planned.request.model, seed=None), merged)
 
 
 def remove_merged_checkpoint(

@@ -185,8 +185,8 @@ def require_tokens_of_run(record: RunRecord, planned: Planned, tokens: "TokenDat
     if recorded is None:
         raise RecordError(
             f"the journal of {run} has lost which text it is trained on, so that it cannot "
-            f"continue; restore `{JOURNAL_FOLDER}`, or start a new run from it with `windlass train "
-            f"--from {shlex.quote(str(record.folder))}`"
+            f"continue; restore `{JOURNAL_FOLDER}`, or start a new run with `windlass train --from "
+            f"{shlex.quote(str(record.folder))}`"
         )
     source = planned.request.data.source
     if record.meta.get("text") == requested_text_fingerprint(planned.request):

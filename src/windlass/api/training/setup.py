@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import HERE, Progress
-from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.local_launch import train_local_ranks
@@ -127,7 +126,7 @@ def _refuse_running_statistics(planned: Planned) -> None:
     """
     from windlass.models import running_statistics
 
-    stack = build_requested_model(planned.request.model)
+    stack = planned.objects.stack(planned.request.model, seed=None)
     for name, layer in zip(stack.names, stack.layers, strict=True):
         if statistics := sorted(running_statistics(layer)):
             raise PlanError(
@@ -200,7 +199,7 @@ def make_training_loop(
     """
     if len(programs) == 1:
         _prepare_memory(planned)
-        stack = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+        stack = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
         return lambda: _training_loop(
             planned, stack, batches, programs[0], folder.path, checkpoint, hooks
         )
@@ -231,7 +230,7 @@ def train_rank(
     _prepare_memory(planned)
     tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
     batches = make_batches(planned, tokens)
-    stack = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+    stack = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
     program = lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
     return _training_loop(planned, stack, batches, program, folder, start, hooks)
@@ -264,7 +263,7 @@ def _training_loop(
 
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
-        new = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+        new = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
         stopped = replace(hooks, stop=stop)
         return _attempt(planned, new, batches, program, folder, checkpoint, stopped)
 

@@ -12,7 +12,7 @@ from windlass.api.training.oom_advice import with_advice
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
-from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
+from windlass.errors import OutOfMemory, RecordError, RequestError, RunBroken, RunInterrupted
 from windlass.report import run_notebook
 from windlass.schema import REQUEST_FILE, Request, RunState, Step
 from windlass.tracking import RunFolder
@@ -82,6 +82,9 @@ class Run:
         except OutOfMemory as error:
             # Its traceback refers to the frames that hold all tensors, and planning needs memory.
             out_of_memory, reason = error.with_traceback(None), str(error)
+        except SystemExit as error:
+            reason = f"code of the model `{self.planned.request.model.name}` called exit"
+            raise RunBroken(reason) from error
         except Exception as error:
             reason = str(error)
             # Without the folder anything may fail, and its own message would mislead.
