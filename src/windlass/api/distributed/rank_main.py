@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_rank(
     folder: Path,
     *,
-    port: int,
+    store: Path,
     rank: int,
     attempt: int,
     checkpoint: Path | None,
@@ -33,7 +33,7 @@ def run_rank(
 
     Args:
         folder: the run folder.
-        port: loopback port where the ranks meet.
+        store: file of the store where the ranks meet.
         rank: the rank that this process runs.
         attempt: number of this attempt at the run.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
@@ -43,14 +43,13 @@ def run_rank(
         WindlassError: what went wrong.
     """
     from windlass.runtime import (
-        LOOPBACK,
         RANKS_FOLDER,
         HeartbeatWriter,
         ParentProcess,
         Rendezvous,
         destroy_process_group,
         heartbeat_file,
-        init_local_process_group,
+        init_process_group,
         write_report,
     )
 
@@ -62,8 +61,9 @@ def run_rank(
             stop=parent.stop_requested, heartbeat=heartbeat.slots, instrumentation=instrumentation
         )
         steps = train_rank(planned, rank, folder, checkpoint, hooks)
-        rendezvous = Rendezvous(LOOPBACK, port, rank, planned.plan.parallel.devices)
-        init_local_process_group(rendezvous, planned.machine.device.kind)
+        devices = planned.plan.parallel.devices
+        rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, devices)
+        init_process_group(rendezvous, planned.machine.device.kind)
         yield _recorded(steps, parent) if rank == 0 else journal_steps(steps, folder, rank, attempt)
         destroy_process_group()
     except Exception as error:

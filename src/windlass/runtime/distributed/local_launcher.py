@@ -1,6 +1,6 @@
 """Launches the ranks of a run as processes of this host, and watches them until they exit.
 
-Each rank gets the run's folder and the port to meet at. Its standard input is a pipe from this
+Each rank gets the run's folder and the file to meet at. Its standard input is a pipe from this
 process: the rank exits when that pipe closes, whatever it is waiting for. It writes its heartbeat
 to a mapped file, and a failure report to a file of its own. Rank 0 reports each step, and is told
 once the step is on record: no checkpoint of a step exists before that. Rank 0 ends with `null` once
@@ -11,16 +11,14 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from torch._C._distributed_c10d import TCPStore
 
 from windlass.atomic_files import storage_errors
 from windlass.program import MeshCoord, Program
@@ -34,7 +32,7 @@ from windlass.runtime.distributed.rank_ipc import (
     reserve_report,
     stderr_file,
 )
-from windlass.runtime.distributed.rendezvous import LOOPBACK
+from windlass.runtime.distributed.rendezvous import create_store_file
 
 _POLL_SECONDS = 0.1
 _EXIT_SECONDS = 3.0
@@ -65,7 +63,7 @@ class LocalLauncher:
 
     Args:
         folder: the run's folder.
-        command: starts one rank; the port to meet at and the rank are appended.
+        command: starts one rank; the store's file and the rank are appended.
         programs: the programs of all ranks, to name instructions in messages.
         coords: the mesh coordinates of all ranks.
         timeouts: when to report a hang.
@@ -89,18 +87,18 @@ class LocalLauncher:
         self._timeouts = timeouts
         ranks = range(len(programs))
         with storage_errors(self._folder):
-            self._folder.mkdir(exist_ok=True)
-            for path in self._folder.iterdir():
-                path.unlink()
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+            self._folder.mkdir()
         for rank in ranks:
             reserve_report(self._folder, rank)
-        self._store, port = _start_store(len(programs))
+        store = create_store_file(self._folder)
         self._heartbeats = [HeartbeatReader(heartbeat_file(self._folder, rank)) for rank in ranks]
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in ranks:
-                self._processes.append(self._start(command, port, rank, threads))
+                self._processes.append(self._start(command, store, rank, threads))
         except BaseException:
             kill_process_groups(self._processes)
             raise
@@ -112,11 +110,11 @@ class LocalLauncher:
         self._reader.start()
 
     def _start(
-        self, command: Sequence[str], port: int, rank: int, threads: int
+        self, command: Sequence[str], store: Path, rank: int, threads: int
     ) -> subprocess.Popen[bytes]:
         with stderr_file(self._folder, rank).open("wb") as stderr:
             return subprocess.Popen(  # noqa: S603  our own words, no shell
-                (*command, "--port", str(port), "--rank", str(rank)),
+                (*command, "--store", str(store), "--rank", str(rank)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                 stderr=stderr,
@@ -265,16 +263,3 @@ def exit_code(process: subprocess.Popen[bytes]) -> int | None:
     if status is None:
         return None
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-
-
-def _start_store(world_size: int) -> tuple[TCPStore, int]:
-    """The store at which the ranks meet, and its port: one that was free on the loopback."""
-    listener = socket.socket()
-    listener.bind((LOOPBACK, 0))
-    listener.listen()
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        LOOPBACK, port, world_size, is_master=True, wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )  # fmt: skip
-    return store, port

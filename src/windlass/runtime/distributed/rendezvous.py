@@ -1,32 +1,59 @@
-"""How the ranks of a run meet, start from the same checkpoint, and part.
+"""Where the ranks of a run meet, how they start from the same checkpoint, and how they part.
 
-A run on one host meets at a port that its launcher chose; a run on a cluster meets where torch's
-launcher says.
+The ranks of one host meet in a file that only their user can open. Nothing listens there: a TCP
+store would take keys, and list them, for every process that reaches its port. Hosts of a cluster
+meet at a TCP store on the first of them. No store holds pickles.
 """
 
+import contextlib
+import errno
 import json
 import os
+import shutil
+import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+from windlass.atomic_files import storage_errors
+from windlass.errors import RequestError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for others before it gives up. The watchdog reports a hang much sooner;
 this limit only ends ranks that nobody watches."""
 
-LOOPBACK = "127.0.0.1"
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+"""How long a store may take to answer for the first time."""
+
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Makes the libraries listen on the loopback only; other addresses can be reached from outside."""
 
 
-class Rendezvous(NamedTuple):
-    """Where the ranks of a run on one host find each other."""
+class HeadAddress(NamedTuple):
+    """Where the first host of a cluster keeps the store."""
 
     host: str
     port: int
+
+
+StoreAddress = Path | HeadAddress
+"""A store's file, if all ranks are on one host, or its host and port."""
+
+
+class Rendezvous(NamedTuple):
+    """Where the ranks of one attempt at a run find each other."""
+
+    address: StoreAddress
+    namespace: str
+    """Prefix of all keys; another one for each attempt."""
     rank: int
     """Rank of this process."""
+    local_rank: int
+    """Index of this process among those on its host."""
     world_size: int
 
 
@@ -38,18 +65,103 @@ class RunStart(NamedTuple):
     """Path of the checkpoint that all ranks resume from; None starts a new run."""
 
 
-def init_local_process_group(rendezvous: Rendezvous, device_type: str) -> None:
-    """Joins the ranks of this host; returns when all are there.
-
-    The store already listens, in the process that chose the port.
+def create_store_file(folder: Path) -> Path:
+    """The file of a new store, in a new folder that only this user can enter.
 
     Args:
-        rendezvous: host, port, rank and world size.
+        folder: the ranks folder.
+
+    Raises:
+        StorageError: the folder cannot be made.
+    """
+    private = folder / "store"
+    with storage_errors(private):
+        if private.exists():
+            shutil.rmtree(private)
+        private.mkdir(mode=0o700, parents=True)
+    return private / "keys"
+
+
+def host_store(address: HeadAddress) -> TCPStore:
+    """The store of a cluster, which listens on this address only.
+
+    Raises:
+        RequestError: the port is taken, or the address is not one of this host.
+    """
+    host, port = address
+    with contextlib.closing(_bind(host, port)) as listener:
+        listener.listen()
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=_CONNECT_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket bound to one port of this host.
+
+    Raises:
+        RequestError: the port is taken, or the address is not one of this host.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError as error:
+        raise RequestError(
+            f"the name of the first host, HEAD={host}, is unknown: {error}"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                f"port {port} of `{host}` is taken by another process; set PORT to a free one, "
+                "the same on every host"
+            ) from None
+        raise RequestError(
+            f"this host, NODE_RANK 0, cannot listen on HEAD={host}, port {port}: {error.strerror}; "
+            "set HEAD to the name or address of the host with NODE_RANK 0, the same on every host"
+        ) from None
+    return listener
+
+
+def connect_store(address: StoreAddress, namespace: str) -> Store:
+    """The store at an address, whose keys all begin with `namespace`.
+
+    Raises:
+        DistError: the store does not answer.
+    """
+    if isinstance(address, Path):
+        return PrefixStore(namespace, FileStore(str(address)))
+    host, port = address
+    return PrefixStore(namespace, TCPStore(host, port, is_master=False, timeout=_CONNECT_TIMEOUT))
+
+
+def connect_watchdog_store(address: StoreAddress, namespace: str) -> Store:
+    """The store of the watchdogs, one a host: the only one of a run needs no other process.
+
+    Raises:
+        DistError: the store does not answer.
+    """
+    return HashStore() if isinstance(address, Path) else connect_store(address, namespace)
+
+
+def init_process_group(rendezvous: Rendezvous, device_type: str) -> None:
+    """Joins the ranks of a run; returns when all are there.
+
+    Args:
+        rendezvous: where they meet, and who this one is.
         device_type: torch's name for the type of this process's device: `cpu` or `cuda`.
     """
-    if rendezvous.host == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.world_size, is_master=False)
+    if device_type == "cuda":
+        torch.cuda.set_device(rendezvous.local_rank)
+    _listen_on_loopback(rendezvous.address)
+    store = connect_store(rendezvous.address, rendezvous.namespace)
+    store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
         "nccl" if device_type == "cuda" else "gloo",
         store=store,
@@ -59,30 +171,15 @@ def init_local_process_group(rendezvous: Rendezvous, device_type: str) -> None:
     )
 
 
-def init_elastic_process_group(
-    rank: int, world_size: int, device_type: str, *, local_rank: int, host: str
-) -> None:
-    """Joins the ranks that torch's launcher started; returns when all are there.
+def _listen_on_loopback(address: StoreAddress) -> None:
+    """Lets gloo and nccl, which take it from the environment only, listen on the loopback.
 
-    Args:
-        rank: rank of this process.
-        world_size: number of ranks.
-        device_type: torch's name for the type of this process's device: `cpu` or `cuda`.
-        local_rank: index of this process among those on its host.
-        host: name or address of the host where ranks meet.
+    Does so if all ranks are on one host, or if a user has put a cluster's store there, for a trial.
     """
-    if device_type == "cuda":
-        torch.cuda.set_device(local_rank)
-    if host in (LOOPBACK, "localhost"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The environment also says who keeps the store and how often all ranks were restarted.
-    dist.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
-        init_method="env://",
-        rank=rank,
-        world_size=world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
+    if isinstance(address, Path):
+        os.environ |= _LOOPBACK
+    elif address.host in ("localhost", "127.0.0.1", "::1"):
+        os.environ |= {name: os.environ.get(name, value) for name, value in _LOOPBACK.items()}
 
 
 def broadcast_start(start: RunStart | None, device: torch.device) -> RunStart:

@@ -1,26 +1,24 @@
 """The status of every rank of a cluster, and one agreed message on which of them failed.
 
-Kept in the store at which torch's launcher met. That store lives in the launcher's own process on
-one host, so it outlives every rank and every restart. All network traffic runs in a thread: if a
-link silently drops packets, only that thread blocks forever.
+Kept in the store of the cluster's first host, in a process that computes nothing and outlives all
+ranks and restarts. All network traffic runs in a thread: if a link silently drops packets, only
+that thread blocks forever.
 """
 
 import json
 import threading
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import Store
 
-_CONNECT_TIMEOUT = timedelta(seconds=60)
-"""How long the store may take to answer for the first time."""
+from windlass.runtime.distributed.heartbeat import NOT_STARTED
 
 
 class RankStatus(NamedTuple):
-    """Progress of one rank, as its watchdog reports it."""
+    """Progress of one rank, as the watchdog of its host reports it."""
 
     step: int
     instruction: int
@@ -30,48 +28,52 @@ class RankStatus(NamedTuple):
     stopped: bool
     """Whether a signal or a debugger has stopped the process."""
     finished: bool
-    """Whether it has completed the run and exited."""
+    """Whether it has completed the run, or saved it as asked, and exited."""
+
+
+_NO_PROGRESS = RankStatus(*NOT_STARTED, 0, stopped=False, finished=False)
 
 
 class StatusStore:
-    """One watchdog's view of all ranks.
+    """The view that one host's watchdog has of all ranks, during one attempt.
 
     Args:
-        host: host of the store.
-        port: port of the store.
-        namespace: key prefix shared by the watchdogs of one attempt; unique to the attempt.
-        rank: the rank that is watched here.
-        world_size: number of ranks.
+        connect: returns the store, with a key prefix that is unique to the attempt.
+        host: index of this host.
+        hosts: number of hosts.
+        ranks: the ranks of this host.
         interval_seconds: time between two exchanges.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        namespace: str,
-        rank: int,
-        world_size: int,
+        connect: Callable[[], Store],
+        host: int,
+        hosts: int,
+        ranks: Sequence[int],
         *,
         interval_seconds: float,
     ) -> None:
-        self._host, self._port, self._namespace = host, port, namespace
-        self._keys = [str(rank) for rank in range(world_size)]
-        self._rank, self._interval_seconds = rank, interval_seconds
+        self._connect, self._interval_seconds = connect, interval_seconds
+        self._keys, self._host = [str(index) for index in range(hosts)], host
+        self.missing_hosts: tuple[int, ...] = tuple(range(hosts))
+        """The hosts that have not come yet."""
         self.statuses: Mapping[int, RankStatus] = {}
-        """Status by rank; empty until every rank has published one."""
+        """Status by rank; empty until every host has published the status of its ranks."""
         self._last_heard: dict[int, tuple[int, float]] = {}
         self._last_answer = time.monotonic()
-        self._status = RankStatus(0, -1, 0, stopped=False, finished=False)
+        self._status: Mapping[int, RankStatus] = dict.fromkeys(ranks, _NO_PROGRESS)
         self._own_message: str | None = None
         self.failure_message: str | None = None
-        """What went wrong first, in the same words on all ranks; None while nothing has."""
-        self._all_know = False
+        """What went wrong first, in the same words on all hosts; None while nothing has."""
+        self.connection_error: str | None = None
+        """Why the store can no longer be reached; None while it can."""
+        self._all_know, self._closed = False, False
         self._wake, self._exchanged = threading.Event(), threading.Condition()
-        threading.Thread(target=self._exchange, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def publish(self, status: RankStatus) -> None:
-        """Sets the status of the rank here, sent with the next exchange."""
+    def publish(self, status: Mapping[int, RankStatus]) -> None:
+        """Sets the status of each rank of this host, sent with the next exchange."""
         self._status = status
 
     def seconds_since_answer(self) -> float:
@@ -79,7 +81,7 @@ class StatusStore:
         return time.monotonic() - self._last_answer
 
     def seconds_since_heard(self) -> Mapping[int, float]:
-        """Time since each rank's watchdog was last heard from; finished ranks are left out."""
+        """Time since the watchdog of each rank was last heard from; finished ranks are left out."""
         now = time.monotonic()
         return {
             rank: now - since
@@ -87,8 +89,12 @@ class StatusStore:
             if not self.statuses[rank].finished
         }
 
+    def finished(self) -> bool:
+        """Whether all ranks of all hosts have finished."""
+        return bool(self.statuses) and all(s.finished for s in self.statuses.values())
+
     def agree_on_failure(self, message: str, timeout_seconds: float) -> str:
-        """The message that all ranks report: this one, or one that another rank gave first.
+        """The message that all hosts report: this one, or one that another host gave first.
 
         Args:
             message: which rank failed, and how.
@@ -99,62 +105,99 @@ class StatusStore:
 
     def wait_for_failure(self, timeout_seconds: float) -> str | None:
         """The failure message of any watchdog; None if there is none within the timeout."""
-        self._wake.set()
-        with self._exchanged:
-            self._exchanged.wait_for(lambda: self.failure_message is not None, timeout_seconds)
+        self._wait_until(lambda: self.failure_message is not None, timeout_seconds)
         return self.failure_message
 
     def wait_until_all_know(self, timeout_seconds: float) -> None:
-        """Returns when all watchdogs have read the failure message, or after the timeout."""
-        self._wake.set()
-        with self._exchanged:
-            self._exchanged.wait_for(lambda: self._all_know, timeout_seconds)
+        """Returns when all watchdogs have read how the attempt ended, or after the timeout."""
+        self._wait_until(lambda: self._all_know, timeout_seconds)
 
-    def flush(self, timeout_seconds: float) -> None:
-        """Returns when the last published status has reached the store, or after the timeout."""
+    def exchange(self, timeout_seconds: float) -> None:
+        """Returns when the last published status has been exchanged, or after the timeout."""
         start = time.monotonic()
+        self._wait_until(lambda: self._last_answer > start, timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the exchange."""
+        self._closed = True
+        self._wake.set()
+
+    def _wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         self._wake.set()
         with self._exchanged:
-            self._exchanged.wait_for(lambda: self._last_answer > start, timeout_seconds)
+            self._exchanged.wait_for(
+                lambda: condition() or self.connection_error is not None, timeout_seconds
+            )
 
-    def _exchange(self) -> None:
-        count, acknowledged = 0, False
+    def _run(self) -> None:
         try:
-            base = TCPStore(self._host, self._port, is_master=False, timeout=_CONNECT_TIMEOUT)
-            store = PrefixStore(f"windlass/{self._namespace}", base)
-            while True:
-                start, count = time.monotonic(), count + 1
-                store.set(self._keys[self._rank], json.dumps([count, *self._status]))
-                self._read_statuses(store)
-                message = self._read_failure(store)
-                if message and not acknowledged:
-                    store.add("acknowledged", 1)
-                    acknowledged = True
-                with self._exchanged:
-                    self.failure_message = message
-                    know_count = store.add("acknowledged", 0) if acknowledged else 0
-                    self._all_know = know_count >= len(self._keys)
-                    self._last_answer = start
-                    self._exchanged.notify_all()
-                pause = self._interval_seconds / 10 if acknowledged else self._interval_seconds
-                self._wake.wait(pause)
-                self._wake.clear()
-        except (dist.DistError, RuntimeError):
-            return  # The store is gone. The watchdog notices that it no longer answers.
+            self._exchange_until_closed(self._connect())
+        except (dist.DistError, RuntimeError) as error:
+            # Gone. The watchdog notices, unless the first host was the first to end.
+            with self._exchanged:
+                self.connection_error = str(error).partition("\n")[0]
+                self._exchanged.notify_all()
 
-    def _read_statuses(self, store: PrefixStore) -> None:
-        if not store.check(self._keys):
-            return
+    def _exchange_until_closed(self, store: Store) -> None:
+        count, acknowledged = 0, False
+        while not self._closed:
+            start, count = time.monotonic(), count + 1
+            ranks = [[rank, *status] for rank, status in self._status.items()]
+            store.set(self._keys[self._host], json.dumps([count, ranks]))
+            self._read_statuses(store)
+            message = self._read_failure(store)
+            if not acknowledged and (message or self.finished()):
+                store.add("acknowledged", 1)
+                acknowledged = True
+            with self._exchanged:
+                self.failure_message = message
+                know_count = store.add("acknowledged", 0) if acknowledged else 0
+                self._all_know = know_count >= len(self._keys)
+                self._last_answer = start
+                self._exchanged.notify_all()
+            pause = self._interval_seconds / 10 if acknowledged else self._interval_seconds
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _read_statuses(self, store: Store) -> None:
+        if self.missing_hosts:
+            self.missing_hosts = tuple(
+                host for host in self.missing_hosts if not store.check([self._keys[host]])
+            )
+            if self.missing_hosts:
+                return
         now = time.monotonic()
         statuses: dict[int, RankStatus] = {}
-        for rank, text in enumerate(store.multi_get(self._keys)):
-            count, *status = json.loads(text)
-            statuses[rank] = RankStatus(*status)
-            if self._last_heard.get(rank, (None, 0.0))[0] != count:
-                self._last_heard[rank] = (count, now)
-        self.statuses = statuses
+        for text in store.multi_get(self._keys):
+            count, ranks = _parse_statuses(text)
+            statuses |= ranks
+            for rank in ranks:
+                if self._last_heard.get(rank, (None, 0.0))[0] != count:
+                    self._last_heard[rank] = (count, now)
+        self.statuses = {**self.statuses, **statuses}
 
-    def _read_failure(self, store: PrefixStore) -> str | None:
+    def _read_failure(self, store: Store) -> str | None:
         if self._own_message is not None:
             return bytes(store.compare_set("failure", "", self._own_message)).decode()
-        return bytes(store.get("failure")).decode() if store.check(["failure"]) else None
+        return (
+            bytes(store.get("failure")).decode(errors="replace")
+            if store.check(["failure"])
+            else None
+        )
+
+
+def _parse_statuses(text: bytes) -> tuple[int, Mapping[int, RankStatus]]:
+    """The count and statuses that a host has published; none of them if they are garbage.
+
+    A store on a network takes keys from everybody who reaches its port. A host whose status cannot
+    be read counts as one that is no longer heard from.
+    """
+    try:
+        count, ranks = json.loads(text)
+        statuses = {
+            int(rank): RankStatus(int(step), int(index), int(work), bool(stopped), bool(finished))
+            for rank, step, index, work, stopped, finished in ranks
+        }
+        return int(count), statuses
+    except (ValueError, TypeError):
+        return 0, {}

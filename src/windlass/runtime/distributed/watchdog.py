@@ -1,15 +1,15 @@
-"""The watchdog process beside each rank of a cluster; it computes nothing, so it never blocks.
+"""The process on each host of a cluster that starts the host's ranks; it computes nothing.
 
-It starts the rank and publishes the rank's status to the other watchdogs. When a rank dies, is
-stopped or hangs, or its host is no longer heard from, all watchdogs agree on one message: which
-rank, where, and at which instruction. Each then kills its own rank, because a rank blocked inside
-gloo could not exit by itself.
+So it never blocks. It publishes the status of its ranks to the watchdogs of the other hosts. When a
+rank dies, is stopped or hangs, or its host is no longer heard from, all watchdogs agree on one
+message: which rank, where, and at which instruction. Each then kills its own ranks, because a rank
+blocked inside gloo could not exit by itself.
 """
 
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from windlass.atomic_files import storage_errors
@@ -46,16 +46,15 @@ _OWN_REPORT_SECONDS = 1.5
 """Time that other watchdogs leave to the one of the hanging rank, which can include its stacks."""
 
 
-class RankWatchdog:
-    """One rank of a cluster, watched from a process beside it.
+class HostWatchdog:
+    """All ranks of one host of a cluster during one attempt.
 
     Args:
         folder: the ranks folder.
-        command: starts the rank.
-        rank: the rank.
+        commands: starts each rank of this host, by rank.
         coords: the mesh coordinates of all ranks.
         programs: gives the programs of all ranks; called only when a rank has to be described.
-        store: shared with the watchdogs of all other ranks.
+        store: shared with the watchdogs of all other hosts.
         timeouts: when to report a hang.
 
     Raises:
@@ -65,81 +64,127 @@ class RankWatchdog:
     def __init__(
         self,
         folder: Path,
-        command: Sequence[str],
-        rank: int,
+        commands: Mapping[int, Sequence[str]],
         coords: Sequence[MeshCoord],
         programs: Callable[[], Sequence[Program]],
         store: StatusStore,
         timeouts: WatchdogTimeouts,
     ) -> None:
-        self._folder, self._rank, self._coords = folder, rank, coords
+        self._folder, self._coords = folder, coords
         self._programs, self._store, self._timeouts = programs, store, timeouts
-        reserve_report(folder, rank)
-        with storage_errors(folder):
-            heartbeat_file(folder, rank).unlink(missing_ok=True)
-            with stderr_file(folder, rank).open("wb") as stderr:
-                self._process = subprocess.Popen(  # noqa: S603  our own words, no shell
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._heartbeats: dict[int, HeartbeatReader] = {}
+        try:
+            for rank, command in commands.items():
+                self._processes[rank] = self._start(rank, command)
+                self._heartbeats[rank] = HeartbeatReader(heartbeat_file(folder, rank))
+        except BaseException:
+            kill_process_groups([*self._processes.values()])
+            raise
+
+    def _start(self, rank: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        reserve_report(self._folder, rank)
+        with storage_errors(self._folder):
+            heartbeat_file(self._folder, rank).unlink(missing_ok=True)
+            with stderr_file(self._folder, rank).open("wb") as stderr:
+                return subprocess.Popen(  # noqa: S603  our own words, no shell
                     command, stdin=subprocess.PIPE, stderr=stderr, process_group=0
                 )
-        self._heartbeat = HeartbeatReader(heartbeat_file(folder, rank))
 
     def watch(self, stop: Callable[[], bool]) -> None:
-        """Returns when the rank has completed the run.
+        """Returns when all ranks of all hosts have completed the run.
 
         Args:
             stop: polled continuously; True lets all ranks end after the current step.
 
         Raises:
+            RunInterrupted: the ranks have saved the run and ended, as `stop` asked.
             WindlassError: a rank failed; the message names it, its coordinates and instruction.
         """
         timer, stop_sent = StallTimer(), False
-        while (code := exit_code(self._process)) is None:
+        while not self._store.finished():
             if not stop_sent and stop():
                 self._send_stop()
                 stop_sent = True
-            self._store.publish(self._status())
+            statuses = self._statuses()
+            self._store.publish(statuses)
             if self._store.failure_message is not None:
                 raise self._rank_lost(self._store.failure_message)
+            self._raise_if_failed()
             self._raise_if_hanging(timer)
+            if all(status.finished for status in statuses.values()):
+                self._store.exchange(_POLL_SECONDS)
             time.sleep(_POLL_SECONDS)
-        if code:
-            raise self._failure(code)
-        self._store.publish(self._status()._replace(finished=True))
-        self._store.flush(_AGREE_SECONDS)
+        for rank in self._processes:
+            if message := self._interruption(rank):
+                raise RunInterrupted(message)
 
     def close(self) -> None:
-        """Kills the rank, with all that it has started, once all watchdogs know why."""
-        if self._store.failure_message is not None:
+        """Kills the ranks, with all that they have started, once all watchdogs know the end."""
+        if self._store.failure_message is not None or self._store.finished():
             self._store.wait_until_all_know(_AGREE_SECONDS)
-        kill_process_groups([self._process])
-        self._heartbeat.close()
+        self._store.close()
+        kill_process_groups([*self._processes.values()])
+        for heartbeat in self._heartbeats.values():
+            heartbeat.close()
 
-    def _status(self) -> RankStatus:
-        stopped = bool(self._diagnoser().stopped_ranks())
-        return RankStatus(*self._heartbeat.read(), stopped=stopped, finished=False)
+    def _statuses(self) -> Mapping[int, RankStatus]:
+        stopped = self._diagnoser().stopped_ranks()
+        return {
+            rank: RankStatus(
+                *self._heartbeats[rank].read(),
+                stopped=rank in stopped,
+                finished=self._has_ended(rank, exit_code(process)),
+            )
+            for rank, process in self._processes.items()
+        }
+
+    def _has_ended(self, rank: int, code: int | None) -> bool:
+        """Whether a rank has exited because the run is complete, or because it was asked to."""
+        return code == 0 or (code is not None and self._interruption(rank) is not None)
+
+    def _interruption(self, rank: int) -> str | None:
+        """What a rank has reported when it ended as it was asked to; None if it did not."""
+        report = read_report(self._folder, rank)
+        interrupted = report is not None and report["kind"] == RunInterrupted.__name__
+        return str(report["message"]) if report and interrupted else None
 
     def _diagnoser(self, programs: Sequence[Program] = ()) -> FailureDiagnoser:
         return FailureDiagnoser(
-            self._folder, programs, self._coords, {self._rank: self._heartbeat},
-            {self._rank: self._process},
-        )  # fmt: skip
+            self._folder, programs, self._coords, self._heartbeats, self._processes
+        )
 
     def _send_stop(self) -> None:
-        pipe = self._process.stdin
-        if pipe:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.write(STOP)
-                pipe.flush()
+        for process in self._processes.values():
+            if process.stdin:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(STOP)
+                    process.stdin.flush()
 
-    def _failure(self, code: int) -> WindlassError:
-        """The error of this rank, or that of another rank if this one only followed it."""
-        error = self._diagnoser(self._programs()).diagnose({self._rank: code})
-        if isinstance(error, RunInterrupted):
-            return error
-        report = read_report(self._folder, self._rank)
-        if report and report["is_consequence"]:
-            reason = str(report["message"]).partition("\n")[0]
-            name = self._describe(self._rank, self._heartbeat.position())
+    def _raise_if_failed(self) -> None:
+        """Raises the error of the first rank here to fail, if any has.
+
+        Raises:
+            WindlassError: what that rank reported, or what another host has said first.
+        """
+        codes = {rank: exit_code(process) for rank, process in self._processes.items()}
+        failed = {
+            rank: code for rank, code in codes.items() if code and not self._has_ended(rank, code)
+        }
+        if failed:
+            raise self._failure(failed)
+
+    def _failure(self, failed: Mapping[int, int]) -> WindlassError:
+        """The error of a rank here, or that of another host if these only followed it."""
+        error = self._diagnoser(self._programs()).diagnose(failed)
+        reports = {rank: read_report(self._folder, rank) for rank in self._processes}
+        unreported = [rank for rank in failed if reports[rank] is None]
+        if not unreported and all(
+            report["is_consequence"] for report in reports.values() if report
+        ):
+            rank = min(failed)
+            reason = str((reports[rank] or {}).get("message")).partition("\n")[0]
+            name = self._describe(rank, self._heartbeats[rank].position())
             message = f"{name}: another rank is gone ({reason})"
             return self._rank_lost(self._store.wait_for_failure(_AGREE_SECONDS) or message)
         own_message = str(error)
@@ -148,8 +193,9 @@ class RankWatchdog:
 
     def _rank_lost(self, message: str) -> RankLost:
         """The error that all watchdogs raise alike."""
-        error = RankLost(message, rank=self._rank, permanent=False)
-        write_report(self._folder, self._rank, error)
+        error = RankLost(message, rank=min(self._processes), permanent=False)
+        for rank in self._processes:
+            write_report(self._folder, rank, error)
         return error
 
     def _raise_if_hanging(self, timer: StallTimer) -> None:
@@ -181,9 +227,10 @@ class RankWatchdog:
         hang_seconds, statuses = self._timeouts.hang_seconds, self._store.statuses
         silent = self._store.seconds_since_answer()
         if silent > hang_seconds:
-            name = self._describe(self._rank, self._heartbeat.position())
+            rank = min(self._processes)
+            name = self._describe(rank, self._heartbeats[rank].position())
             raise self._rank_lost(
-                f"{name} cannot reach the other ranks: their store has not answered for "
+                f"{name} cannot reach the other hosts: their store has not answered for "
                 f"{silent:.0f} s; its host, the store's host, or the link between them is down"
             )
         unheard = {
@@ -201,12 +248,12 @@ class RankWatchdog:
 
     def _agreed_error(self, rank: int, message: str, *, with_stacks: bool) -> RankLost:
         """The error on a hanging rank, whose own watchdog gives the message first if it can."""
-        if rank != self._rank:
+        if rank not in self._processes:
             return self._rank_lost(
                 self._store.wait_for_failure(_OWN_REPORT_SECONDS)
                 or self._store.agree_on_failure(message, _AGREE_SECONDS)
             )
-        if with_stacks and exit_code(self._process) is None:
+        if with_stacks and exit_code(self._processes[rank]) is None:
             message += self._diagnoser().thread_stacks(rank)
         return self._rank_lost(self._store.agree_on_failure(message, _AGREE_SECONDS))
 
