@@ -4,12 +4,15 @@ import random
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
 from report.made_runs import timeline as made_timeline
 from windlass.report.figures.timeline import (
+    draw_timeline,
     merge_short_instructions,
     predicted_and_measured_timeline,
+    time_shares,
 )
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
@@ -54,6 +57,18 @@ def test_long_instructions_keep_bars_of_their_own():
     assert [bar.kind for bar in bars] == ["forward", "backward", "update", "backward"]
     assert bars[2].text.startswith("2 instructions: update, forward")
     assert bars[0].text == "forward of layer 0, micro-batch 0: 1.00 s from 0 s"
+
+
+def test_many_short_instructions_become_few_columns_with_their_shares():
+    steady = lane([1.0, 2.0, 1.0] * 4000)
+    drawing = draw_timeline([(f"stage {index}", steady) for index in range(16)], "steady")
+    assert "shares of the time" in drawing
+    assert len(drawing) < 60_000
+    columns = list(time_shares(steady, steady.ends[-1]))
+    assert (columns[0].start, columns[-1].end) == (0.0, pytest.approx(steady.ends[-1]))
+    assert all(a.end == b.start for a, b in pairwise(columns))
+    assert columns[0].shares["backward"] == pytest.approx(0.5, abs=0.02)
+    assert "shares of the time" not in draw_timeline([("stage 0", lane([1.0] * 300))], "few")
 
 
 def test_gaps_stay_visible():

@@ -5,7 +5,11 @@ from textwrap import wrap
 
 from windlass.program import TRANSFER_KINDS
 from windlass.report.figures.device_mesh import device_mesh_figure
-from windlass.report.figures.memory import memory_over_time_figure, peak_memory_figure
+from windlass.report.figures.memory import (
+    evenly_spaced,
+    memory_over_time_figure,
+    peak_memory_figure,
+)
 from windlass.report.figures.phase_heatmap import phase_heatmap
 from windlass.report.figures.svg import element, standalone, svg_document, svg_size, text_label
 from windlass.report.figures.timeline import draw_timeline
@@ -16,16 +20,18 @@ from windlass.schema import DeviceTimeline
 
 _LINE_LETTERS = 140
 """Letters in a line as wide as a figure."""
-_MAX_LANES = 9
+_MAX_LANES = 16
 
 
 def timeline_figure(forecast: PlanForecast) -> str:
-    """SVG: the timeline of one rank of each stage, or of the first stages if there are many.
+    """SVG: the timeline of one rank of each stage, or of some stages if there are many.
 
     Transfers between tiers have a lane of their own, because they overlap compute.
     """
     shown = []
-    for stage, first in forecast.stage_timelines()[:_MAX_LANES]:
+    timelines = forecast.stage_timelines()
+    for index in evenly_spaced(range(len(timelines)), _max_stages(forecast)):
+        stage, first = timelines[index]
         lane = first.model_copy(update={"device": stage})
         name = f"stage {stage}" if len(forecast.timeline.devices) > 1 else "compute"
         if forecast.plan.offloads:
@@ -34,6 +40,11 @@ def timeline_figure(forecast: PlanForecast) -> str:
         else:
             shown.append((name, lane))
     return draw_timeline(shown, "predicted timeline of one step")
+
+
+def _max_stages(forecast: PlanForecast) -> int:
+    """Stages that are drawn at most; transfers take a second lane of each."""
+    return _MAX_LANES // 2 if forecast.plan.offloads else _MAX_LANES
 
 
 def _split(lane: DeviceTimeline, *, transfers: bool) -> DeviceTimeline:
@@ -66,7 +77,8 @@ def figure_notes(forecast: PlanForecast) -> Mapping[str, str]:
     """The sentence below the heading of each figure, by name."""
     plan = forecast.plan
     stages = len(forecast.timeline.devices)
-    more = f" The first {_MAX_LANES} of {stages} stages." if stages > _MAX_LANES else ""
+    shown = _max_stages(forecast)
+    more = f" {shown} of {stages} stages are drawn." if stages > shown else ""
     one_rank = " One rank stands for each stage." if plan.parallel.devices > 1 else ""
     return {
         "mesh": f"{describe_parallelism(plan)}; {describe_batch(plan)}.",

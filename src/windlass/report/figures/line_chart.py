@@ -126,7 +126,7 @@ def _thinned(series: ChartSeries) -> ChartSeries:
     points = [
         (x, y) for x, y in zip(series.xs, series.ys, strict=True) if math.isfinite(y + x)
     ]  # fmt: skip
-    if len(points) > 2 * _BUCKETS and series.style != "area":
+    if len(points) > 2 * _BUCKETS:
         size = math.ceil(len(points) / _BUCKETS)
         buckets = [points[first : first + size] for first in range(0, len(points), size)]
         extremes = [(min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])) for b in buckets]

@@ -34,7 +34,7 @@ def peak_memory_figure(forecast: PlanForecast) -> str:
     A line marks the tier's capacity, where it is within the figure.
     """
     stages = forecast.stage_peaks
-    shown = _thinned(range(len(stages)))
+    shown = evenly_spaced(range(len(stages)))
     classes = [
         memory_class
         for memory_class in CLASS_COLOURS
@@ -57,7 +57,7 @@ def memory_over_time_figure(forecast: PlanForecast) -> str:
         for stage, lane in forecast.stage_timelines()
         if lane.memory_bytes
     ]
-    shown = [lanes[index] for index in _thinned(range(len(lanes)), _MAX_LINES)]
+    shown = [lanes[index] for index in evenly_spaced(range(len(lanes)), _MAX_LINES)]
     series = [
         ChartSeries(
             name=f"stage {stage}" if len(lanes) > 1 else "device memory, predicted",
@@ -96,8 +96,8 @@ def memory_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:
     return points[::-1]
 
 
-def _thinned(indices: range, limit: int = _MAX_STAGES) -> list[int]:
-    """All indices, or `limit` evenly spaced ones, both ends included."""
+def evenly_spaced(indices: range, limit: int = _MAX_STAGES) -> list[int]:
+    """All indices, or `limit` evenly spaced ones with both ends."""
     if len(indices) <= limit:
         return list(indices)
     return [indices[round(step * (len(indices) - 1) / (limit - 1))] for step in range(limit)]

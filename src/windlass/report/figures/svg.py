@@ -26,7 +26,7 @@ PALETTE_CSS = """
 SVG_CSS = """
 svg{display:block;width:100%;height:auto;font:12px system-ui,-apple-system,"Segoe UI",sans-serif}
 svg text{fill:var(--soft)}svg text.strong{fill:var(--ink)}svg .grid{stroke:var(--grid)}
-svg .axis{stroke:var(--line)}
+svg .axis{stroke:var(--line)}svg .moving rect{vector-effect:non-scaling-stroke}
 """
 
 _KIND_COLOURS = {
@@ -136,8 +136,13 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
         style = f"fill:{colour}"
         parts.append(element("rect", x=x, y=y - 9, width=10, height=10, rx=2, style=style))
         parts.append(text_label(x + 15, y, name))
-        x += 15 + text_width(name) + 18
+        x += legend_width([(name, colour)])
     return "".join(parts)
+
+
+def legend_width(entries: Sequence[tuple[str, str]]) -> float:
+    """Estimated width of a legend in pixels."""
+    return sum(15 + text_width(name) + 18 for name, _ in entries)
 
 
 def svg_document(content: str, width: float, height: float, name: str) -> str:
