@@ -8,22 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
+from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.atomic_files import cache_folder
 from windlass.capture import graph_key, load_graph, save_graph
-from windlass.planner import open_tensor_degrees
-from windlass.schema import Graph, Machine, ModelRequest, Request
+from windlass.planner import every_tensor_degree, open_tensor_degrees
+from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
     from windlass.models import LayerStack
 
 
-def capture(model: ModelRequest) -> Graph:
+def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
     """The graph of a model; captured once, then cached until the model or Windlass changes.
+
+    Args:
+        model: the model to capture.
+        objects: a model or a loss that no file holds, whose graph is not cached.
 
     Raises:
         ModelError: the model is unknown, or is no sequence of layers.
     """
+    if not objects.is_rebuildable:
+        install_allocator()
+        from windlass.capture import capture_graph
+
+        return capture_graph(objects.stack(model, seed=None))
     folder, key = _cache_entry(model)
     graph = load_graph(folder, key)
     if graph is None:
@@ -37,7 +47,13 @@ def capture(model: ModelRequest) -> Graph:
 
 
 def capture_open_tensor_degrees(
-    request: Request, graph: Graph, machine: Machine, *, progress: Progress | None = None
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    *,
+    every_grid: bool = False,
+    objects: PlannedObjects = NO_OBJECTS,
+    progress: Progress | None = None,
 ) -> Graph:
     """The graph with shards for every tensor-parallel degree that a request leaves open.
 
@@ -48,15 +64,24 @@ def capture_open_tensor_degrees(
         request: what is to be planned.
         graph: the model's graph, as `capture` returns it.
         machine: where it is to be planned.
+        every_grid: whether the grids that need least memory are open too.
+        objects: a model or a loss that no file holds.
         progress: called with the degree that is being captured.
 
     Raises:
         ModelError: an operation of a shard cannot be counted.
     """
+    if every_grid:
+        from windlass.capture import check_tensor_degrees
+
+        stack = objects.stack(request.model, seed=None)
+        graph = check_tensor_degrees(stack, graph, every_tensor_degree(request, machine))
     while True:
         unshardable = graph.unshardable
-        degrees = open_tensor_degrees(request, machine, unshardable)
-        graph = capture_tensor_degrees(request.model, graph, degrees, progress=progress)
+        degrees = open_tensor_degrees(request, machine, unshardable, every=every_grid)
+        graph = capture_tensor_degrees(
+            request.model, graph, degrees, objects=objects, progress=progress
+        )
         if graph.unshardable == unshardable:
             return graph
 
@@ -66,6 +91,7 @@ def capture_tensor_degrees(
     graph: Graph,
     degrees: Iterable[int],
     *,
+    objects: PlannedObjects = NO_OBJECTS,
     progress: Progress | None = None,
 ) -> Graph:
     """The graph with the layers' shards for some tensor-parallel degrees; each is captured once.
@@ -76,6 +102,7 @@ def capture_tensor_degrees(
         model: the model that the graph was captured from.
         graph: the model's graph, as `capture` returns it.
         degrees: 2 or more each. The graph lists those that the model cannot be sharded over.
+        objects: a model or a loss that no file holds, whose graph is not cached.
         progress: called with the degree that is being captured, some seconds each.
 
     Raises:
@@ -90,14 +117,15 @@ def capture_tensor_degrees(
         install_allocator()
         from windlass.capture import capture_tensor_shards
 
-        stack = build_requested_model(model)
+        stack = objects.stack(model, seed=None)
         for done, degree in enumerate(missing):
             if progress is not None:
                 label = f"{model.name} with tensor-parallel degree {degree}"
                 progress(label, done, len(missing))
             graph = capture_tensor_shards(stack, graph, (degree,))
             # After each degree, so that a capture that is interrupted goes on from there.
-            save_graph(*_cache_entry(model), graph)
+            if objects.is_rebuildable:
+                save_graph(*_cache_entry(model), graph)
     return graph
 
 
@@ -118,10 +146,4 @@ def build_requested_model(model: ModelRequest, *, seed: int | None = None) -> "L
     Raises:
         ModelError: the model is unknown, or is no sequence of layers.
     """
-    from windlass.models import build_layer_stack
-
-    config = model.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
-    device = "cpu" if seed is not None and ".py" in model.name else "meta"
-    return build_layer_stack(
-        model.name, config, device=device, seed=seed or 0, sharding_rules=model.sharding_rules
-    )
+    return NO_OBJECTS.stack(model, seed=seed)

@@ -1,6 +1,7 @@
 from .capture_layers import (
     capture_graph,
     capture_tensor_shards,
+    check_tensor_degrees,
 )
 from .graph_cache import (
     graph_key,
@@ -11,6 +12,7 @@ from .graph_cache import (
 __all__ = [
     "capture_graph",
     "capture_tensor_shards",
+    "check_tensor_degrees",
     "graph_key",
     "load_graph",
     "save_graph",

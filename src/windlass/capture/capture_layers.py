@@ -107,18 +107,36 @@ def capture_tensor_shards(stack: LayerStack, graph: Graph, degrees: Iterable[int
     Raises:
         ModelError: as in `capture_graph`, for a sharded layer.
     """
-    shards, unshardable = dict(graph.tensor_shards), dict(graph.unshardable)
+    graph = check_tensor_degrees(stack, graph, degrees := tuple(degrees))
+    shards = dict(graph.tensor_shards)
     for degree in degrees:
-        tp_rank = TensorParallelRank(degree=int(degree), columns=grid_columns(degree))
+        if degree not in graph.unshardable:
+            shards[degree] = _capture_kinds(stack, _first_rank(degree))
+    return graph.model_copy(update={"tensor_shards": shards})
+
+
+def check_tensor_degrees(stack: LayerStack, graph: Graph, degrees: Iterable[int]) -> Graph:
+    """Adds to a graph why its stack cannot be sharded over some degrees; it captures nothing.
+
+    Args:
+        stack: the stack that the graph was captured from.
+        graph: the graph.
+        degrees: tensor-parallel degrees of 2 or more, numbers or grids.
+    """
+    unshardable = dict(graph.unshardable)
+    for degree in degrees:
+        rank = _first_rank(degree)
         errors = (
-            *sharding_errors(stack, tp_rank.degree, columns=tp_rank.columns),
-            *_sequence_errors(stack, tp_rank),
+            *sharding_errors(stack, rank.degree, columns=rank.columns),
+            *_sequence_errors(stack, rank),
         )
         if errors:
             unshardable[degree] = errors
-        else:
-            shards[degree] = _capture_kinds(stack, tp_rank)
-    return graph.model_copy(update={"tensor_shards": shards, "unshardable": unshardable})
+    return graph.model_copy(update={"unshardable": unshardable})
+
+
+def _first_rank(degree: int) -> TensorParallelRank:
+    return TensorParallelRank(degree=int(degree), columns=grid_columns(degree))
 
 
 def _capture_kinds(stack: LayerStack, tp_rank: TensorParallelRank) -> dict[str, LayerKind]:

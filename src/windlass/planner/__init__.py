@@ -32,11 +32,12 @@ from windlass.planner.result import (
 from windlass.planner.search.extrapolate import (
     with_budget,
 )
-from windlass.planner.space.options import (
-    open_tensor_degrees,
-)
 from windlass.planner.space.pinned_parallelism import (
     pinned_parallelism,
+)
+from windlass.planner.space.tensor_degrees import (
+    every_tensor_degree,
+    open_tensor_degrees,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "alternatives",
     "choose_plan",
     "downscale_plan",
+    "every_tensor_degree",
     "explain_change",
     "explain_result",
     "open_tensor_degrees",

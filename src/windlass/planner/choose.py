@@ -21,6 +21,7 @@ from windlass.planner.result import (
 from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_budget
 from windlass.planner.single_device import SingleDeviceResult, search_single_device
 from windlass.planner.space.options import request_faults, vary
+from windlass.planner.space.pins import broken_pins, without_excluded_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest
 
@@ -30,7 +31,9 @@ _MAX_FIXES = 4
 
 
 @gc_paused
-def choose_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> PlanningResult:
+def choose_plan(
+    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool = False
+) -> PlanningResult:
     """Chooses the plan that ends the run first, and says why not another.
 
     The run is `train.steps` steps and, if the plan compiles, the compilation before them.
@@ -39,6 +42,8 @@ def choose_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> Pla
         request: what the user asks for; whatever it pins is kept.
         graph: captured from the request's model.
         machine: to run on; `request.memory` replaces the capacity of its device memory.
+        every_grid: whether the tensor-parallel grids that need least memory are open too, on
+            several devices.
 
     Returns:
         A result with a plan, or with advice if nothing fits.
@@ -46,10 +51,23 @@ def choose_plan(request: ResolvedRequest, graph: Graph, machine: Machine) -> Pla
     Raises:
         InputErrors: the request asks for something impossible.
     """
+    request = without_excluded_phases(request, machine)
+    result = _choose(request, graph, machine, every_grid=every_grid)
+    broken = () if result.plan is None else tuple(broken_pins(request, result.plan))
+    if broken:  # Every pin is kept, or refused before the search: this is a bug of ours.
+        words = ", ".join(f"`{key}` = {planned}, not {asked}" for key, asked, planned in broken)
+        raise RuntimeError(f"the chosen plan breaks its request: {words}")
+    return result
+
+
+def _choose(
+    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool
+) -> PlanningResult:
+    """The fastest plan that fits, or advice."""
     if machine.devices > 1:
         if wrong := tuple(request_faults(request, graph, machine)):
             raise InputErrors(wrong)
-        return choose_multi_device(request, graph, machine)
+        return choose_multi_device(PlanSpace(request, graph, machine, every_grid))
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     if request.phases is not None and request.phases > 1:
         require_phases(request, graph, machine)

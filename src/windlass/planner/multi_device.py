@@ -5,12 +5,12 @@ difference is within the model's error: their programs are lowered and simulated
 that fit by their programs are kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
 from windlass.cost import tier_peaks
-from windlass.errors import InputErrors, PlanError
+from windlass.errors import PlanError
 from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.rank_of_pinned import rank_in_phases, rank_of_pinned_plan, without_pins
 from windlass.planner.advice.sensitivity import sensitivities
@@ -33,11 +33,12 @@ from windlass.planner.search.extrapolate import (
 )
 from windlass.planner.search.phase_search import PhaseSearchResult, search_phases
 from windlass.planner.search.top_k import Candidate
-from windlass.planner.space.options import excludes_phases
+from windlass.planner.space.phase_space import offload_tiers
 from windlass.planner.space.pinned_parallelism import pinned_plans
+from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import lower
-from windlass.schema import Graph, Machine, Plan, ResolvedRequest, ShardingDegrees
+from windlass.schema import Plan, ResolvedRequest, ShardingDegrees
 
 _ESTIMATE_ERROR = 0.02
 """Largest relative difference between the batched estimate and the simulator."""
@@ -53,28 +54,26 @@ _FAMILIES = 24
 """Number of plan families from which runners-up are chosen."""
 
 
-def choose_multi_device(request: ResolvedRequest, graph: Graph, machine: Machine) -> PlanningResult:
+def choose_multi_device(space: PlanSpace) -> PlanningResult:
     """Chooses the plan that ends the run first on a machine of several devices.
 
     Args:
-        request: what the user asks for; whatever it pins is kept.
-        graph: captured from the request's model, sharded for the tensor-parallel degrees that are
-            open.
-        machine: to run on; `request.memory` replaces the capacity of its device memory.
+        space: the plans that the request leaves open; `request.memory` replaces the capacity of the
+            machine's device memory.
 
     Raises:
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
+    request, graph, machine = space.request, space.graph, space.machine
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    space = PlanSpace(request, graph, machine)
     if request.phases is not None and request.phases > 1:
         return _best_in_phases(space, budget_bytes, ())
     search = BranchAndBound(space, budget_bytes)
     result = search.fastest(_MAX_SIMULATED, within=_CANDIDATE_GAP, families=_FAMILIES)
     if not result.evaluated and not result.pruned:
         pinned_plans(request, graph, machine)  # raises what is wrong with the pins
-        raise InputErrors(("no plan is legal with what is pinned; leave something open",))
+        raise _no_legal_plan(space)
     fastest = _fastest_simulated(space, result.best, budget_bytes)
     if fastest is None:
         return _best_in_phases(space, budget_bytes, search.smallest().infeasible)
@@ -123,7 +122,7 @@ def _rank_in_phases(space: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | Non
     request = without_pins(space.request)
     if request == space.request:
         return None
-    unpinned = choose_multi_device(request, space.graph, space.machine)
+    unpinned = choose_multi_device(replace(space, request=request))
     return rank_in_phases(chosen, unpinned, request.train.steps)
 
 
@@ -230,7 +229,7 @@ def _nothing_fits(
     in_phases = [] if lack is None else [_infeasible_in_phases(lack.plan, space, budget_bytes)]
     nearest = sorted((*infeasible, *in_phases), key=lambda plan: plan.peak_bytes)
     if not nearest:
-        raise PlanError(f"no plan for {space.machine.devices} devices of `{space.machine.name}`")
+        raise _no_legal_plan(space)
     first = nearest[0]
     process_bytes = space.machine.device.process_bytes(compiled=first.plan.compile)
     unsharded = first.plan.model_copy(update={"sharding": ShardingDegrees()})
@@ -253,6 +252,32 @@ def _nothing_fits(
         ),
         evaluated=len(nearest),
     )
+
+
+def _no_legal_plan(space: PlanSpace) -> PlanError:
+    """The error of a request whose pins no plan keeps all at once."""
+    pins, machine = ", ".join(_pins(space.request)), space.machine
+    if not offload_tiers(machine) and (space.request.phases or 1) > 1:
+        return PlanError(
+            f"`phases` = {space.request.phases}, but `{machine.name}` has no offload tier to take "
+            "turns with; leave it out"
+        )
+    return PlanError(
+        f"no plan of `{space.graph.name}` for {machine.devices} devices of `{machine.name}` keeps "
+        f"all of {pins} at once; leave one of them out"
+    )
+
+
+def _pins(request: ResolvedRequest) -> Iterator[str]:
+    """What a request pins of a plan, as it is written: `batch.micro` = 4."""
+    for name in ("parallel", "sharding", "offload", "batch"):
+        for key, value in getattr(request, name):
+            if value is not None:
+                yield f"`{name}.{key}` = {value}"
+    for name in ("precision", "compile", "recompute", "recompute_layers", "phases"):
+        if (value := getattr(request, name)) is not None:
+            yield f"`{name}` = {value}"
+    yield f"`train.batch` = {request.train.batch}"
 
 
 def _infeasible_in_phases(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:

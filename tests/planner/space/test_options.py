@@ -6,9 +6,9 @@ from windlass.errors import InputErrors
 from windlass.planner.space.options import (
     divisors,
     open_single_stage_plans,
-    open_tensor_degrees,
     vary,
 )
+from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.schema.plan import Plan
 from windlass.schema.request import ResolvedRequest
 from windlass.schema.tensor_grid import TensorGrid
@@ -90,13 +90,13 @@ def test_all_impossible_pins_are_reported_at_once():
     assert [fault.split(";")[0] for fault in caught.value.messages] == [
         "`parallel.schedule` = interleaved on one device, which has no pipeline",
         "`sharding.parameters` = 2 on one device",
-        "`parallel.tensor` = 2, but `tiny` has 1 device",
         (
             "`batch.micro` = 4 cannot make `train.batch` = 6: micro-batch x accumulation must be "
             "6, so a micro-batch is one of 1, 2, 3, 6"
         ),
         "`train.sequence` = 65, but `tiny` takes at most 64 tokens",
         "`precision` = bfloat16, but `tiny` states no rate for it",
+        "`parallel.tensor` = 2, but `tiny` has 1 device",
     ]
 
 

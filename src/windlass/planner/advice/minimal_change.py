@@ -1,6 +1,7 @@
 """Minimal fix: the cheapest single change that makes an infeasible plan fit."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from windlass.cost import LayerCosts
@@ -75,7 +76,7 @@ def minimal_fix(
     """
 
     def search(request: ResolvedRequest) -> _FittingPlan | None:
-        open_space = PlanSpace(request, space.graph, space.machine)
+        open_space = replace(space, request=request)
         for candidate in BranchAndBound(open_space, budget_bytes, chain=costs).fastest(1).best:
             plan = open_space.plan(candidate.batch, candidate.row)
             # A request names one mode for all stages; the search may have mixed several.

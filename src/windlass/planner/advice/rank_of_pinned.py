@@ -1,5 +1,7 @@
 """Rank of a plan that the request pins among all plans that it could have left open."""
 
+from dataclasses import replace
+
 from windlass.planner.result import PinnedRank, PlanningResult, runner_up
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.extrapolate import EvaluatedPlan, extrapolate, with_budget
@@ -29,7 +31,7 @@ def rank_of_pinned_plan(
     plan, prediction = chosen
     steps = request.train.steps
     seconds = prediction.step_seconds + prediction.compile_seconds / steps
-    open_space = PlanSpace(request, space.graph, space.machine)
+    open_space = replace(space, request=request)
     search = BranchAndBound(open_space, budget_bytes)
     result = search.faster(seconds)
     for candidate in result.best:

@@ -4,13 +4,13 @@ Each change to the request that is named was tried: with it some plan fits.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from windlass.planner.search.extrapolate import DevicePeak, peak_memory
 from windlass.planner.search.phase_bounds import min_stage_bytes
 from windlass.planner.search.phase_search import device_bytes, may_fit_in_phases
-from windlass.planner.space.options import excludes_phases, smaller_moments
+from windlass.planner.space.options import smaller_moments
 from windlass.planner.space.phase_space import (
     base_plans,
     fullest_offloaded_bytes,
@@ -18,6 +18,7 @@ from windlass.planner.space.phase_space import (
     phase_partitions,
     with_state_on,
 )
+from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import lower, plan_errors, plan_layer_sizes
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
@@ -134,15 +135,10 @@ def _suggestions(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> I
     }
     for words, update in _changes(closest, space):
         request = space.request.model_copy(update=pins | update)
-        if may_fit_in_phases(PlanSpace(request, space.graph, space.machine), budget_bytes):
+        if may_fit_in_phases(replace(space, request=request), budget_bytes):
             yield words
     if closest.device_bytes > budget_bytes:
-        degree = int(closest.plan.parallel.tensor)
-        times = 2 ** (ceil(closest.device_bytes / budget_bytes) - 1).bit_length()
-        yield (
-            f"{times} times the tensor-parallel degree (`parallel.tensor={degree * times}`, not "
-            f"tried), or {format_bytes(closest.device_bytes)} of memory on each device"
-        )
+        yield f"{format_bytes(closest.device_bytes)} of memory on each device"
     if closest.offloaded_bytes > closest.tier.capacity_bytes:
         devices = (
             ceil(closest.offloaded_bytes / closest.tier.capacity_bytes)

@@ -10,10 +10,10 @@ from windlass.planner.space.options import (
     divisors,
     is_captured,
     open_recompute as recomputes_of,
-    open_tensor_degrees,
     precisions,
 )
 from windlass.planner.space.stage_partition import stage_partition
+from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import schedule_errors, selective_recompute_errors, tensor_parallel_errors
 from windlass.schema import (
     DEVICE_TIER,
@@ -54,11 +54,13 @@ class OpenChoices:
         graph: captured from the request's model, sharded for the tensor-parallel degrees that are
             open.
         machine: the machine of the plans.
+        every_grid: whether the tensor-parallel grids that need least memory are open too.
     """
 
     request: ResolvedRequest
     graph: Graph
     machine: Machine
+    every_grid: bool = False
 
     @cached_property
     def sequence(self) -> int:
@@ -74,7 +76,9 @@ class OpenChoices:
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor-parallel degrees by which layers and tokens can be sharded."""
         pin, captured = self.request.parallel.tensor, self.graph.tensor_shards
-        wanted = open_tensor_degrees(self.request, self.machine, self.graph.unshardable)
+        wanted = open_tensor_degrees(
+            self.request, self.machine, self.graph.unshardable, every=self.every_grid
+        )
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
         return tuple(

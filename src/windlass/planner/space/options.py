@@ -3,44 +3,32 @@
 Plans of one stage are listed here. On a machine of several devices they may be tensor parallel.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import TypeVar, get_args
 
-from windlass.cost import ring_cost
 from windlass.errors import InputErrors
-from windlass.planner.recompute_layers import show_recompute_layers, with_recompute_layers
+from windlass.planner.recompute_layers import with_recompute_layers
+from windlass.planner.space.pins import pin_faults, single_device_faults
+from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import tensor_parallel_errors
 from windlass.schema import (
     DEVICE_TIER,
     PRECISION_BYTES,
     Batch,
     Graph,
-    Link,
     Machine,
     MomentFormat,
     Offload,
     Parallelism,
-    PipelineSchedule,
     Plan,
     Precision,
     Recompute,
-    Request,
     ResolvedRequest,
     Stage,
-    TensorGrid,
 )
 
 _Value = TypeVar("_Value")
-
-MAX_TENSOR_DEGREE = 64
-"""Largest tensor-parallel degree of an open request: the largest of any published plan."""
-
-_MAX_GRID_ROWS = 16
-"""Attention heads are divided by rows, and few models have heads for more."""
-
-_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
-"""Schedules of a single device, which are all the same there."""
 
 _RECOMPUTE_MODES: tuple[Recompute, ...] = ("none", "full")
 
@@ -58,7 +46,7 @@ def open_single_stage_plans(
     Raises:
         InputErrors: everything that the request asks for and that is impossible.
     """
-    faults = (*_single_device_faults(request), *_all_faults(request, graph, machine))
+    faults = (*single_device_faults(request), *_all_faults(request, graph, machine))
     if faults:
         raise InputErrors(faults)
     return open_plans(base_plan(request, graph, machine), request, graph, machine)
@@ -156,36 +144,6 @@ def vary(
     return plan.model_copy(update=changes)
 
 
-def open_tensor_degrees(
-    request: Request, machine: Machine, unshardable: Collection[int] = ()
-) -> tuple[int, ...]:
-    """Tensor-parallel degrees above 1 that a request asks for or leaves open on a machine.
-
-    All powers of two up to `MAX_TENSOR_DEGREE`, whatever link joins them: the search finds out when
-    tensor parallelism over slow links does not pay. Each is tried in one dimension and as the grid
-    that is quickest on these links: which of both is quicker depends on the micro-batch, and few
-    models have heads for many ranks in one dimension.
-
-    Args:
-        request: leaves the degree open, or names it.
-        machine: the machine whose links join the ranks.
-        unshardable: degrees that the model cannot be sharded by; for such a grid the next quickest
-            is tried.
-    """
-    pin = request.parallel.tensor
-    if pin is not None:
-        return (pin,) if 1 < pin <= machine.devices else ()
-    other_degrees = (request.parallel.pipeline or 1) * (request.parallel.data or 1)
-    most = min(MAX_TENSOR_DEGREE, machine.devices // other_degrees) if machine.links else 1
-    powers = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
-    grids = (
-        (each for each in tensor_grids(degree, machine.links) if each not in unshardable)
-        for degree in powers
-    )
-    quickest = (next(each, None) for each in grids)
-    return (*powers, *(each for each in quickest if each is not None))
-
-
 def open_recompute(request: ResolvedRequest) -> tuple[Recompute, ...]:
     """Recompute modes that the request leaves open."""
     if request.recompute_layers is not None and request.recompute is None:
@@ -251,19 +209,6 @@ def _microbatch_sizes(request: ResolvedRequest) -> tuple[int, ...]:
     )
 
 
-def _single_device_faults(request: ResolvedRequest) -> Iterator[str]:
-    """Faults of keys that are of use on several devices only."""
-    if request.parallel.schedule is not None and request.parallel.schedule not in _SCHEDULES:
-        known = ", ".join(f"`{order}`" for order in _SCHEDULES)
-        yield (
-            f"`parallel.schedule` = {request.parallel.schedule} on one device, which has no "
-            f"pipeline; choose one of {known}, or set `parallel.pipeline`"
-        )
-    for name, degree in request.sharding:
-        if degree is not None and degree > 1:
-            yield f"`sharding.{name}` = {degree} on one device; set `parallel.data` too"
-
-
 def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     """Faults of a request that no plan can meet, whatever its parallelism."""
     longest, sequence = graph.max_sequence, request.train.sequence
@@ -278,66 +223,12 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"
         )
-    yield from _recompute_faults(request, machine)
-    yield from _optimizer_tier_faults(request, machine)
-
-
-def excludes_phases(request: ResolvedRequest) -> bool:
-    """Whether a request rules phases out: in phases all state is offloaded to one tier."""
-    return request.phases == 1 or request.offload.optimizer is not None
-
-
-def _recompute_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
-    """Whether `recompute_layers` names another number of stages than there can be."""
-    layers, pipeline = request.recompute_layers, request.parallel.pipeline
-    if not isinstance(layers, tuple):
-        return
-    shown = f"`recompute_layers` = {show_recompute_layers(layers)} is for {len(layers)} stages"
-    if pipeline is not None and len(layers) != pipeline:
-        yield (
-            f"{shown}, but `parallel.pipeline` = {pipeline}; give one number for each stage, "
-            "or one for all of them"
-        )
-    elif len(layers) > machine.devices:
-        yield (
-            f"{shown}, but `{machine.name}` has {machine.devices} device"
-            f"{'s' if machine.devices > 1 else ''}; give one number for each stage"
-        )
-
-
-def _optimizer_tier_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
-    """Why optimizer state cannot live where the request wants it."""
-    wanted = request.offload.optimizer
-    if wanted is None:
-        return
-    tiers = [
-        tier.name for tier in machine.device.tiers if tier is machine.device.memory or tier.read
-    ]
-    if wanted not in tiers:
-        yield (
-            f"`offload.optimizer` = {wanted}, but `{machine.name}` has only "
-            f"{', '.join(tiers)}; choose one of them"
-        )
-    if request.phases not in (None, 1):
-        yield (
-            f"`offload.optimizer` = {wanted} with `phases` = {request.phases}: phases offload "
-            "weights and optimizer state together; leave one of them out"
-        )
-    if wanted != DEVICE_TIER and request.precision == "float64":
-        yield (
-            f"`offload.optimizer` = {wanted} with `precision` = float64, which verifies "
-            f"plans in memory; set `offload.optimizer` = {DEVICE_TIER}, or `precision` = float32"
-        )
+    yield from pin_faults(request, machine)
 
 
 def _all_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     degree = request.parallel.tensor or 1
-    if degree > machine.devices:
-        yield (
-            f"`parallel.tensor` = {degree}, but `{machine.name}` has {machine.devices} device"
-            f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
-        )
-    else:
+    if degree <= machine.devices:
         yield from tensor_parallel_errors(degree, request.train.sequence, graph)
     if not _microbatch_sizes(request):
         batch, total = request.batch, request.train.batch
@@ -348,38 +239,3 @@ def _all_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Ite
             f"{total}, so a micro-batch is one of {sizes}"
         )
     yield from request_faults(request, graph, machine)
-
-
-def tensor_grids(degree: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
-    """Grids of several rows and columns, those with the quickest collectives of a block first.
-
-    Args:
-        degree: tensor-parallel degree, a power of two.
-        links: the machine's links, innermost first, at least one.
-    """
-    candidates = (
-        2**power
-        for power in range(1, degree.bit_length() - 1)
-        if degree <= 2**power * _MAX_GRID_ROWS
-    )
-    quickest = sorted(
-        candidates, key=lambda columns: _communication_seconds(degree, columns, links)
-    )
-    return tuple(TensorGrid(degree // columns, columns) for columns in quickest)
-
-
-def _communication_seconds(degree: int, columns: int, links: Sequence[Link]) -> float:
-    """Seconds of communication in a block's forward pass for each byte of its whole input.
-
-    On r x c ranks, a block whose feed-forward is four times as wide sends `4/c (r-1)/r` over its
-    column, whose ranks lie c devices apart, and `12/r (c-1)/c` over its row of neighbours. Latency
-    is left out.
-    """
-    rows, seconds = degree // columns, 0.0
-    if rows > 1:
-        cost = ring_cost(links, rows, stride=columns, active_devices=degree)
-        seconds += 4 / columns * (rows - 1) / rows * cost.byte_seconds
-    if columns > 1:
-        cost = ring_cost(links, columns, stride=1, active_devices=degree)
-        seconds += 12 / rows * (columns - 1) / columns * cost.byte_seconds
-    return seconds
