@@ -99,6 +99,19 @@ def require_writable(path: Path) -> None:
             raise FileExistsError(errno.EEXIST, "is not a regular file")
 
 
+def require_output_file(path: Path) -> None:
+    """Refuses a file that a user wants written where there is no such folder, or none can be.
+
+    Raises:
+        StorageError: the path cannot be written, and why.
+    """
+    if not path.parent.is_dir():
+        raise StorageError(
+            f"there is no folder `{path.parent}` for `{path.name}`; make it, or name another one"
+        )
+    require_writable(path)
+
+
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Turns a system error about a full or unwritable disk into a `StorageError` that names `path`.

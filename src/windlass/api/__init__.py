@@ -32,7 +32,7 @@ from windlass.api.distributed.rank_main import run_rank
 from windlass.api.largest_model import largest_model, measure_largest_model, require_local
 from windlass.api.machines import HERE, Progress, find_machine, machines, probe
 from windlass.api.model_graph import capture
-from windlass.api.plan import Planned, make_request, plan
+from windlass.api.plan import Planned, make_request, plan, request_origins
 from windlass.api.plan_figures import (
     draw_figure,
     draw_plan,
@@ -45,8 +45,9 @@ from windlass.api.runs import RUNS, load, report, require_trace_file, runs, writ
 from windlass.api.smallest_machine import smallest_machines
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.parent import ParentRun, find_parent
-from windlass.api.training.resume import resume, sample
+from windlass.api.training.resume import resume, sample, write_sample
 from windlass.api.training.train import Run, train
+from windlass.api.value_origins import ValueOrigin, value_origins
 from windlass.api.verify.check import FaultResult, Verifier, verification
 from windlass.api.verify.rehearse import (
     MAX_PROCESSES,
@@ -74,6 +75,7 @@ __all__ = [
     "Progress",
     "Run",
     "SlurmJob",
+    "ValueOrigin",
     "Verifier",
     "batch",
     "capture",
@@ -103,6 +105,7 @@ __all__ = [
     "rehearse",
     "rehearse_as_is",
     "report",
+    "request_origins",
     "require_drawable",
     "require_local",
     "require_trace_file",
@@ -115,6 +118,7 @@ __all__ = [
     "smallest_machines",
     "train",
     "validate",
+    "value_origins",
     "verification",
     "verified_numerics",
     "write_plan_trace",

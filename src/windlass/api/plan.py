@@ -4,11 +4,21 @@ Modules that import torch load only when something must be captured or measured 
 so that planning answers at once.
 """
 
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture, capture_open_tensor_degrees
+from windlass.api.objects import (
+    NO_OBJECTS,
+    PlannedObjects,
+    name_of_model,
+    with_data,
+    with_examples,
+)
 from windlass.api.plan_file import plan_context
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
@@ -32,6 +42,9 @@ from windlass.schema import (
     fact_table_html,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 _NEAREST_SHOWN = 4
 """Plans for several devices that a message names as nearest to fitting, if none fits."""
 
@@ -50,6 +63,8 @@ class Planned:
     """What was chosen where the request left batch, sequence or steps open."""
     notes: tuple[str, ...] = ()
     """What a user should know of a plan that was given, a sentence each."""
+    objects: PlannedObjects = NO_OBJECTS
+    """What was passed in place of names."""
 
     def __repr__(self) -> str:
         return f"<Planned {self.graph.name} on {self.machine.name}: {self._explanation.verdict}>"
@@ -114,65 +129,158 @@ def make_request(
         RequestError: the file cannot be read.
         InputErrors: every key and value that is not valid.
     """
+    return Request.resolve(file, _all_overrides(model, overrides, machine, memory))
+
+
+def request_origins(
+    model: str | None = None,
+    *overrides: str,
+    machine: str | None = None,
+    memory: str | None = None,
+    file: Path | None = None,
+) -> dict[str, str]:
+    """Where each key comes from that `make_request` is given, by dotted key.
+
+    Args:
+        model: a name, or `file.py:function`.
+        overrides: `key=value`, such as `train.batch=32`.
+        machine: a name of the catalogue.
+        memory: device memory budget, such as `4GiB`.
+        file: a TOML file with a request.
+
+    Raises:
+        RequestError: the file or an override cannot be read.
+    """
+    return Request.origins(file, _all_overrides(model, overrides, machine, memory))
+
+
+def _all_overrides(
+    model: str | None, overrides: tuple[str, ...], machine: str | None, memory: str | None
+) -> tuple[str, ...]:
+    """The overrides, and the other arguments as such."""
     arguments = {"model.name": model, "machine": machine, "memory": memory}
-    last = (f"{key}={value!r}" for key, value in arguments.items() if value is not None)
-    return Request.resolve(file, (*overrides, *last))
+    # A JSON string is a TOML string too, whatever it contains.
+    texts = ((key, json.dumps(value)) for key, value in arguments.items() if value is not None)
+    return (*overrides, *(f"{key}={text}" for key, text in texts))
 
 
 def plan(
-    model: str | Request | None = None,
+    model: "str | Request | nn.Module | Callable[..., nn.Module] | None" = None,
     *overrides: str,
     machine: str | None = None,
     memory: str | None = None,
     plan: Plan | Path | str | None = None,
+    loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
+    data: object = None,
     progress: Progress | None = None,
 ) -> Planned:
     """Chooses a plan and predicts its cost, without running anything.
 
     Args:
-        model: a name, `file.py:function`, or a complete request; None means the model of `plan`,
-            or `gpt-tiny`.
+        model: a name, `file.py:function`, or a complete request; an `nn.Sequential` of layers, or a
+            function that returns one; None means the model of `plan`, or `gpt-tiny`.
         overrides: `key=value`, such as `train.batch=32`; a complete request takes neither these
             nor `machine` or `memory`.
         machine: a name of the catalogue; None means this machine.
         memory: device memory budget, such as `4GiB`; None means all of it.
         plan: this plan, or the one in this TOML file, in place of a search. The model, the machine
             and all that it decides are then its own, unless they are named here too.
+        loss: of logits `[b s v]` and targets `[b s]`, the mean over all targets; None means
+            cross-entropy.
+        data: what to train on: the name of a source, texts, token ids, or pairs of inputs and
+            targets, each `Int[s]`; None means the request's `data`.
         progress: called with how far a first measurement of this machine, the capture of
             tensor-parallel shards, and the search are.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
+    objects = PlannedObjects(loss=loss)
+    if not (model is None or isinstance(model, str | Request)):
+        name, by_name = name_of_model(model)
+        objects = replace(objects, model=None if by_name else model)
+        model = name
     if not isinstance(model, Request):
         request = make_request(model, *overrides, machine=machine, memory=memory)
     elif overrides or machine or memory:
         raise RequestError("a complete request takes no overrides; give them to `make_request`")
     else:
         request = model
-    if plan is not None:
-        given = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-        return _planned_as_given(given, request, progress)
-    graph = capture(request.model)
+    items: Iterable[object] | None = None
+    if data is not None:
+        request, items = with_data(request, data)
+    given = Plan.load(Path(plan)) if isinstance(plan, str | Path) else plan
+    planned = (
+        plan_request(request, objects, progress)
+        if given is None
+        else _planned_as_given(given, request, objects, progress)
+    )
+    if items is None:
+        return planned
+    return replace(planned, objects=with_examples(objects, items, planned.request))
+
+
+def plan_request(request: Request, objects: PlannedObjects, progress: Progress | None) -> Planned:
+    """The best plan for a request.
+
+    Args:
+        request: what to plan.
+        objects: what was passed in place of names.
+        progress: called with how far the capture and the search are.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or the machine.
+    """
+    graph = capture(request.model, objects)
     target = find_machine(request.machine, progress=progress)
     devices = pinned_parallelism(request).devices
     if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
         target = target.split(devices)
     resolved, defaults = resolve_defaults(request, graph, target)
-    graph = capture_open_tensor_degrees(resolved, graph, target, progress=progress)
-    if progress is not None:
-        progress("searching", 0, None)
-    result = choose_plan(resolved, graph, target)
+    graph, result = _search(resolved, graph, target, objects, progress)
     if result.plan is not None:
         result = replace(result, plan=result.plan.model_copy(update={"model": request.model}))
     if progress is not None:
         progress("searching", 1, 1)
-    return Planned(request=resolved, graph=graph, machine=target, result=result, defaults=defaults)
+    return Planned(
+        request=resolved,
+        graph=graph,
+        machine=target,
+        result=result,
+        defaults=defaults,
+        objects=objects,
+    )
 
 
-def _planned_as_given(plan: Plan, request: Request, progress: Progress | None) -> Planned:
+def _search(
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    objects: PlannedObjects,
+    progress: Progress | None,
+) -> tuple[Graph, PlanningResult]:
+    """The result of the search, and the graph with the shards that it took.
+
+    Capturing the shards of a grid takes seconds. So the grids that need least memory are captured
+    only where nothing fits in those that are quickest.
+    """
+    for every_grid in (False, True):
+        graph = capture_open_tensor_degrees(
+            request, graph, machine, every_grid=every_grid, objects=objects, progress=progress
+        )
+        if progress is not None:
+            progress("searching", 0, None)
+        result = choose_plan(request, graph, machine, every_grid=every_grid)
+        if result.fits or machine.devices == 1 or request.parallel.tensor is not None:
+            break
+    return graph, result
+
+
+def _planned_as_given(
+    plan: Plan, request: Request, objects: PlannedObjects, progress: Progress | None
+) -> Planned:
     """A plan as it is given, checked and predicted."""
-    context = plan_context(plan, request, progress=progress)
+    context = plan_context(plan, request, objects, progress=progress)
     graph, machine = context.graph, context.machine
     resolved, defaults = resolve_defaults(context.request, graph, machine)
     return Planned(
@@ -182,4 +290,5 @@ def _planned_as_given(plan: Plan, request: Request, progress: Progress | None) -
         result=result_of_given_plan(context.plan, resolved, graph, machine),
         defaults=defaults,
         notes=context.notes,
+        objects=objects,
     )

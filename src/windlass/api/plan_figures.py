@@ -4,7 +4,7 @@ from pathlib import Path
 
 from windlass.api.plan import Planned
 from windlass.api.runs import require_trace_file
-from windlass.atomic_files import atomic_write, require_writable, storage_errors
+from windlass.atomic_files import atomic_write, require_output_file, storage_errors
 from windlass.cost import predict_plan, simulate, stage_tier_peaks
 from windlass.errors import RequestError, did_you_mean
 from windlass.planner import with_budget
@@ -136,4 +136,4 @@ def require_drawable(path: Path, only: str | None = None, *, pages: bool = True)
         )
     if only is not None and path.suffix == ".html":
         raise RequestError(f"a page holds all pictures; for `{only}` alone write a .svg or .png")
-    require_writable(path)
+    require_output_file(path)

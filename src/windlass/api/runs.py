@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from windlass.atomic_files import atomic_write, require_writable
+from windlass.atomic_files import atomic_write, require_output_file
 from windlass.errors import RecordError, RequestError
 from windlass.report import perfetto_trace, run_page, runs_notebook
 from windlass.schema import REPORT_FILE
@@ -86,4 +86,4 @@ def require_trace_file(path: Path) -> None:
     """
     if path.suffix != ".json":
         raise RequestError(f"`{path}` is no trace file; write `{path.with_suffix('.json')}`")
-    require_writable(path)
+    require_output_file(path)

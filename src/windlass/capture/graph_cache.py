@@ -65,4 +65,5 @@ def _source_files(user_file: Path | None) -> Iterator[Path]:
         files = (root / package).rglob("*.*")
         yield from sorted(path for path in files if path.suffix in (".py", ".toml"))
     if user_file is not None and user_file.is_file():
-        yield from sorted({user_file, *user_file.parent.glob("*.py")})
+        beside = (path for path in user_file.parent.glob("*.py") if path.is_file())
+        yield from sorted({user_file, *beside})

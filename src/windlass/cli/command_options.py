@@ -40,6 +40,9 @@ class PlanOptions(RequestOptions):
     plan: Path | None = None
     """The TOML file of a plan (`windlass plan --out`, or a run's `plan.toml`): exactly this plan,
     for its own model and machine unless they are named here too."""
+    why: Flag = False
+    """Also show every value with where it comes from: file and line, override, default or
+    planner."""
 
 
 SEARCHED_PLAN = PlanOptions()
@@ -103,12 +106,39 @@ def build_request(
         RequestError: the file cannot be read.
         InputErrors: every key and value that is not valid.
     """
-    # `windlass train train.steps=10` names no model: the first word is an override too.
-    if model is not None and "=" in model:
-        overrides, model = (model, *overrides), None
+    model, overrides = _split_model(model, overrides)
     return api.make_request(
         model, *overrides, machine=machine, memory=options.memory, file=options.file
     )
+
+
+def explain_values(
+    planned: api.Planned,
+    model: str | None,
+    overrides: tuple[str, ...],
+    options: PlanOptions,
+    *,
+    machine: str | None = None,
+) -> tuple[api.ValueOrigin, ...]:
+    """Every value of a planned command line with where it comes from; nothing without `--why`.
+
+    Raises:
+        RequestError: the request file cannot be read any more.
+    """
+    if not options.why:
+        return ()
+    model, overrides = _split_model(model, overrides)
+    given = api.request_origins(
+        model, *overrides, machine=machine, memory=options.memory, file=options.file
+    )
+    return api.value_origins(planned, given)
+
+
+def _split_model(
+    model: str | None, overrides: tuple[str, ...]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Model and overrides: `windlass train train.steps=10` names no model in its first word."""
+    return (None, (model, *overrides)) if model is not None and "=" in model else (model, overrides)
 
 
 def build_plan(

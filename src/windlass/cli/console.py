@@ -4,9 +4,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,6 +26,8 @@ from windlass.document import Document
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
+_MAX_CELL = 22
+"""Most columns of a cell of words between the first and the last."""
 
 
 def _console(*, stderr: bool) -> Console:
@@ -114,6 +118,31 @@ def print_bullets(lines: Iterable[str]) -> None:
     for line in lines:
         table.add_row(" ", "-", Text(line))
     console.print(table)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table of words, which wrap within their columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        between = 0 < index < len(heads) - 1
+        table.add_column(head, overflow="fold", max_width=_MAX_CELL if between else None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_values(values: Iterable[api.ValueOrigin]) -> None:
+    """Prints the values of a request with where they come from; nothing if there are none."""
+    rows = [(value.key, value.value, value.origin) for value in values]
+    if rows:
+        print_table(("key", "value", "from"), rows)
+
+
+def print_written(*paths: Path | None) -> None:
+    """Names the files that were written, on stderr; None stands for none."""
+    for path in paths:
+        if path is not None:
+            error_console.print(f"wrote   {path}", soft_wrap=True)
 
 
 def print_json(value: object) -> None:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "runs": "runs:runs",
     "show": "runs:show",
     "report": "runs:report",
+    "keys": "keys:keys",
     "models": "machines:models",
     "machines": "machines:app",
     "probe": "machines:probe",

@@ -13,7 +13,7 @@ KeyPath = tuple[str | int, ...]
 def leaf_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Each dotted key with its field; a key that holds a table stands for none itself."""
     for name, field in cls.model_fields.items():
-        kinds = [kind for kind in _alternatives(field.annotation) if isinstance(kind, type)]
+        kinds = [kind for kind in value_types(field.annotation) if isinstance(kind, type)]
         table = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
         if table is None:
             yield f"{prefix}{name}", field
@@ -38,7 +38,7 @@ def takes_only_lists(cls: type[BaseModel], loc: KeyPath) -> bool:
     """Whether a text with commas can only mean a list for the key at `loc`."""
     table = table_at(cls, loc[:-1])
     field = table.model_fields.get(str(loc[-1])) if table else None
-    kinds = tuple(_alternatives(field.annotation)) if field else ()
+    kinds = tuple(value_types(field.annotation)) if field else ()
     return str not in kinds and any(get_origin(kind) is tuple for kind in kinds)
 
 
@@ -50,13 +50,13 @@ def _documents(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _documents(argument)
 
 
-def _alternatives(annotation: object) -> Iterator[object]:
+def value_types(annotation: object) -> Iterator[object]:
     """The types of a union; or the type itself, if it is none."""
     if get_origin(annotation) is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
+        yield from value_types(get_args(annotation)[0])
         return
     if get_origin(annotation) not in (Union, UnionType):
         yield annotation
         return
     for kind in get_args(annotation):
-        yield from _alternatives(kind)
+        yield from value_types(kind)

@@ -1,12 +1,13 @@
 """Named models from `catalog.toml` (this module does not import torch, so it answers at once)."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from windlass.errors import ModelError, did_you_mean
+from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
 from windlass.models.config import TransformerConfig
 
 
@@ -22,7 +23,8 @@ def model_config(name: str) -> TransformerConfig:
         ModelError: no model has that name.
     """
     entry = dict(_entry(name))
-    entry.pop("parameters", None)
+    for key in ("parameters", "also"):
+        entry.pop(key, None)
     entry = {**_tables()["families"][entry.pop("family")], **entry}
     entry.setdefault("kv_heads", entry["heads"])
     entry.setdefault("ffn", 4 * entry["width"])
@@ -47,10 +49,24 @@ def _entry(name: str) -> Mapping[str, Any]:
     models = _tables()["models"]
     if name not in models:
         raise ModelError(
-            f"unknown model `{name}`{did_you_mean(name, models)}; known are {', '.join(models)}; "
+            f"unknown model `{shorten(name)}`{_suggestion(name)}; `windlass models` lists all, and "
             "a file of your own is named `file.py:function`"
         )
     return models[name]
+
+
+def _suggestion(name: str) -> str:
+    """Which models may be meant: by another name of theirs, as a family, or by spelling."""
+    models = _tables()["models"]
+    wanted = _plain(name.rpartition("/")[2])
+    also = [known for known in models if wanted in map(_plain, models[known].get("also", ()))]
+    family = [known for known in models if wanted and _plain(known).startswith(wanted)]
+    return did_you_mean_any(also or family) or did_you_mean(name, models)
+
+
+def _plain(name: str) -> str:
+    """A name in small letters and digits alone."""
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 @cache

@@ -85,6 +85,8 @@ def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, 
 def _run_layer(model: str, name: str, layer: nn.Module, x: Tensor) -> Tensor:
     try:
         y = functional_call(layer, fake_state(layer), (x,))
+    except SystemExit as error:
+        raise ModelError(f"layer `{name}` of model `{model}` calls exit; leave it out") from error
     except Exception as error:
         raise ModelError(
             f"layer `{name}` of model `{model}` does not take {list(x.shape)} of "

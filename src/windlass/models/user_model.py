@@ -42,9 +42,35 @@ def build_user_model(
         with _errors_located(name, path):
             namespace = _load(path)
         function = _find_function(name, function_name, namespace)
-        _check_arguments(name, function, arguments)
-        with _errors_located(name, path), _seeded(seed), torch.device(device):
-            module = function(**arguments)
+        return call_model_function(name, function, arguments, path, device=device, seed=seed)
+
+
+def call_model_function(
+    name: str,
+    function: Callable[..., object],
+    arguments: Mapping[str, int | float],
+    path: Path,
+    *,
+    device: str,
+    seed: int,
+) -> nn.Module:
+    """Calls a function and returns the module it builds.
+
+    Args:
+        name: the model's name in messages.
+        function: returns the module.
+        arguments: keyword arguments of the function.
+        path: the file that messages point to.
+        device: torch's default device while the function runs.
+        seed: seed of torch's generator while the function runs.
+
+    Raises:
+        ModelError: the function does not accept an argument, raises an error, or does not return a
+            module.
+    """
+    _check_arguments(name, function, arguments)
+    with _errors_located(name, path), _seeded(seed), torch.device(device):
+        module = function(**arguments)
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"`{name}` returned a `{type(module).__name__}`, must return an `nn.Module`"
@@ -184,6 +210,10 @@ def _errors_located(name: str, path: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
+    except SystemExit as error:
+        raise ModelError(
+            f"`{name}` calls exit at {_location(error, path)}; its file should only define a model"
+        ) from error
     except Exception as error:
         location = _location(error, path)
         text = " ".join(str(error).split()) or "no message"
@@ -192,7 +222,7 @@ def _errors_located(name: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _location(error: Exception, path: Path) -> str:
+def _location(error: BaseException, path: Path) -> str:
     """File and line, the innermost in the user's file, that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

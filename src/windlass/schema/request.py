@@ -58,7 +58,7 @@ class DataRequest(RequestTable):
     """Share of documents that is kept for evaluation and never trained on, without
     `validation`."""
     limit_bytes: Bytes | None = None
-    """Most bytes of text to take from each source, in its order; None takes all."""
+    """Most text to take from each source, in its order, such as `100MB`; None takes all."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class Request(RequestTable):
     """A name that `windlass machines` lists, `NAME:N` for N hosts of a family, or a `.toml` file
     of your own."""
     memory: Bytes | None = Field(default=None, gt=0)
-    """Budget of device memory in bytes; None means the machine's capacity."""
+    """Budget of device memory, such as `4GiB`; None means the machine's capacity."""
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()
     parallel: ParallelRequest = ParallelRequest()

@@ -1,5 +1,6 @@
 """Trains on several ranks of this host, each a process that this one starts and watches."""
 
+import shlex
 import sys
 from collections.abc import Generator
 from contextlib import closing
@@ -95,5 +96,5 @@ def _where_to_resume(checkpoints: Path) -> str:
     folders = checkpoint_folders(checkpoints)
     if not folders:
         return "no checkpoint was written yet"
-    command = f"windlass resume {checkpoints.parent}"
+    command = f"windlass resume {shlex.quote(str(checkpoints.parent))}"
     return f"the last checkpoint is `{folders[-1]}`; continue with `{command}`"

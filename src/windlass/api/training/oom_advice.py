@@ -1,5 +1,6 @@
 """Out of memory: turns the error into advice, plans that would have fitted."""
 
+import shlex
 from pathlib import Path
 
 from windlass.api.plan import Planned
@@ -29,9 +30,10 @@ def with_advice(error: OutOfMemory, planned: Planned, folder: Path) -> OutOfMemo
         count=_ALTERNATIVES,
     )
     available = f"{format_bytes(error.available_bytes)} were available to this process"
+    resume = f"windlass resume {shlex.quote(str(folder))}"
     lines = [
         f"{error}; {available}, and {format_bytes(peak)} were predicted",
-        f"`windlass resume {folder}` continues this run where there is more memory",
+        f"`{resume}` continues this run where there is more memory",
     ]
     lines += ["a new run fits into that memory with"] if changes else []
     lines += [f"- {explain_change(change, f'memory={budget}MiB')}" for change in changes]

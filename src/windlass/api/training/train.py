@@ -1,10 +1,12 @@
 """`train`: makes a run ready; iterating over it trains, and puts every step on record."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
+from windlass.api.objects import take_trained_weights
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS, load
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
@@ -12,10 +14,20 @@ from windlass.api.training.oom_advice import with_advice
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
 from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
-from windlass.errors import OutOfMemory, RecordError, RequestError, RunBroken, RunInterrupted
+from windlass.errors import (
+    OutOfMemory,
+    RecordError,
+    RequestError,
+    RunBroken,
+    RunInterrupted,
+    StorageError,
+)
 from windlass.report import run_notebook
-from windlass.schema import REQUEST_FILE, Request, RunState, Step
+from windlass.schema import CHECKPOINT_FOLDER, REQUEST_FILE, Request, RunState, Step
 from windlass.tracking import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Run:
@@ -75,6 +87,7 @@ class Run:
                 for step in steps:
                     self._run_folder.append_step(step)
                     yield step
+            self._take_trained_weights()
             state, reason = "finished", ""
         except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
             state, reason = "interrupted", str(error)
@@ -91,14 +104,27 @@ class Run:
             self._run_folder.require_present()
             raise
         finally:
-            self._run_folder.end(state, reason=reason)
+            # On a full disk its own error would hide the one that ends the run.
+            with suppress(*([StorageError, RecordError] if reason else [])):
+                self._run_folder.end(state, reason=reason)
         if out_of_memory is not None:
             raise with_advice(out_of_memory, self.planned, self.folder)
 
+    def _take_trained_weights(self) -> None:
+        """Gives a module that the run was given its trained weights."""
+        if self.planned.objects.model is None:
+            return
+        from windlass.runtime import latest_checkpoint
+
+        if checkpoint := latest_checkpoint(self.folder / CHECKPOINT_FOLDER):
+            take_trained_weights(self.planned.objects, checkpoint)
+
 
 def train(
-    what: Planned | Request | str | None = None,
+    what: "Planned | Request | str | nn.Module | Callable[..., nn.Module] | None" = None,
     *overrides: str,
+    loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
+    data: object = None,
     root: Path | str = RUNS,
     folder: Path | None = None,
     parent: ParentRun | str | Path | None = None,
@@ -109,9 +135,12 @@ def train(
     """Makes a run ready: tokens, verified programs, run folder. Iterating over it trains.
 
     Args:
-        what: a model's name, a request, or the result of `plan`; None means the request of
-            `parent`, or that for `gpt-tiny`.
-        overrides: `key=value`, if `what` is a name or None.
+        what: a model's name, a request, or the result of `plan`; an `nn.Sequential` of layers,
+            which has the trained weights after the last step, or a function that returns one;
+            None means the request of `parent`, or that for `gpt-tiny`.
+        overrides: `key=value`, if `what` is a model or None.
+        loss: of logits `[b s v]` and targets `[b s]`, as `plan` takes it.
+        data: a source, texts, token ids, or pairs of inputs and targets, as `plan` takes them.
         root: the folder that holds the run folders.
         folder: train into this folder instead of a new one under `root`.
         parent: a run whose newest checkpoint the new run starts from, with steps of its own; the
@@ -129,9 +158,9 @@ def train(
         what = make_request(None, *overrides, file=parent.record.folder / REQUEST_FILE)
         overrides = ()
     if not isinstance(what, Planned):
-        planned = plan(what, *overrides, progress=progress)
-    elif overrides:
-        raise RequestError("a finished plan takes no overrides; give them to `plan`")
+        planned = plan(what, *overrides, loss=loss, data=data, progress=progress)
+    elif overrides or loss is not None or data is not None:
+        raise RequestError("a finished plan takes no overrides, loss or data; give them to `plan`")
     else:
         planned = what
     require_local_machine(planned)

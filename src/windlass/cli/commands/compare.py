@@ -17,7 +17,14 @@ from windlass.cli.command_options import (
     require_machine_names,
     split_overrides,
 )
-from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
+from windlass.cli.console import (
+    ProgressBars,
+    console,
+    print_bullets,
+    print_json,
+    print_line,
+    print_written,
+)
 from windlass.errors import RequestError
 from windlass.report import (
     batch_comparison_figure,
@@ -64,6 +71,7 @@ def compare(
     if picture is not None:
         heading = f"{request.model.name}, {request.train.batch} sequences a step"
         api.draw_figure(machine_comparison_figure(forecasts, heading), picture)
+    print_written(picture)
     _print(forecasts, machine_comparison_table, as_json=as_json)
 
 
@@ -102,6 +110,7 @@ def batch(
     if picture is not None:
         heading = f"{request.model.name} on {request.machine}"
         api.draw_figure(batch_comparison_figure(forecasts, heading), picture)
+    print_written(picture)
     _print(forecasts, batch_comparison_table, as_json=as_json)
 
 

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from rich.text import Text
+
 from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.train import graceful_stop
@@ -50,7 +52,9 @@ def largest_model(
             console.print(plan_table(planned.plan, planned.graph))
         seconds = format_seconds(planned.prediction.step_seconds)
         error_console.print(
-            f"[bold]predicted[/]    {seconds} a step, and about as long to verify it"
+            Text.assemble(
+                ("predicted", "bold"), f"    {seconds} a step, and about as long to verify it"
+            )
         )
         with ProgressBars() as progress:
             measured = api.measure_largest_model(

@@ -1,15 +1,22 @@
 """`windlass plan` and `windlass fit`: what a step will cost, whether it fits, and why."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from windlass import api
-from windlass.atomic_files import require_writable
-from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_plan
+from windlass.atomic_files import require_output_file
+from windlass.cli.command_options import (
+    SEARCHED_PLAN,
+    AsJson,
+    PlanOptions,
+    build_plan,
+    explain_values,
+)
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -17,10 +24,12 @@ from windlass.cli.console import (
     print_json,
     print_line,
     print_notes,
+    print_values,
+    print_written,
 )
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result
-from windlass.report import plan_table, prediction_table, runners_up_table
+from windlass.report import memory_table, plan_table, prediction_table, runners_up_table
 from windlass.schema import MemoryClass, Plan, Prediction
 from windlass.units import format_bytes
 
@@ -85,7 +94,7 @@ def plan(
     if trace is not None:
         api.require_trace_file(trace)
     if out is not None:
-        require_writable(out)
+        require_output_file(out)
     with ProgressBars() as progress:
         planned = build_plan(model, overrides, options, machine=on, progress=progress)
     print_notes(planned.notes)
@@ -101,9 +110,12 @@ def plan(
         api.draw_plan(forecast, drawing.picture, drawing.only)
     if forecast is not None and trace is not None:
         api.write_plan_trace(forecast, trace)
+    print_written(out, drawing.picture, trace)
+    values = explain_values(planned, model, overrides, options, machine=on)
     if as_json:
-        print_json(_json_tree(chosen, prediction, explanation))
+        print_json(_json_tree(chosen, prediction, explanation) | _why_tree(values))
         return
+    print_values(values)
     console.print(plan_table(chosen, planned.graph))
     console.print()
     steps = planned.request.train.steps
@@ -119,7 +131,7 @@ def fit(
     drawing: DrawingOptions = _NO_DRAWING,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether training a model fits, memory class by class, and if not, what would help.
+    """Say whether training a model fits, by which plan, and if not, what would help.
 
     The exit code is 0 if it fits and 1 if it does not.
 
@@ -131,7 +143,7 @@ def fit(
         on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
         options: Device memory budget, request file, and a plan file in place of a search.
         drawing: What to draw, and where.
-        as_json: Print the verdict, the bytes of each memory class and what would help as JSON.
+        as_json: Print the verdict, the plan, its memory and what would help as JSON.
     """
     drawing.require_drawable()
     with ProgressBars() as progress:
@@ -139,24 +151,25 @@ def fit(
     print_notes(planned.notes)
     if drawing.picture is not None:
         api.draw_plan(api.forecast(planned), drawing.picture, drawing.only)
+    print_written(drawing.picture)
     result, explanation = planned.result, explain_result(planned.result)
-    by_class = result.advice.by_class if result.advice else planned.prediction.peaks[0].by_class
+    values = explain_values(planned, model, overrides, options, machine=on)
     if as_json:
-        print_json(
-            {
-                "fits": result.fits, "verdict": explanation.verdict, "by_class": by_class,
-                "help": explanation.help,
-            }
-        )  # fmt: skip
+        print_json(_fit_tree(planned, explanation) | _why_tree(values))
     else:
-        answer = "[bold green]yes[/]" if result.fits else "[bold red]no[/]"
-        print_line(f"{answer}, `{planned.request.model.name}` {explanation.verdict}")
-        _print_memory(by_class)
-        if explanation.help:
+        print_values(values)
+        answer = ("yes", "bold green") if result.fits else ("no", "bold red")
+        words = f", `{planned.request.model.name}` {explanation.verdict}"
+        print_line(Text.assemble(answer, words))
+        if result.advice is None:
+            console.print(plan_table(planned.plan, planned.graph))
+            console.print()
+            console.print(memory_table(planned.prediction))
+            _print_infeasible(explanation)
+        else:
+            _print_memory(result.advice.by_class)
             console.print("what would help")
             print_bullets(explanation.help)
-        else:
-            _print_infeasible(explanation)
     if not result.fits:
         # An exit code of 1 stops `windlass fit X && windlass train X` where X does not fit.
         sys.exit(1)
@@ -186,6 +199,19 @@ def _print_infeasible(explanation: Explanation) -> None:
     if explanation.infeasible:
         console.print("plans that do not fit")
         print_bullets(explanation.infeasible[:_INFEASIBLE_SHOWN])
+
+
+def _why_tree(values: Sequence[api.ValueOrigin]) -> dict[str, object]:
+    return {"why": values} if values else {}
+
+
+def _fit_tree(planned: api.Planned, explanation: Explanation) -> dict[str, object]:
+    advice = planned.result.advice
+    tree = {"fits": planned.result.fits, "verdict": explanation.verdict, "help": explanation.help}
+    if advice is not None:
+        return {**tree, "by_class": advice.by_class}
+    peaks = planned.prediction.peaks
+    return {**tree, "by_class": peaks[0].by_class, "plan": planned.plan, "peaks": peaks}
 
 
 def _json_tree(plan: Plan, prediction: Prediction, explanation: Explanation) -> dict[str, object]:

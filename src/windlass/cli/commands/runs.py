@@ -3,11 +3,9 @@
 import time
 from pathlib import Path
 
-from rich.markup import escape
-
 from windlass import api
 from windlass.cli.command_options import AsJson
-from windlass.cli.console import console, print_json, print_line
+from windlass.cli.console import console, print_json, print_line, print_written
 from windlass.report import record_table, runs_table
 from windlass.tracking import describe_other_formats
 
@@ -28,7 +26,7 @@ def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
     else:
         console.print(f"no runs in `{runs}` yet; start one with `windlass train`")
     if others := describe_other_formats(runs):
-        print_line(escape(others))
+        print_line(others)
 
 
 def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
@@ -61,4 +59,5 @@ def report(run: str = "last", *, runs: Path = api.RUNS, trace: Path | None = Non
     if trace is not None:
         api.require_trace_file(trace)
         api.write_run_trace(run, trace, root=runs)
+    print_written(trace)
     console.print(str(api.report(run, root=runs)), soft_wrap=True)

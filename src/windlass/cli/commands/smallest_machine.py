@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.command_options import AsJson, require_machine_names, split_overrides
-from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.console import ProgressBars, console, print_json, print_written
 from windlass.report import smallest_machine_figure, smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
@@ -56,6 +56,7 @@ def smallest_machine(
         mode = "layers may take turns in memory" if in_phases else "layers and state stay in memory"
         caption = ", ".join((f"Predicted: {mode}", *overrides))
         api.draw_figure(smallest_machine_figure(results, caption), picture)
+    print_written(picture)
     if as_json:
         print_json(results)
         return

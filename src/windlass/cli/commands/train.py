@@ -1,5 +1,6 @@
 """`windlass train` and `windlass resume`: run, show each step, and name the next commands."""
 
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from rich.live import Live
-from rich.markup import escape
+from rich.text import Text
 
 from windlass import api
 from windlass.cli.command_options import (
@@ -18,10 +19,17 @@ from windlass.cli.command_options import (
     ParentOptions,
     PlanOptions,
     build_plan,
+    explain_values,
     request_of_parent,
 )
-from windlass.cli.console import ProgressBars, console, error_console, print_notes
-from windlass.errors import RankLost, RecordError, RunInterrupted
+from windlass.cli.console import (
+    ProgressBars,
+    console,
+    error_console,
+    print_notes,
+    print_values,
+)
+from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.models import is_causal
 from windlass.report import TrainingView, plan_table
 from windlass.units import format_bytes, format_seconds
@@ -63,6 +71,7 @@ def train(
             run = api.train(
                 planned, root=runs, folder=folder, parent=parent, stop=stop, progress=progress
             )
+        print_values(explain_values(planned, model, overrides, options, machine=on))
         _show_to_the_end(run, stop, elastic=elastic)
 
 
@@ -94,7 +103,7 @@ def _show_to_the_end(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -
         except RankLost as lost:
             if not elastic:
                 raise
-            error_console.print(f"[yellow]lost:[/] {escape(str(lost))}", soft_wrap=True)
+            error_console.print(Text.assemble(("lost:", "yellow"), f" {lost}"), soft_wrap=True)
             with ProgressBars() as progress:
                 run = recovery.recover(lost, progress=progress)
         else:
@@ -109,18 +118,32 @@ def show_run(run: api.Run) -> None:
     console.print(plan_table(planned.plan, planned.graph))
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
+    console.print(
+        Text.assemble(
+            ("predicted", "bold"), f"    {step} a step, {format_bytes(peak)} at the peak\n"
+        )
+    )
     model, steps = planned.request.model.name, planned.request.train.steps
     view = TrainingView(model, steps, prediction, earlier)
     try:
         _follow(run, view)
-    finally:
-        with suppress(RecordError):  # the folder was deleted, which the error that ends it says
-            page = api.report(run.folder)
-            console.print(f"run     {run.folder}", soft_wrap=True)
-            console.print(f"report  {page}", soft_wrap=True)
+    except BaseException:
+        # Without a folder, or on a full disk, its own error would hide the one that ends the run.
+        with suppress(RecordError, StorageError):
+            _print_record(run.folder)
+        raise
+    api.write_sample(run)
+    _print_record(run.folder)
     if is_causal(model):
-        console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
+        folder = shlex.quote(str(run.folder))
+        console.print(f"sample  windlass sample {folder} --prompt 'def '", soft_wrap=True)
+
+
+def _print_record(folder: Path) -> None:
+    """Writes the page of a run, and prints its path and the run's."""
+    page = api.report(folder)
+    console.print(f"run     {folder}", soft_wrap=True)
+    console.print(f"report  {page}", soft_wrap=True)
 
 
 def _follow(run: api.Run, view: TrainingView) -> None:
@@ -138,22 +161,28 @@ def _follow(run: api.Run, view: TrainingView) -> None:
             if step.step % every == 0 or step.step in (1, last):
                 console.print(view.line(), soft_wrap=True)
     except RunInterrupted as error:
-        message = f"{error}; continue with `windlass resume {run.folder}`"
+        message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
         raise RunInterrupted(message) from None
 
 
 @contextmanager
-def graceful_stop() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM requests a stop with a save; the second one stops at once."""
+def graceful_stop(*more: signal.Signals) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM request a stop with a save; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: Slurm sends one at the end of the time that it has given notice of.
+
+    Args:
+        more: other signals that request a stop.
+    """
     requested = threading.Event()
 
     def request_stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if requested.is_set():
+        del frame
+        if requested.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         requested.set()
 
-    stop_signals = (signal.SIGINT, signal.SIGTERM)
+    stop_signals = (signal.SIGINT, signal.SIGTERM, *more)
     previous = {number: signal.signal(number, request_stop) for number in stop_signals}
     try:
         yield requested.is_set

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from windlass.cli.console import console, print_bullets, print_json, print_line
 from windlass.errors import InputErrors, WindlassError
@@ -55,7 +56,7 @@ def _print_evaluation(evaluation: TableEvaluation) -> None:
     heading = f"{evaluation.name}: {evaluation.rows} rows, {len(evaluation.predictions)} predicted"
     if evaluation.calibration_rows:
         heading += f"; constants were fitted to {evaluation.calibration_rows} of them"
-    print_line(f"[bold]{heading}[/bold]")
+    print_line(Text(heading, style="bold"))
     for stack in evaluation.by_stack:
         origin = f"{_PROVENANCE[stack.provenance]} {stack.fitted_from}"
         print_line(f"  {stack.stack}: {stack.about}; {origin}")
