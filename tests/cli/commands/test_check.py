@@ -25,8 +25,10 @@ def test_check_verifies_a_plan_for_two_processes(windlass: Windlass) -> None:
         "loss",
         "weight",
         "output",
+        "held-out loss",
     }
     assert all(each["error"] <= 1e-9 for each in told["verification"]["comparisons"])
+    assert told["plain_pytorch"]["first_mismatch"] is None
 
 
 @pytest.mark.slow

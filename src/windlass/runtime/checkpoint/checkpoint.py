@@ -25,7 +25,7 @@ from torch import Tensor
 from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.models import ParamShard
+from windlass.models import LayerStack, ParamShard
 from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
@@ -258,6 +258,24 @@ def load_checkpoint(
             load_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
         for weight in layer.owned:
             weight.refresh_working_copy()
+
+
+def load_weights(checkpoint: Checkpoint, stack: LayerStack) -> None:
+    """Loads the weights of a checkpoint into the layers of a stack, in place.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: layers with real weights.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    for index, (name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):
+        named = {f"{name}.{path}": weight for path, weight in layer.named_parameters()}
+        owned = {each: named[each] for each in named if each not in stack.tied_weights}
+        tensors = {f"weight/{each}": weight.detach() for each, weight in owned.items()}
+        if tensors:
+            read_tensors(checkpoint.path / layer_file(index), tensors)
 
 
 def load_layer_shard(
