@@ -68,7 +68,7 @@ def test_rows_with_other_names_get_a_new_schema(tmp_path: Path):
     assert values == [{"loss": 1.0}, {"loss": 2.0, "speed": 3.0}, {"loss": 4.0}]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     numbers=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats()), max_size=20),
     text=st.text(max_size=50),
@@ -109,7 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("journal") / "0.1.j")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(place=st.integers(0, 2**16), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_yields_a_wrong_number(whole: Path, place: int, bit: int):
     path = whole.with_name("0.2.j")

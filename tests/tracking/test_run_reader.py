@@ -46,7 +46,7 @@ def step(number: int, loss: float = 1.0) -> Step:
     )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps=st.lists(STEPS, max_size=5, unique_by=lambda step: step.step))
 def test_a_step_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]):
     steps.sort(key=lambda step: step.step)

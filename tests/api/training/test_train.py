@@ -234,7 +234,7 @@ def test_a_run_with_a_changed_digit_is_not_resumed_and_the_message_has_both_fing
         other = str((int(content[digit]) + 1) % 10)
         (stopped / name).write_text(content[:digit] + other + content[digit + 1 :])
         prints = (hash_file(stopped / name), hashlib.sha256(content.encode()).hexdigest())
-        shown = rf"`{name}`: its fingerprint is `{prints[0][:12]}`, .* recorded `{prints[1][:12]}`"
+        shown = rf"`{name}` \(its fingerprint is `{prints[0][:12]}`, .* `{prints[1][:12]}`\) has"
         with pytest.raises(RecordError, match=shown):
             windlass.resume(stopped)
         assert any(fault.startswith(f"{name}: ") for fault in windlass.load(stopped).faults)
@@ -249,7 +249,7 @@ def test_a_run_with_a_changed_digit_is_not_resumed_and_the_message_has_both_fing
 def test_a_request_with_a_changed_digit_is_not_replanned_either(stopped: Path) -> None:
     path = stopped / names.REQUEST_FILE
     path.write_text(path.read_text().replace("steps = 6", "steps = 7"))
-    with pytest.raises(RecordError, match=r"`request.toml`: its fingerprint is"):
+    with pytest.raises(RecordError, match=r"`request.toml` \(its fingerprint is"):
         windlass.resume(stopped, "batch.micro=4")
 
 

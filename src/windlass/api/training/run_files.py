@@ -27,7 +27,7 @@ from windlass.schema import (
 from windlass.tracking import RunFolder, RunRecord, collect_environment
 
 if TYPE_CHECKING:
-    from windlass.data import TokenDataset
+    from windlass.data import ExampleDataset, TokenDataset
 
 _PLANNED_FILES = (REQUEST_FILE, GRAPH_FILE, MACHINE_FILE, PLAN_FILE, PREDICTION_FILE)
 """What the next attempt at a run is made from, if its plan stays."""
@@ -48,7 +48,7 @@ def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, 
     }
 
 
-def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
+def run_metadata(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> dict[str, object]:
     """What lists and pages show of a run without reading its documents."""
     return {
         "model": planned.request.model.name,
@@ -56,9 +56,21 @@ def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
         "steps": planned.request.train.steps,
         "predicted_seconds": planned.prediction.step_seconds,
         "predicted_interval": [planned.prediction.low_seconds, planned.prediction.high_seconds],
+        "tokens": tokens.fingerprint,
+        "objects": planned.objects.names,
+        **_text_metadata(tokens),
+    }
+
+
+def _text_metadata(tokens: "TokenDataset | ExampleDataset") -> dict[str, object]:
+    """The loss of a model that knows only the frequencies of tokens; nothing of examples."""
+    from windlass.data import ExampleDataset
+
+    if isinstance(tokens, ExampleDataset):
+        return {}
+    return {
         "unigram_entropy": tokens.meta.held_out_unigram_nats,
         "unigram_bits_per_byte": tokens.meta.held_out_unigram_bits_per_byte,
-        "tokens": tokens.fingerprint,
     }
 
 
@@ -76,12 +88,12 @@ def require_unchanged(record: RunRecord, *names: str) -> None:
     if not changed:
         return
     run = shlex.quote(str(record.folder))
-    what = "; ".join(f"`{name}`: {record.changed_files[name]}" for name in changed)
-    files, it = ("files have", "them") if len(changed) > 1 else ("a file has", "it")
+    what = " and ".join(f"`{name}` ({record.changed_files[name]})" for name in changed)
+    have, them = ("have", "them") if len(changed) > 1 else ("has", "it")
     raise RecordError(
-        f"{files} changed since run `{record.folder.name}` wrote {it} ({what}), which would make "
-        f"it another run without a word; restore {it}, and change a run on purpose with `windlass "
-        f"resume {run} key=value` or start another with `windlass train --from {run} key=value`"
+        f"{what} {have} changed since run `{record.folder.name}` wrote {them}; restore {them}, "
+        f"then change the run on purpose with `windlass resume {run} key=value`, or start another "
+        f"one with `windlass train --from {run} key=value`"
     )
 
 
