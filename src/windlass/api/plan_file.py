@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture, capture_tensor_degrees
+from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.errors import RequestError
 from windlass.planner import request_of_plan
 from windlass.schema import Graph, Machine, ModelRequest, Plan, Request
@@ -40,7 +41,13 @@ def load_plan(path: Path, request: Request) -> tuple[Plan, Request]:
     return plan, agreed.model_copy(update={"model": model_of_plan(plan, request.model)})
 
 
-def plan_context(plan: Plan, request: Request, *, progress: Progress | None = None) -> PlanContext:
+def plan_context(
+    plan: Plan,
+    request: Request,
+    objects: PlannedObjects = NO_OBJECTS,
+    *,
+    progress: Progress | None = None,
+) -> PlanContext:
     """The model, the machine and the request of a given plan.
 
     The plan's own machine counts unless the request names one.
@@ -48,6 +55,7 @@ def plan_context(plan: Plan, request: Request, *, progress: Progress | None = No
     Args:
         plan: a plan for any machine.
         request: what is asked for beside the plan.
+        objects: a model or a loss that no file holds.
         progress: called with how far a first measurement of this machine is.
 
     Raises:
@@ -55,7 +63,7 @@ def plan_context(plan: Plan, request: Request, *, progress: Progress | None = No
         InputErrors: every value of the request of which the plan has another.
     """
     model = model_of_plan(plan, request.model)
-    graph = capture(model)
+    graph = capture(model, objects)
     if graph.label != plan.graph:
         raise RequestError(_other_model(plan, model, graph, is_asked=model != plan.model))
     agreed = request_of_plan(plan, request)
@@ -71,7 +79,7 @@ def plan_context(plan: Plan, request: Request, *, progress: Progress | None = No
     return PlanContext(
         plan=plan.model_copy(update={"machine": machine.label, "model": model}),
         request=agreed.model_copy(update={"model": model, "machine": asked}),
-        graph=with_tensor_shards(model, graph, plan),
+        graph=with_tensor_shards(model, graph, plan, objects),
         machine=machine,
         notes=notes,
     )
@@ -92,10 +100,14 @@ def split_machine(plan: Plan, machine: Machine) -> Machine:
     return machine.split(devices) if devices > 1 and machine.device.kind == "cpu" else machine
 
 
-def with_tensor_shards(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
+def with_tensor_shards(
+    model: ModelRequest, graph: Graph, plan: Plan, objects: PlannedObjects = NO_OBJECTS
+) -> Graph:
     """The graph with shards for the plan's tensor-parallel degree."""
     degree = plan.parallel.tensor
-    return graph if degree == 1 else capture_tensor_degrees(model, graph, (degree,))
+    if degree == 1:
+        return graph
+    return capture_tensor_degrees(model, graph, (degree,), objects=objects)
 
 
 def _other_model(plan: Plan, model: ModelRequest, graph: Graph, *, is_asked: bool) -> str:
@@ -104,6 +116,4 @@ def _other_model(plan: Plan, model: ModelRequest, graph: Graph, *, is_asked: boo
     words = " ".join((model.name, *(f"model.{name}={value}" for name, value in dials.items())))
     again = f"plan this one by `windlass plan {words}`"
     way_out = f"name the plan's own model and its `model.*`, or {again}" if is_asked else again
-    return (
-        f"the plan is for the model `{plan.graph}`, but `{words}` is `{graph.label}`; {way_out}"
-    )
+    return f"the plan is for the model `{plan.graph}`, but `{words}` is `{graph.label}`; {way_out}"

@@ -1,5 +1,6 @@
 from .build import (
     build_layer_stack,
+    layer_stack_of,
 )
 from .catalog import (
     is_causal,
@@ -28,6 +29,7 @@ from .layer_stack import (
 from .loss import (
     IGNORE_INDEX,
     layer_loss,
+    set_layer_loss,
 )
 from .selective_checkpoint import (
     checkpoint_selectively,
@@ -68,6 +70,7 @@ __all__ = [
     "is_embedding_only",
     "layer_loss",
     "layer_sharding",
+    "layer_stack_of",
     "materialize_layer",
     "meta_copy",
     "model_config",
@@ -76,6 +79,7 @@ __all__ = [
     "published_parameter_count",
     "reduce_scatter",
     "running_statistics",
+    "set_layer_loss",
     "shard_layer",
     "sharding_errors",
 ]

@@ -1,9 +1,11 @@
 """Builds a layer stack by name: a model of the catalog, or a function in a user's file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from windlass.errors import ModelError, did_you_mean
 from windlass.models.catalog import model_config
@@ -11,7 +13,7 @@ from windlass.models.config import TransformerConfig
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
 from windlass.models.transformer import build_transformer
-from windlass.models.user_model import build_user_model
+from windlass.models.user_model import build_user_model, call_model_function
 
 MODEL_ARGUMENTS = (
     "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
@@ -60,6 +62,37 @@ def build_layer_stack(
         sharding_rules=sharding_rules,
     )
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
+
+
+def layer_stack_of(
+    model: nn.Module | Callable[..., object],
+    name: str,
+    arguments: Mapping[str, int | float],
+    *,
+    device: str,
+    seed: int,
+    sharding_rules: Mapping[str, str] | None = None,
+) -> LayerStack:
+    """The layer stack of a module, or of what a function builds.
+
+    Args:
+        model: a module, whose weights the stack takes over, or a function that returns one.
+        name: the model's name.
+        arguments: keyword arguments of the function; a module takes none.
+        device: torch's default device while a function runs.
+        seed: seed of torch's generator while a function runs.
+        sharding_rules: tensor-parallel rules by pattern of module names.
+
+    Raises:
+        ModelError: the function fails, or the module is not a sequence of layers.
+    """
+    if not isinstance(model, nn.Module):
+        file = getattr(getattr(model, "__code__", None), "co_filename", name)
+        model = call_model_function(name, model, arguments, Path(file), device=device, seed=seed)
+    elif arguments:
+        keys = ", ".join(f"`model.{key}`" for key in arguments)
+        raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
+    return layer_stack_from_module(model, name, sharding_rules=sharding_rules)
 
 
 def apply_model_arguments(

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from windlass.models.layer_stack import LayerStack, layer_sharding
+from windlass.models.loss import has_own_loss
 from windlass.models.shape_inference import fake_state
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.models.tensor_parallel.shard_module import shard_layer
@@ -41,6 +42,8 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
     """
     if degree == 1:
         return ()
+    if has_own_loss(stack.layers[-1]):
+        return (f"model `{stack.name}` has a loss of its own, which is not sharded",)
     tp_rank = TensorParallelRank(degree=degree, columns=columns)
     first_of_kind = {kind: index for index, kind in reversed(list(enumerate(stack.kinds)))}
     indices = sorted(first_of_kind.values())

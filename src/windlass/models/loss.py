@@ -32,8 +32,13 @@ def layer_loss(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def set_layer_loss(layer: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Attaches the loss function that `layer_loss` returns for a sharded last layer."""
+    """Attaches the loss function that `layer_loss` returns: a sharded layer's or a user's."""
     setattr(layer, _ATTRIBUTE, loss)
+
+
+def has_own_loss(layer: nn.Module) -> bool:
+    """Whether a loss function was attached to a layer."""
+    return hasattr(layer, _ATTRIBUTE)
 
 
 def in_loss_precision(logits: Tensor) -> Tensor:

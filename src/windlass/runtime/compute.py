@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from windlass.data import Batches
+from windlass.data import Batches, ExampleBatches
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.adamw import AdamW
@@ -53,7 +53,7 @@ class ComputeHandlers:
         templates: tuple[LayerTemplate, ...],
         *,
         optimizer: AdamW,
-        batches: Batches,
+        batches: Batches | ExampleBatches,
         stop: Callable[[], bool],
         dist: DistContext,
         activations: ActivationOffloader | None = None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import inf, isfinite
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -98,6 +98,8 @@ class TrainRequest(RequestTable):
     """Global batch in sequences."""
     sequence: Size | None = Field(default=None, ge=2)
     """Tokens per sequence."""
+    optimizer: Literal["adamw"] = "adamw"
+    """The optimizer; there is no other one yet."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate at the end of the warm-up."""
     final_rate: float = Field(default=0.1, ge=0, le=1)

@@ -27,7 +27,7 @@ from windlass.schema import (
 from windlass.tracking import RunRecord
 
 if TYPE_CHECKING:
-    from windlass.data import TokenDataset
+    from windlass.data import ExampleDataset, TokenDataset
     from windlass.runtime import Checkpoint
 
 
@@ -125,16 +125,21 @@ def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
     )
 
 
-def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset") -> None:
+def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset | ExampleDataset") -> None:
     """Refuses text that is tokenized in another way than the parent's, or that continues it badly.
 
     Raises:
         RequestError: the tokenizer is another one, or a continued text has changed.
     """
-    from windlass.data import load_tokenizer
+    from windlass.data import ExampleDataset, load_tokenizer
 
     path = parent.record.folder / TOKENIZER_FILE
-    if load_tokenizer(path).backend.to_str() != tokens.tokenizer.backend.to_str():
+    if isinstance(tokens, ExampleDataset) or not path.is_file():
+        tokenized_alike = True  # whoever passes token ids knows what they mean
+    else:
+        theirs = load_tokenizer(path).backend.to_str()
+        tokenized_alike = theirs == tokens.tokenizer.backend.to_str()
+    if not tokenized_alike:
         raise RequestError(
             f"the tokenizer is not that of run `{parent.name}`, whose weights know no other; set "
             f"`data.tokenizer={path}`"

@@ -2,14 +2,14 @@
 
 import shlex
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windlass.api.machines import Progress
-from windlass.api.model_graph import build_requested_model
-from windlass.api.plan import Planned, plan
+from windlass.api.objects import PlannedObjects
+from windlass.api.plan import Planned, plan_request
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
@@ -31,14 +31,16 @@ from windlass.api.training.setup import (
     verified_programs,
 )
 from windlass.api.training.train import Run
+from windlass.atomic_files import atomic_write
 from windlass.errors import CheckpointError, RecordError, RequestError
-from windlass.models import is_causal
+from windlass.models import is_causal, model_names
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
     JOURNAL_FOLDER,
     MERGED_CHECKPOINT_FOLDER,
     REQUEST_FILE,
+    SAMPLE_FILE,
     TOKENIZER_FILE,
     Request,
     Step,
@@ -46,9 +48,16 @@ from windlass.schema import (
 from windlass.tracking import RunFolder, RunRecord, collect_environment, reopen_run_folder
 
 if TYPE_CHECKING:
-    from windlass.data import TokenDataset
+    from torch import Tensor, nn
+
+    from windlass.data import ExampleDataset, TokenDataset
     from windlass.runtime import Checkpoint
 
+_SAMPLE_TOKENS = 48
+_SAMPLE_SHARE = 0.01
+"""Share of a run's FLOP that a sample for its page may take."""
+_SAMPLE_FLOP = 1e12
+"""Most FLOP of such a sample: a few seconds on a CPU."""
 _CHANGEABLE = (
     "parallel", "sharding", "batch", "recompute", "recompute_layers", "phases", "compile",
     "precision", "moments", "memory",
@@ -60,6 +69,8 @@ def resume(
     run: str | Path = "last",
     *overrides: str,
     root: Path | str = RUNS,
+    model: "nn.Module | Callable[..., nn.Module] | None" = None,
+    loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> Run:
@@ -72,6 +83,8 @@ def resume(
         run: folder, name, the first characters of its id, or `last`.
         overrides: `key=value` of the plan, such as `parallel.data=2`; without any, the plan stays.
         root: the folder that holds the run folders.
+        model: the model of a run that was given it as an object; its weights are the run's.
+        loss: the loss of a run that was given one.
         stop: polled before each micro-batch; True saves and ends.
         progress: called with how far preparations are.
 
@@ -85,7 +98,8 @@ def resume(
     record = load(run, root=root)
     if restore_replaced_plan(record):
         record = load(record.folder)
-    planned = _planned(record, overrides, progress)
+    objects = _objects(record, model=model, loss=loss)
+    planned = _planned(record, overrides, objects, progress)
     require_local_machine(planned)
     programs = verified_programs(planned)
     reopened = reopen_run(record, planned, progress, programs=programs if overrides else None)
@@ -101,7 +115,7 @@ class ReopenedRun:
     """A run whose folder is locked for its next attempt."""
 
     folder: RunFolder
-    tokens: "TokenDataset"
+    tokens: "TokenDataset | ExampleDataset"
     checkpoint: "Checkpoint | None"
     """The checkpoint to start from, shards merged; None starts from the beginning."""
     notes: tuple[str, ...]
@@ -173,7 +187,9 @@ def reopen_run(
     return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
-def require_tokens_of_run(record: RunRecord, planned: Planned, tokens: "TokenDataset") -> None:
+def require_tokens_of_run(
+    record: RunRecord, planned: Planned, tokens: "TokenDataset | ExampleDataset"
+) -> None:
     """Refuses tokens other than those that a run began with.
 
     Raises:
@@ -216,10 +232,38 @@ def _other_versions(record: RunRecord) -> str:
     return f" ({' and '.join(changed)})" if changed else ""
 
 
-def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
+def _objects(record: RunRecord, **given: Any) -> PlannedObjects:  # noqa: ANN401  of two types
+    """The objects that a run was given, given again.
+
+    Args:
+        record: the run.
+        given: those of `model` and `loss` that are needed now, or None.
+
+    Raises:
+        RecordError: the run needs some that are not given, or the other way round.
+    """
+    names, run = record.meta.get("objects") or (), f"run `{record.folder.name}`"
+    for name, value in given.items():
+        needed = isinstance(names, list) and name in names
+        if needed and value is None:
+            raise RecordError(
+                f"{run} was given its {name} as an object, which no file holds; give it again from "
+                f"Python, as `windlass.resume({str(record.folder)!r}, {name}=...)`"
+            )
+        if value is not None and not needed:
+            raise RecordError(f"{run} was given no {name} as an object; leave `{name}` out")
+    return PlannedObjects(**given)
+
+
+def _planned(
+    record: RunRecord,
+    overrides: tuple[str, ...],
+    objects: PlannedObjects,
+    progress: Progress | None,
+) -> Planned:
     """What the next attempt runs: the same plan, or a new one if there are overrides."""
     if not overrides:
-        return planned_from_record(record)
+        return replace(planned_from_record(record), objects=objects)
     fixed = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _CHANGEABLE]
     if fixed:
         raise RequestError(
@@ -227,7 +271,7 @@ def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress |
         )
     require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
-    return plan(request, progress=progress)
+    return plan_request(request, objects, progress)
 
 
 def sample(
@@ -235,6 +279,7 @@ def sample(
     prompt: str,
     *,
     root: Path | str = RUNS,
+    model: "nn.Module | Callable[..., nn.Module] | None" = None,
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
@@ -246,6 +291,7 @@ def sample(
         run: folder, name, the first characters of its id, or `last`.
         prompt: the beginning of the text, which is not repeated.
         root: the folder that holds the run folders.
+        model: the model of a run that was given it as an object.
         tokens: the most tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: sample only from this many of the likeliest tokens.
@@ -270,7 +316,12 @@ def sample(
     checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
-    stack = build_requested_model(planned.request.model)
+    if not (record.folder / TOKENIZER_FILE).is_file():
+        raise RequestError(
+            f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
+            "cannot write text"
+        )
+    stack = _objects(record, model=model).stack(planned.request.model, seed=None)
     tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
         generated = generate_text(
@@ -286,3 +337,26 @@ def sample(
             ),
         )
         yield from tokenizer.stream_decode(generated)
+
+
+def write_sample(run: Run) -> None:
+    """Keeps a short text that the model of a finished run writes, for the run's page.
+
+    Nothing is kept where it would cost much: if the weights do not stay in device memory, or if the
+    passes for it need more than a hundredth of the run's FLOP, or seconds on a CPU. A model of the
+    user's own is left alone too, which may be no language model.
+
+    Raises:
+        CheckpointError: the run has no complete checkpoint.
+        StorageError: the disk is full.
+    """
+    planned = run.planned
+    tokens_passed = _SAMPLE_TOKENS * (_SAMPLE_TOKENS + 1) / 2
+    flop = 2 * planned.graph.parameter_count * tokens_passed
+    most = _SAMPLE_SHARE * planned.prediction.model_flop * (planned.request.train.steps - run.done)
+    name = planned.request.model.name
+    writes = name in model_names() and is_causal(name) and planned.objects.is_rebuildable
+    if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
+        return
+    pieces = sample(run.folder, "", tokens=_SAMPLE_TOKENS)
+    atomic_write(run.folder / SAMPLE_FILE, "".join(pieces))

@@ -3,20 +3,22 @@
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from windlass.api.machines import HERE, Progress
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.local_launch import train_local_ranks
-from windlass.atomic_files import cache_folder
+from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import MachineError, PlanError
 from windlass.models import is_causal
 from windlass.program import Program, lower, require_valid_plan, verify_programs
 from windlass.schema import (
     CHECKPOINT_FOLDER,
+    EXAMPLES_FILE,
     HOST_TIER,
     MEASURED_TIMELINE_FILE,
+    TOKENIZER_FILE,
     TOKENS_FOLDER,
     Request,
     Step,
@@ -26,7 +28,7 @@ from windlass.torch_ext import FREE_MEMORY_FRACTION, install_allocator, set_memo
 from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
-    from windlass.data import Batches, TokenDataset
+    from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
     from windlass.models import LayerStack
     from windlass.runtime import Checkpoint
 
@@ -58,14 +60,47 @@ def requested_text_fingerprint(request: Request) -> str:
     return text_fingerprint(request.data, cache=cache_folder() / "tokens")
 
 
-def load_run_tokens(folder: Path) -> "TokenDataset | None":
-    """The tokens that lie in a run folder itself; None if there are none."""
-    from windlass.data import open_dataset
+def load_run_tokens(folder: Path) -> "TokenDataset | ExampleDataset | None":
+    """The tokens or examples that lie in a run folder itself; None if there are none."""
+    from windlass.data import load_examples, open_dataset
 
-    return open_dataset(folder / TOKENS_FOLDER)
+    return load_examples(folder / EXAMPLES_FILE) or open_dataset(folder / TOKENS_FOLDER)
 
 
-def require_vocabulary(planned: Planned, tokens: "TokenDataset") -> None:
+def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> str:
+    """Writes what a run folder keeps of its data, and returns the name of the file.
+
+    Examples are kept as they are; of a text, which its source holds, only the tokenizer.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    from windlass.data import ExampleDataset
+
+    if isinstance(tokens, ExampleDataset):
+        with storage_errors(folder / EXAMPLES_FILE):
+            tokens.save(folder / EXAMPLES_FILE)
+        return EXAMPLES_FILE
+    tokens.tokenizer.save(folder / TOKENIZER_FILE)
+    return TOKENIZER_FILE
+
+
+def require_one_process(planned: Planned) -> None:
+    """Refuses a plan for several processes whose model no other process can build.
+
+    Raises:
+        PlanError: the model or its loss was passed as an object, and the plan has several devices.
+    """
+    devices = planned.plan.parallel.devices
+    if devices > 1 and not planned.objects.is_rebuildable:
+        raise PlanError(
+            f"the plan has {devices} devices, a process each, and the model or its loss is an "
+            "object of this process alone; put the function that builds it into a file that is "
+            "imported, or set `parallel` to 1 everywhere"
+        )
+
+
+def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
     A model that predicts masked tokens needs one more entry, for the mask token.
@@ -73,6 +108,15 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset") -> None:
     Raises:
         PlanError: the model's vocabulary is too small.
     """
+    from windlass.data import ExampleDataset
+
+    if isinstance(tokens, ExampleDataset):
+        if tokens.vocabulary > planned.graph.vocabulary:
+            raise PlanError(
+                f"the data have token ids up to {tokens.vocabulary - 1}, and the model has "
+                f"{planned.graph.vocabulary} entries; give it a larger vocabulary"
+            )
+        return
     mask_entries = 0 if is_causal(planned.request.model.name) else 1
     if tokens.vocabulary + mask_entries > planned.graph.vocabulary:
         mask = " and one for the mask token" if mask_entries else ""
@@ -153,16 +197,26 @@ def prepare_batches(planned: Planned) -> "Batches":
     return make_batches(planned, prepare_tokens(planned.request, None))
 
 
-def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
+@overload
+def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches": ...
+@overload
+def make_batches(
+    planned: Planned, tokens: "TokenDataset | ExampleDataset"
+) -> "Batches | ExampleBatches": ...
+def make_batches(
+    planned: Planned, tokens: "TokenDataset | ExampleDataset"
+) -> "Batches | ExampleBatches":
     """The batches of a run, from its tokens.
 
     Raises:
         DataError: the text is too short.
     """
-    from windlass.data import Batches, MlmMasking
+    from windlass.data import Batches, ExampleBatches, ExampleDataset, MlmMasking
     from windlass.models import IGNORE_INDEX
 
     settings, masking = planned.request.train, None
+    if isinstance(tokens, ExampleDataset):
+        return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
     if not is_causal(planned.request.model.name):
         masking = MlmMasking(
             mask_token=planned.graph.vocabulary - 1,
@@ -181,7 +235,7 @@ def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
 
 def make_training_loop(
     planned: Planned,
-    batches: "Batches",
+    batches: "Batches | ExampleBatches",
     programs: tuple[Program, ...],
     folder: RunFolder,
     checkpoint: "Checkpoint | None",
@@ -248,7 +302,7 @@ def _prepare_memory(planned: Planned) -> None:
 def _training_loop(
     planned: Planned,
     stack: "LayerStack",
-    batches: "Batches",
+    batches: "Batches | ExampleBatches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
@@ -273,7 +327,7 @@ def _training_loop(
 def _attempt(
     planned: Planned,
     stack: "LayerStack",
-    batches: "Batches",
+    batches: "Batches | ExampleBatches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",

@@ -18,15 +18,16 @@ from windlass.api.training.setup import (
     make_batches,
     prepare_tokens,
     requested_text_fingerprint,
+    require_one_process,
     require_vocabulary,
+    save_run_data,
     verified_programs,
 )
 from windlass.program import Program
-from windlass.schema import TOKENIZER_FILE
 from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
 
 if TYPE_CHECKING:
-    from windlass.data import Batches, TokenDataset
+    from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
     from windlass.runtime import Checkpoint
 
 
@@ -38,8 +39,8 @@ class StartedRun(NamedTuple):
     folder: RunFolder
     programs: tuple[Program, ...]
     """One for each rank."""
-    tokens: "TokenDataset"
-    batches: "Batches"
+    tokens: "TokenDataset | ExampleDataset"
+    batches: "Batches | ExampleBatches"
     checkpoint: "Checkpoint | None"
     """Where it starts; None starts from the beginning."""
 
@@ -69,8 +70,11 @@ def start_run(
         require_no_other_content(folder)
     if parent is not None:
         planned = plan_of_child(planned, parent)
+    require_one_process(planned)
     require_disk_space(planned, folder or Path(root))
-    tokens = load_run_tokens(folder) if folder is not None else None
+    tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
+    if tokens is None and folder is not None:
+        tokens = load_run_tokens(folder)
     text = {}
     if tokens is None:
         tokens = prepare_tokens(planned.request, progress)
@@ -86,7 +90,6 @@ def start_run(
         meta=run_metadata(planned, tokens) | text | ({"parent": parent.metadata} if parent else {}),
         folder=folder,
     )
-    tokens.tokenizer.save(run_folder.path / TOKENIZER_FILE)
-    run_folder.seal(TOKENIZER_FILE)
+    run_folder.seal(save_run_data(tokens, run_folder.path))
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)

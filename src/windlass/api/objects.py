@@ -1,0 +1,214 @@
+"""Objects that a caller passes in place of names: a model, a loss, and data."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from windlass.atomic_files import atomic_write, cache_folder
+from windlass.errors import DataError, RequestError
+from windlass.schema import ModelRequest, Request, ResolvedRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from windlass.data import ExampleDataset
+    from windlass.models import LayerStack
+    from windlass.runtime import Checkpoint
+
+IN_MEMORY = "memory"
+"""The source of data that were passed as tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedObjects:
+    """What a plan was made for and no file holds. It is used in this process alone."""
+
+    model: "nn.Module | Callable[..., nn.Module] | None" = None
+    """None builds the model that the request names."""
+    loss: "Callable[[Tensor, Tensor], Tensor] | None" = None
+    """None means cross-entropy."""
+    examples: "ExampleDataset | None" = None
+    """None means the text that the request names."""
+
+    @property
+    def names(self) -> list[str]:
+        """Those of `model` and `loss` that are objects of this process."""
+        return [name for name in ("model", "loss") if getattr(self, name) is not None]
+
+    @property
+    def is_rebuildable(self) -> bool:
+        """Whether another process can build the model from the request alone."""
+        return not self.names
+
+    def stack(self, request: ModelRequest, *, seed: int | None) -> "LayerStack":
+        """The layers, with weights; an `nn.Module` is copied, and stays as it is.
+
+        Args:
+            request: the model's name and the arguments of its function.
+            seed: the run's seed; None needs no weights.
+
+        Raises:
+            ModelError: the function fails, or its result is no sequence of layers.
+        """
+        from windlass.models import build_layer_stack, layer_stack_of, set_layer_loss
+
+        arguments = request.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
+        if self.model is not None:
+            stack = layer_stack_of(
+                deepcopy(self.model) if _is_module(self.model) else self.model,
+                request.name,
+                arguments,
+                device="meta" if seed is None else "cpu",
+                seed=seed or 0,
+                sharding_rules=request.sharding_rules,
+            )
+        else:
+            device = "cpu" if seed is not None and ".py" in request.name else "meta"
+            stack = build_layer_stack(
+                request.name, arguments, device=device, seed=seed or 0,
+                sharding_rules=request.sharding_rules,
+            )  # fmt: skip
+        if self.loss is not None:
+            set_layer_loss(stack.layers[-1], _function(self.loss))
+        return stack
+
+
+NO_OBJECTS = PlannedObjects()
+"""A model that its name builds, its usual loss, and text."""
+
+
+def take_trained_weights(objects: PlannedObjects, checkpoint: "Checkpoint") -> None:
+    """Gives a module that was passed the weights of a checkpoint; does nothing without a module.
+
+    Raises:
+        CheckpointError: the module is not the one that was trained.
+    """
+    if not _is_module(objects.model):
+        return
+    from windlass.models import layer_stack_of
+    from windlass.runtime import load_weights
+
+    model = cast("nn.Module", objects.model)
+    load_weights(checkpoint, layer_stack_of(model, "", {}, device="cpu", seed=0))
+
+
+def name_of_model(model: object) -> tuple[str, bool]:
+    """The name under which runs list a model, and whether other processes can build it from that.
+
+    They can if it is a function at the top of a file that is imported, not run as a script.
+
+    Raises:
+        RequestError: it is neither a module nor a function.
+    """
+    if _is_module(model):
+        return type(model).__name__, False
+    if not callable(model):
+        raise RequestError(
+            f"a model is a name, an `nn.Sequential` or a function that returns one, not a "
+            f"`{type(model).__name__}`"
+        )
+    name = getattr(model, "__qualname__", type(model).__name__)
+    module = sys.modules.get(getattr(model, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    is_script = module is None or module.__name__ == "__main__"
+    if file and not is_script and getattr(module, name, None) is model:
+        return f"{file}:{name}", True
+    return name.replace("<", "").replace(">", ""), False
+
+
+def with_data(request: Request, data: object) -> tuple[Request, Iterable[object] | None]:
+    """The request for some data, and the data themselves if they are tensors.
+
+    Args:
+        request: what is asked for beside the data.
+        data: a source as `data.source` names it, texts, token ids, or pairs of inputs and targets.
+
+    Raises:
+        DataError: the data have no item.
+        RequestError: they are nothing that can be iterated over.
+    """
+    if isinstance(data, str | Path):
+        return _with_source(request, str(data)), None
+    if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+        raise RequestError(
+            f"data are the name of a source, texts, token ids, or pairs of them, not a "
+            f"`{type(data).__name__}`"
+        )
+    items = iter(cast("Iterable[Any]", data))
+    first = next(items, None)
+    if first is None:
+        raise DataError("the data have no item; pass texts, token ids, or pairs of token ids")
+    if isinstance(first, str):
+        return _with_source(request, _write_texts([first, *items])), None
+    sequence = request.train.sequence
+    if isinstance(first, tuple | list) and len(first) == 2 and hasattr(first[0], "__len__"):
+        sequence = sequence or len(first[0])
+    train = request.train.model_copy(update={"sequence": sequence})
+    request = _with_source(request.model_copy(update={"train": train}), IN_MEMORY)
+    rest = items if not hasattr(data, "__len__") else None
+    return request, _again(first, rest) if rest is not None else cast("Iterable[object]", data)
+
+
+def with_examples(
+    objects: PlannedObjects, data: Iterable[object], request: ResolvedRequest
+) -> PlannedObjects:
+    """The objects with examples made of data.
+
+    Raises:
+        DataError: the data are too few, or of another form.
+        RequestError: the examples have another length than `train.sequence`.
+    """
+    from windlass.data import make_examples
+
+    train, held_out = request.train, request.data.held_out
+    sequence, most = train.sequence, None
+    if not hasattr(data, "__len__"):  # it may have no end: as many as the run takes
+        most = ceil(train.steps * train.batch / (1 - held_out)) + train.evaluate_sequences
+    examples = make_examples(data, sequence=sequence, held_out=held_out, most=most)
+    if examples.sequence != sequence:
+        raise RequestError(
+            f"the pairs have {examples.sequence} tokens, and `train.sequence` is {sequence}; leave "
+            "`train.sequence` out"
+        )
+    return replace(objects, examples=examples)
+
+
+def _again(first: object, rest: Iterable[object]) -> Iterable[object]:
+    yield first
+    yield from rest
+
+
+def _with_source(request: Request, source: str) -> Request:
+    data = request.data.model_copy(update={"source": source})
+    return request.model_copy(update={"data": data})
+
+
+def _write_texts(texts: Iterable[str]) -> str:
+    """A file with the texts, one document each, named by their content."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    name = hashlib.sha256(lines.encode()).hexdigest()[:16]
+    path = cache_folder() / "texts" / f"{name}.jsonl"
+    if not path.is_file():
+        atomic_write(path, lines)
+    return str(path)
+
+
+def _is_module(model: object) -> bool:
+    """Whether a value is an `nn.Module`; answers without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _function(loss: "Callable[[Tensor, Tensor], Tensor]") -> "Callable[[Tensor, Tensor], Tensor]":
+    """The loss as a function: a module would become a part of the layer that it is attached to."""
+
+    def call(logits: "Tensor", targets: "Tensor") -> "Tensor":
+        return loss(logits, targets)
+
+    return call

@@ -1,0 +1,202 @@
+"""Examples that a caller passes as tensors: pairs of inputs and targets, or token ids."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from windlass.data.batches import TokenBatch
+from windlass.data.permutation import keyed_permutation
+from windlass.errors import DataError
+
+IGNORED_TARGET = -100
+"""The only target that is no token: it does not count in the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExampleDataset:
+    """Examples of equal length, in memory; the last ones are held out."""
+
+    inputs: TokenBatch
+    """Token ids `Int[example s]`."""
+    targets: TokenBatch
+    """What each token of the inputs should predict, `Int[example s]`."""
+    held_out: int
+    """Number of examples at the end that are never trained on."""
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of an example."""
+        return int(self.inputs.shape[1])
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries that a model's vocabulary needs."""
+        return int(max(self.inputs.max(), self.targets.max())) + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all examples."""
+        digest = hashlib.sha256(str((self.inputs.shape, self.held_out)).encode())
+        for part in (self.inputs, self.targets):
+            digest.update(part.tobytes())
+        return digest.hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Writes the examples to a safetensors file."""
+        held_out = np.array([self.held_out], dtype=np.int64)
+        save_file({"inputs": self.inputs, "targets": self.targets, "held_out": held_out}, path)
+
+
+def load_examples(path: Path) -> ExampleDataset | None:
+    """The examples in a file that `ExampleDataset.save` wrote; None if there is none."""
+    if not path.is_file():
+        return None
+    tensors = load_file(path)
+    return ExampleDataset(
+        inputs=tensors["inputs"], targets=tensors["targets"], held_out=int(tensors["held_out"][0])
+    )
+
+
+def make_examples(
+    data: Iterable[object], *, sequence: int | None, held_out: float, most: int | None = None
+) -> ExampleDataset:
+    """Examples from pairs `(inputs, targets)`, or from token ids that are cut into windows.
+
+    Args:
+        data: pairs of `Int[s]` of one length each; or token ids, one `Int[token]` or several, which
+            follow each other. Tensors, arrays and lists will do.
+        sequence: tokens of a window; pairs have a length of their own.
+        held_out: share of the examples that is held out, the last ones, at least one.
+        most: items that are taken; None takes all.
+
+    Raises:
+        DataError: the data are too few, or of another form.
+    """
+    items = iter(data)
+    first = next(items, None)
+    if first is None:
+        raise DataError("the data have no item; pass texts, token ids, or pairs of token ids")
+    items = islice(chain([first], items), most)
+    if isinstance(first, tuple | list) and len(first) == 2 and np.ndim(_array(first[0])) == 1:
+        inputs, targets = _pairs(items)
+    else:
+        if sequence is None:
+            raise DataError("token ids need a length of windows; set `train.sequence`")
+        tokens = np.concatenate([_array(item).reshape(-1) for item in items])
+        count = (len(tokens) - 1) // sequence
+        inputs = tokens[: count * sequence].reshape(count, sequence)
+        targets = tokens[1 : count * sequence + 1].reshape(count, sequence)
+    if len(inputs) < 2:
+        raise DataError(
+            f"the data make {len(inputs)} examples, and at least 2 are needed, one of them held out"
+        )
+    if inputs.min() < 0 or targets[targets != IGNORED_TARGET].min(initial=0) < 0:
+        raise DataError(f"token ids below 0; only a target may be {IGNORED_TARGET}, to be ignored")
+    return ExampleDataset(
+        inputs=np.ascontiguousarray(inputs),
+        targets=np.ascontiguousarray(targets),
+        held_out=min(len(inputs) - 1, max(1, round(held_out * len(inputs)))),
+    )
+
+
+def _pairs(items: Iterable[object]) -> tuple[TokenBatch, TokenBatch]:
+    inputs: list[TokenBatch] = []
+    targets: list[TokenBatch] = []
+    for index, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"item {index} of the data is no pair of inputs and targets")
+        one, two = _array(item[0]), _array(item[1])
+        length = len(inputs[0]) if inputs else len(one)
+        if one.shape != (length,) or two.shape != (length,):
+            raise DataError(
+                f"item {index} of the data has {one.shape} inputs and {two.shape} targets, and all "
+                f"must be {(length,)}; pad or cut them"
+            )
+        inputs.append(one)
+        targets.append(two)
+    return np.stack(inputs), np.stack(targets)
+
+
+def _array(value: object) -> TokenBatch:
+    """Token ids of a tensor, an array or a list."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise DataError(
+            f"the data hold `{type(value).__name__}` of {array.dtype}, and token ids are integers"
+        )
+    return array.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleBatches:
+    """The batches of examples, each a function of the seed and the step alone, as `Batches`.
+
+    Each epoch takes all examples in a keyed order. They have no text, and so no bits per byte.
+    """
+
+    examples: ExampleDataset
+    _: KW_ONLY
+    batch: int
+    """Global batch, in examples."""
+    seed: int
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of an example."""
+        return self.examples.sequence
+
+    @property
+    def _training(self) -> int:
+        return len(self.examples.inputs) - self.examples.held_out
+
+    def samples(
+        self, step: int, first: int = 0, count: int | None = None
+    ) -> tuple[TokenBatch, TokenBatch]:
+        """Inputs and targets `Int[count s]` of consecutive samples of a step.
+
+        Args:
+            step: step, counted from 1.
+            first: index of the first sample in the global batch, from 0.
+            count: number of samples; None takes the rest of the batch.
+        """
+        rows = self._rows(step, first, self.batch - first if count is None else count)
+        return self.examples.inputs[rows], self.examples.targets[rows]
+
+    def document_names(self, step: int, sample: int) -> tuple[str, ...]:
+        """The example that a sample of a step is, as a message names it."""
+        return (f"example {self._rows(step, sample, 1)[0]}",)
+
+    def held_out_batches(
+        self, count: int, rows: int = 1
+    ) -> Iterator[tuple[TokenBatch, TokenBatch]]:
+        """Inputs and targets of held-out examples, the same in every call and every run.
+
+        Args:
+            count: total number of examples, limited to those that exist.
+            rows: examples per batch; the last batch may have fewer.
+        """
+        begin = self._training
+        end = begin + min(count, self.examples.held_out)
+        for start in range(begin, end, rows):
+            chosen = slice(start, min(start + rows, end))
+            yield self.examples.inputs[chosen], self.examples.targets[chosen]
+
+    def bits_per_byte(self, loss: float, count: int) -> None:
+        """None: examples stand for no bytes of text."""
+        del loss, count
+
+    def _rows(self, step: int, first: int, count: int) -> TokenBatch:
+        """Indices of consecutive samples of a step, `Int[sample]`."""
+        index = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
+        epochs, within = np.divmod(index, self._training)
+        rows = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            in_epoch = epochs == epoch
+            order = keyed_permutation(self._training, self.seed, epoch)
+            rows[in_epoch] = order(within[in_epoch])
+        return rows
