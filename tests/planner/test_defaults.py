@@ -8,10 +8,8 @@ from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.request import Request
 
-CPU = tiny_machine()
-GPUS = CPU.model_copy(
-    update={"device": CPU.device.model_copy(update={"kind": "cuda"}), "devices": 64}
-)
+CPU, CPUS = tiny_machine(), tiny_machine(devices=64)
+GPUS = CPUS.model_copy(update={"device": CPUS.device.model_copy(update={"kind": "cuda"})})
 
 
 def graph(parameters: float, sequence: int | None = 2048) -> Graph:

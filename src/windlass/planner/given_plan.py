@@ -1,21 +1,16 @@
 """The result for a plan that is given: it is checked and predicted, and nothing is searched."""
 
-from collections.abc import Iterator
 from math import ceil
 
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
-from windlass.planner.recompute_layers import (
-    recompute_layers,
-    show_recompute_layers,
-    with_recompute_layers,
-)
 from windlass.planner.result import Advice, Change, PlanningResult, infeasible_plan, run_seconds
 from windlass.planner.search.extrapolate import (
     fullest_stage_memory,
     training_state_bytes,
     with_budget,
 )
+from windlass.planner.space.pins import broken_pins
 from windlass.program import plan_errors
 from windlass.schema import Graph, Machine, Plan, Prediction, Request, ResolvedRequest
 from windlass.units import format_bytes
@@ -31,7 +26,7 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
     """
     conflicts = [
         f"`{key}` = {asked}, but the plan has {planned}"
-        for key, asked, planned in _conflicts(plan, request)
+        for key, asked, planned in broken_pins(request, plan)
     ]
     if conflicts:
         conflicts[-1] += "; leave out what the plan decides, or change the plan"
@@ -105,41 +100,3 @@ def _too_large(
             in_phases=("planning without the file looks for a plan that fits",),
         ),
     )
-
-
-def _conflicts(plan: Plan, request: Request) -> Iterator[tuple[str, str, str]]:
-    """Key, asked value and the plan's value of each part of a plan that a request contradicts."""
-    train, parallel, sharding = request.train, request.parallel, request.sharding
-    asked_moments = request.moments if "moments" in request.model_fields_set else None
-    pairs: dict[str, tuple[object, object]] = {
-        "parallel.pipeline": (parallel.pipeline, plan.parallel.pipeline),
-        "parallel.tensor": (parallel.tensor, plan.parallel.tensor),
-        "parallel.data": (parallel.data, plan.parallel.data),
-        "parallel.schedule": (parallel.schedule, plan.parallel.schedule),
-        "parallel.virtual_stages": (parallel.virtual_stages, plan.parallel.virtual_stages),
-        "sharding.parameters": (sharding.parameters, plan.sharding.parameters),
-        "sharding.optimizer": (sharding.optimizer, plan.sharding.optimizer),
-        "offload.optimizer": (request.offload.optimizer, plan.offload.optimizer),
-        "batch.micro": (request.batch.micro, plan.batch.micro),
-        "batch.accumulation": (request.batch.accumulation, plan.batch.accumulation),
-        "train.batch": (train.batch, plan.global_batch),
-        "train.sequence": (train.sequence, plan.batch.sequence),
-        "precision": (request.precision, plan.precision),
-        "moments": (asked_moments, plan.moments),
-        "compile": (request.compile, plan.compile),
-        "recompute": (request.recompute, plan.recompute),
-        "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),
-    }
-    for key, (asked, planned) in pairs.items():
-        if asked is not None and asked != planned:
-            yield key, _show(asked), _show(planned)
-    layers = request.recompute_layers
-    if layers is not None and with_recompute_layers(plan, layers).stages != plan.stages:
-        theirs = show_recompute_layers(recompute_layers(plan))
-        yield "recompute_layers", show_recompute_layers(layers), theirs
-    if "clip" in train.model_fields_set and (train.clip is not None) != plan.clip:
-        yield "train.clip", _show(train.clip or "inf"), f"`clip` = {_show(plan.clip)}"
-
-
-def _show(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -25,8 +25,9 @@ from windlass.planner.search.memory_filter import (
 )
 from windlass.planner.search.min_recompute import min_recompute_plans
 from windlass.planner.search.phase_search import search_phases
-from windlass.planner.space.options import excludes_phases, open_single_stage_plans, vary
+from windlass.planner.space.options import open_single_stage_plans, vary
 from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes
+from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import DEVICE_TIER, Graph, Machine, Offload, Plan, Prediction, ResolvedRequest
 

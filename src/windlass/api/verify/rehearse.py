@@ -1,5 +1,7 @@
 """Adapts a plan of any size to local processes of this machine, downscaled if need be."""
 
+from dataclasses import replace
+
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, plan as choose_plan
@@ -7,7 +9,12 @@ from windlass.api.plan_file import split_machine, with_tensor_shards
 from windlass.cost import predict_plan
 from windlass.errors import ModelError, PlanError
 from windlass.models import model_config, model_names
-from windlass.planner import PlanningResult, downscale_plan as downscale, resolve_defaults
+from windlass.planner import (
+    PlanningResult,
+    choose_plan as search_plan,
+    downscale_plan as downscale,
+    resolve_defaults,
+)
 from windlass.program import plan_errors, require_valid_plan
 from windlass.schema import DataRequest, Graph, Machine, Plan, Request
 
@@ -21,7 +28,7 @@ _STAND_IN_MODEL = "gpt2-124m"
 """A model that is not in the catalogue is rehearsed with this model's family."""
 
 _UNLIMITED_BYTES = 2**50
-"""A device memory budget in which any plan fits."""
+"""A capacity of device memory in which any plan fits."""
 
 _TEXT_BYTES = 2 * 2**20
 """Size of the text that a downscaled rehearsal trains on."""
@@ -42,14 +49,16 @@ def rehearsal(
     Raises:
         WindlassError: what is wrong with the request.
     """
+    planned = choose_plan(request, progress=progress)
     try:
-        return choose_plan(request, progress=progress).plan, ()
+        return planned.plan, ()
     except PlanError as error:
         if request.memory is not None:
             raise
-        unlimited = request.model_copy(update={"memory": _UNLIMITED_BYTES})
         reason = str(error).splitlines()[0].partition(";")[0]
-        plan = choose_plan(unlimited, progress=progress).plan
+        machine = _with_unlimited_memory(planned.machine)
+        result = search_plan(planned.request, planned.graph, machine)
+        plan = replace(planned, machine=machine, result=result).plan
         return plan, (f"{reason}: planned as if each device had enough memory",)
 
 
@@ -126,6 +135,14 @@ def downscale_plan(
     plan = small.plan.model_copy(update={"graph": graph.label, "machine": machine.label})
     require_valid_plan(plan, graph, machine)
     return _planned(plan, request, graph, machine), (*notes, *small.notes)
+
+
+def _with_unlimited_memory(machine: Machine) -> Machine:
+    """The machine with a device memory in which any plan fits."""
+    memory, *others = machine.device.tiers
+    memory = memory.model_copy(update={"capacity_bytes": _UNLIMITED_BYTES})
+    device = machine.device.model_copy(update={"tiers": (memory, *others)})
+    return machine.model_copy(update={"device": device})
 
 
 def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Planned:

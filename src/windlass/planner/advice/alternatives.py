@@ -112,6 +112,9 @@ class _Search:
     ) -> None:
         unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
         self._request = request.model_copy(update=unpinned)
+        self._excludes_phases = bool(
+            request.offload.optimizer or request.recompute_layers is not None
+        )
         self._graph, self._machine, self._budget_bytes = graph, machine, budget_bytes
 
     def on_device(self) -> Iterator[list[_Alternative]]:
@@ -139,7 +142,7 @@ class _Search:
 
     def in_phases(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
-        if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
+        if self._excludes_phases or not offload_tiers(self._machine):
             return
         fitting = next(self._fewest_dropped(self._request, in_phases=True), [])
         yield from fitting[:1]
@@ -193,6 +196,8 @@ def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
     plan, dropped, in_phases = way.plan, way.dropped, way.plan.is_offloaded("parameters")
     if in_phases:
         yield f"phases={len(plan.stages[0].phases)}"
+        if request.recompute in ("none", "selective"):  # phases recompute layers in full
+            yield "recompute=full"
     elif request.phases not in (None, 1):
         yield "phases=1"
     if not in_phases and plan.offload.optimizer != (request.offload.optimizer or DEVICE_TIER):
@@ -220,6 +225,9 @@ def recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
         plan: a plan of one device, `is_requestable`.
         request: the request to which the overrides are added.
     """
+    if plan.is_offloaded("parameters"):  # phases recompute layers in full, whatever the plan says
+        yield "recompute=full"
+        return
     yield f"recompute={plan.recompute}"
     layers = plan.stages[0].recompute_layers
     if layers is None and request.recompute_layers is not None:
