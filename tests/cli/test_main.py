@@ -5,10 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from command_line import Windlass
+from windlass.cli import console as output
 from windlass.cli.main import main
 
 
@@ -59,6 +62,28 @@ def test_threads_of_openmp_spin_briefly_unless_the_user_says_otherwise(
             monkeypatch.delenv(name)
     main(["models"])
     assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+def test_a_refusal_hangs_below_its_first_word_on_a_terminal_and_is_one_line_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = f"{'word ' * 30}\n- {'item ' * 30}".rstrip()
+    shown = StringIO()
+    monkeypatch.setattr(
+        output,
+        "error_console",
+        Console(file=shown, width=60, force_terminal=True, color_system=None),
+    )
+    output.print_error(message)
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("windlass: word")
+    assert lines[1].startswith(" " * 10 + "word")
+    assert sum(line.startswith(" " * 8 + "- item") for line in lines) == 1
+    piped = StringIO()
+    monkeypatch.setattr(output, "error_console", Console(file=piped, width=60))
+    output.print_error(message)
+    assert piped.getvalue() == f"windlass: {message}\n"
 
 
 def test_planning_and_help_answer_without_torch(surroundings: dict[str, str]) -> None:

@@ -129,7 +129,11 @@ def show_plan(plan: Plan) -> str:
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
     offloaded = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
     tier = f", optimizer state on {plan.offload.optimizer}" if offloaded else ""
-    text = f"{plan.precision}, {mode}, {batch}, {describe_recompute(plan)}{moments}{tier}"
+    phases = max(len(stage.phases) for stage in plan.stages)
+    recompute = describe_recompute(plan)
+    if phases > 1:
+        recompute = f"in {phases} phases, recomputes the layers of all but the last"
+    text = f"{plan.precision}, {mode}, {batch}, {recompute}{moments}{tier}"
     return text if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {text}"
 
 
@@ -151,12 +155,15 @@ def _verdict(result: PlanningResult) -> str:
         return _infeasible_verdict(result.advice)
     if result.plan is None or result.prediction is None or result.run_seconds is None:
         return "nothing was chosen"
-    device = result.prediction.peaks[0]
+    device, *others = result.prediction.peaks
+    peaks = [
+        f"{format_bytes(peak.peak_bytes)} of {format_bytes(peak.capacity_bytes)} in {peak.tier}"
+        for peak in (device, *(peak for peak in others if peak.peak_bytes))
+    ]
     return (
         f"fits: {show_plan(result.plan)}; predicted "
         f"{format_seconds(result.prediction.step_seconds)} a step, "
-        f"{format_seconds(result.run_seconds)} in all, {format_bytes(device.peak_bytes)} of "
-        f"{format_bytes(device.capacity_bytes)}"
+        f"{format_seconds(result.run_seconds)} in all, {' and '.join(peaks)}"
     )
 
 
