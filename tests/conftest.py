@@ -14,19 +14,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("windlass", deadline=None)
 settings.load_profile("windlass")
 
-_TESTS_OF_RANKS = (
-    "cli/test_faults.py",
-    "cli/commands/test_check.py",
-    "cli/commands/test_launch.py",
-    "runtime/distributed/",
-    "runtime/test_tensor_parallel.py",
-)
-"""Tests that start several ranks, some of which must act within seconds."""
+_GROUPS = {
+    "ranks": (
+        "cli/test_faults.py",
+        "cli/commands/test_check.py",
+        "cli/commands/test_launch.py",
+        "runtime/distributed/",
+        "runtime/test_tensor_parallel.py",
+    ),
+    "capture": ("capture/",),
+}
+"""Tests that one worker takes: those that start several ranks, some of which must act within
+seconds and would starve each other, and those that share captured graphs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives all tests that start ranks to one worker: two of them at once starve each other."""
+    """Gives all tests of a group to one worker."""
     root = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(root).as_posix().startswith(_TESTS_OF_RANKS):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+        path = item.path.relative_to(root).as_posix()
+        for group, prefixes in _GROUPS.items():
+            if path.startswith(prefixes):
+                item.add_marker(pytest.mark.xdist_group(group))
