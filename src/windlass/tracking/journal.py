@@ -4,7 +4,6 @@ The layout is documented in docs/journal.md with a reader in plain Python. When 
 record is in the page cache: `kill -9` loses nothing, a power cut at most half a minute.
 """
 
-import contextlib
 import json
 import os
 import struct
@@ -137,9 +136,13 @@ class JournalWriter:
         Raises:
             RecordError: the run folder was deleted or moved.
         """
-        with contextlib.suppress(OSError):
+        try:
             if _identity(self._path.stat()) == self._identity:
                 return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # a disk that does not answer now may do so later
+            return
         raise RecordError(
             f"the run folder `{self._path.parent.parent}` was deleted or moved while the run was "
             "going on, so that it stops; move it back and resume it, or start it again"
