@@ -70,12 +70,19 @@ def test_no_formatted_number_reaches_a_thousand(number: float):
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0, "0 s"), (0.041, "41.0 ms"), (0.9999, "1.00 s"), (75, "1 min 15 s"),
+        (0, "0 s"), (1e-12, "0 s"), (0.041, "41.0 ms"), (0.9999, "1.00 s"), (75, "1 min 15 s"),
         (11_520, "3 h 12 min"), (90_000, "1 d 1 h"), (2 * 86_400 - 60, "2 d 0 h"),
     ],
 )  # fmt: skip
 def test_a_time_is_formatted_as_a_person_would_say_it(seconds: float, shown: str):
     assert format_seconds(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(988.946, "989"), (12.3456, "12.3"), (7, "7"), (0, "0"), (2e3, "2.00 k")]
+)
+def test_a_count_has_at_most_three_digits(count: float, shown: str):
+    assert format_count(count) == shown
 
 
 def test_a_value_that_rounds_to_a_larger_unit_is_formatted_in_it():

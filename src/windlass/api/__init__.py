@@ -123,4 +123,5 @@ __all__ = [
     "verified_numerics",
     "write_plan_trace",
     "write_run_trace",
+    "write_sample",
 ]

@@ -23,6 +23,8 @@ from rich.text import Text
 
 from windlass import api
 from windlass.document import Document
+from windlass.planner import explain_idle_devices
+from windlass.report import plan_table
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
@@ -75,6 +77,13 @@ class ProgressBars:
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label, total=total)
         self._progress.update(self._tasks[label], completed=done, total=total)
+
+
+def print_plan(planned: api.Planned) -> None:
+    """Prints a plan with the defaults that were chosen for it, and the devices it leaves idle."""
+    plan, defaults = planned.plan, planned.defaults
+    idle = explain_idle_devices(plan, planned.request, planned.machine)
+    console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle))
 
 
 def print_line(line: str | Text) -> None:

@@ -1,9 +1,18 @@
 """Wording of plans, predictions and numbers, shared by terminal tables and HTML pages."""
 
 import math
+from collections.abc import Sequence
 
 from windlass.program import MeshCoord, describe_recompute
-from windlass.schema import MAX_CONTENTION, Graph, Parallelism, Plan, Prediction, Step
+from windlass.schema import (
+    MAX_CONTENTION,
+    ChosenDefault,
+    Graph,
+    Parallelism,
+    Plan,
+    Prediction,
+    Step,
+)
 from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
@@ -24,6 +33,14 @@ def describe_batch(plan: Plan) -> str:
     replicas = f" on each of {plan.parallel.data} replicas" if plan.parallel.data > 1 else ""
     sequences = f"{plan.global_batch} sequence{'s' if plan.global_batch > 1 else ''}"
     return f"{sequences} of {plan.batch.sequence} tokens a step, {split}{replicas}"
+
+
+def describe_defaults(defaults: Sequence[ChosenDefault]) -> str:
+    """`train.batch=16 train.steps=400 (why)`: values that a request left open, by their reason."""
+    by_reason: dict[str, list[str]] = {}
+    for default in defaults:
+        by_reason.setdefault(default.reason, []).append(f"{default.key}={default.value}")
+    return "; ".join(f"{' '.join(values)} ({reason})" for reason, values in by_reason.items())
 
 
 def describe_parallelism(plan: Plan) -> str:

@@ -219,13 +219,15 @@ class Graph(Document):
     """A model as a sequence of layers, with the cost of each kind in full and by tensor shard."""
 
     fingerprint_excludes = frozenset(
-        {"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs"}
+        {"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs", "looks_ahead"}
     )
 
     name: str
     vocabulary: int
     max_sequence: int | None = None
     """Longest sequence the model takes, in tokens; None if it sets no limit."""
+    looks_ahead: str | None = None
+    """A layer of a user's model in which a token sees later ones; None if none was found."""
     layer_runs: tuple[LayerRun, ...]
     """All layers in order, embedding and head included."""
     kinds: dict[str, LayerKind]

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from windlass.document import Document
 from windlass.schema.fact_table import fact_table_html
 from windlass.units import format_bytes, format_count, format_seconds
@@ -11,7 +13,13 @@ MemoryClass = Literal["weights", "gradients", "optimizer", "activations", "worki
 process itself."""
 
 
-class TierPeak(Document):
+class _FiniteDocument(Document):
+    """A document whose numbers are all finite, so that whatever reads it can show them."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class TierPeak(_FiniteDocument):
     """The peak of one memory tier on one device."""
 
     tier: str
@@ -28,7 +36,7 @@ class TierPeak(Document):
         return max(0, self.peak_bytes - self.capacity_bytes)
 
 
-class OffloadTraffic(Document):
+class OffloadTraffic(_FiniteDocument):
     """What one step transfers between device memory and the offload tiers."""
 
     read_bytes: int
@@ -41,7 +49,7 @@ class OffloadTraffic(Document):
     """Part of the step during which the device waits for transfers."""
 
 
-class Prediction(Document):
+class Prediction(_FiniteDocument):
     """Predicted step time by term and by instruction kind, and memory by tier and class."""
 
     plan: str

@@ -239,6 +239,8 @@ def _is_readable(folder: Path) -> bool:
 
 
 def _folders(root: Path) -> Iterator[Path]:
+    if root.exists() and not root.is_dir():
+        raise RecordError(f"`{root}` is no folder of runs")
     if root.is_dir():
         yield from (folder for folder in root.iterdir() if (folder / ID_FILE).is_file())
 

@@ -20,6 +20,7 @@ from windlass.schema import (
     PREDICTED_TIMELINE_FILE,
     PREDICTION_FILE,
     REQUEST_FILE,
+    SAMPLE_FILE,
     Environment,
     Graph,
     Machine,
@@ -38,6 +39,7 @@ from windlass.tracking.step_records import read_steps
 from windlass.units import format_seconds
 
 D = TypeVar("D", bound=Document)
+_SAMPLE_BYTES = 4096
 _SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
 
 
@@ -81,6 +83,8 @@ class RunRecord:
     environment: Environment | None = None
     predicted_timeline: Timeline | None = None
     measured_timeline: Timeline | None = None
+    sample: str | None = None
+    """Text that the model wrote at the end of the run; None if none was kept."""
     faults: tuple[str, ...] = ()
     """One sentence for each file that is damaged or changed, and for steps that are lost."""
     changed_files: Mapping[str, ChangedFile] = field(default_factory=lambda: MappingProxyType({}))
@@ -159,9 +163,17 @@ def load_run(folder: Path) -> RunRecord:
         environment=_document(Environment, folder / ENVIRONMENT_FILE, faults),
         predicted_timeline=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
         measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
+        sample=_sample(folder / SAMPLE_FILE),
         faults=tuple(faults),
         changed_files=changed_files,
     )
+
+
+def _sample(path: Path) -> str | None:
+    """The beginning of a text file; None if there is none."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(_SAMPLE_BYTES).decode(errors="replace")
+    return None
 
 
 def _recorded_seals(journals: Iterable[Journal]) -> dict[str, str]:

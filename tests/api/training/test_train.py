@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import windlass
 from command_line import TINY
 from windlass.api.training.disk_check import disk_usage_bytes
+from windlass.api.training.resume import write_sample
 from windlass.atomic_files import hash_file
 from windlass.document import Document
 from windlass.errors import (
@@ -58,6 +60,22 @@ def test_a_run_yields_the_steps_that_its_record_holds(home: Path) -> None:
     assert [found.id for found in windlass.runs(home / "runs")] == [record.id]
     assert windlass.report(run.folder).read_text().startswith("<!DOCTYPE html>")
     assert "".join(windlass.sample(run.folder, "3 times ", tokens=5))
+
+
+def test_the_page_of_a_run_has_a_sample_where_it_costs_little(home: Path) -> None:
+    run = started(home)
+    list(run)
+
+    write_sample(run)
+    assert windlass.load(run.folder).sample is None
+
+    request = run.planned.request
+    longer = request.model_copy(
+        update={"train": request.train.model_copy(update={"steps": 100_000})}
+    )
+    run.planned = replace(run.planned, request=longer)
+    write_sample(run)
+    assert windlass.load(run.folder).sample
 
 
 def test_a_run_abandoned_midway_is_interrupted_and_resumes_to_the_same_numbers(home: Path) -> None:

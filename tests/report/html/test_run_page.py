@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -13,8 +14,8 @@ from windlass.schema import run_record as files
 from windlass.tracking import RunRecord
 
 SECTIONS = (
-    "Loss", "Step time", "Where the time goes", "Memory", "One step, instruction by instruction",
-    "Plan", "Environment", "Files",
+    "Loss", "Gradient norm and learning rate", "Step time", "Where the time goes", "Memory",
+    "One step, instruction by instruction", "Plan", "Environment", "Files",
 )  # fmt: skip
 VOID = {"meta", "link", "br", "img"}
 
@@ -60,6 +61,16 @@ def checked(html: str) -> Checker:
 def test_the_page_is_well_formed_and_has_every_section(record: Callable[..., RunRecord]):
     checker = checked(run_page(record()))
     assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
+
+
+def test_a_sample_of_the_model_is_shown_as_text_and_never_as_markup(
+    record: Callable[..., RunRecord],
+):
+    made = record(count=3)
+    assert ">Sample<" not in run_page(made)
+    page = run_page(replace(made, sample="<script>x</script>\x00 if a < b:\n\tpass"))
+    checked(page)
+    assert "&lt;script&gt;x&lt;/script&gt;\ufffd if a &lt; b:\n\tpass" in page
 
 
 def test_a_run_on_a_busy_machine_says_so_and_marks_what_is_outside_the_interval(

@@ -46,6 +46,13 @@ def test_terms_are_listed_largest_first():
     assert positions == sorted(positions)
 
 
+def test_parts_that_round_to_nothing_are_added_up():
+    terms = {"matmul": 1.0, "attention": 0.5, "norm": 0.002, "load": 0.001, "launch": 0.0}
+    text = render(prediction_table(prediction().model_copy(update={"by_term": terms})))
+    assert re.search(r"\nother +3\.00 ms +< 1 %", text)
+    assert not re.search(r"\b(norm|load|launch)\b|\b0 %", text)
+
+
 def test_a_plan_with_offload_states_what_it_writes_per_step_and_run(
     record: Callable[..., RunRecord],
 ):

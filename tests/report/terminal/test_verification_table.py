@@ -49,4 +49,6 @@ def test_the_verdict_names_the_error_nearest_to_its_tolerance() -> None:
 )
 def test_a_mismatch_is_described_with_its_place(first: Mismatch, words: str) -> None:
     assert describe_mismatch(first) == words
-    assert describe_verdict(result(first)) == f"NOT EQUAL to one device in step {first.step}: {words}"
+    assert (
+        describe_verdict(result(first)) == f"NOT EQUAL to one device in step {first.step}: {words}"
+    )

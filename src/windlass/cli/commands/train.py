@@ -27,11 +27,12 @@ from windlass.cli.console import (
     console,
     error_console,
     print_notes,
+    print_plan,
     print_values,
 )
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.models import is_causal
-from windlass.report import TrainingView, plan_table
+from windlass.report import TrainingView
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20
@@ -115,7 +116,7 @@ def show_run(run: api.Run) -> None:
     earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     print_notes(run.notes)
-    console.print(plan_table(planned.plan, planned.graph))
+    print_plan(planned)
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
     console.print(

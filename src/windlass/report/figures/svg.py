@@ -59,6 +59,14 @@ def kind_colour(kind: str) -> str:
     return f"var(--{_KIND_COLOURS.get(kind, 'grey')})"
 
 
+def power_unit(largest: float) -> AxisUnit:
+    """A power of ten, `1e-03`, of which `largest` is at most ten."""
+    if not 0 < largest < math.inf:
+        return UNITLESS
+    power = math.floor(math.log10(largest))
+    return AxisUnit(10.0**power, f"1e{power:+03d}") if power else UNITLESS
+
+
 def seconds_unit(largest: float) -> AxisUnit:
     """The unit of an axis that reaches `largest` seconds."""
     units = (

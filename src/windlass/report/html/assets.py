@@ -33,7 +33,7 @@ td.bars{width:42%}td.wide{overflow-wrap:anywhere}
 .stack span{min-width:2px}
 .keys{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px;color:var(--soft)}
 .keys i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
-pre.plan{columns:260px 3}
+pre.plan{columns:260px 3}pre.sample{white-space:pre-wrap;overflow-wrap:anywhere}
 pre{margin:0;overflow-x:auto;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
 details summary{cursor:pointer;color:var(--soft)}details[open] summary{margin-bottom:8px}
 figure{margin:0;position:relative}figure+h2,h2.next{margin-top:22px}

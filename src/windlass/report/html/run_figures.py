@@ -12,7 +12,7 @@ from windlass.report.figures.line_chart import (
     running_mean,
 )
 from windlass.report.figures.memory import CLASS_COLOURS, memory_over_time
-from windlass.report.figures.svg import bytes_unit, kind_colour, seconds_unit
+from windlass.report.figures.svg import bytes_unit, kind_colour, power_unit, seconds_unit
 from windlass.report.figures.timeline import predicted_and_measured_timeline
 from windlass.report.formatting import describe_coord, format_ratio
 from windlass.report.predicted_vs_measured import (
@@ -67,6 +67,36 @@ def loss_figure(record: RunRecord) -> str:
     return _chart(line_chart("loss over steps", series, axes, lines), note)
 
 
+def optimizer_figure(record: RunRecord) -> str:
+    """Global gradient norm and learning rate of each step."""
+    if not record.steps:
+        return _missing("No step was taken.")
+    xs = [float(step.step) for step in record.steps]
+    clip = record.request.train.clip if record.request else None
+    lines = []
+    if clip is not None:
+        lines = [ReferenceLine(name=f"clipped to {clip:g}", y=clip, colour="var(--grey)")]
+    norms = [step.gradient_norm for step in record.steps]
+    norm = ChartSeries(name="gradient norm", xs=xs, ys=norms, colour="var(--violet)")
+    rates = [step.learning_rate for step in record.steps]
+    rate = ChartSeries(name="learning rate", xs=xs, ys=rates, colour="var(--green)")
+    note = "Norm of the gradients of all weights together, before they are clipped."
+    axes = ChartAxes(x_name="step", y_name="gradient norm", y_from_zero=True)
+    return _chart(line_chart("gradient norm over steps", [norm], axes, lines), note) + _chart(
+        line_chart(
+            "learning rate over steps",
+            [rate],
+            ChartAxes(
+                x_name="step",
+                y_name="learning rate",
+                y_from_zero=True,
+                y_unit=power_unit(max(rates)),
+            ),
+        ),
+        "",
+    )
+
+
 def step_time_figure(record: RunRecord) -> str:
     """Measured time of each step, with the predicted time and its interval."""
     prediction, steps = record.prediction, record.steps
@@ -85,12 +115,13 @@ def step_time_figure(record: RunRecord) -> str:
         )  # fmt: skip
     seconds = [step.seconds for step in steps]
     above = [step for step in steps if step.seconds > top]
+    compiles = record.plan is None or record.plan.compile
     if above:
         slowest = max(above, key=lambda step: step.seconds)
         note += (
             f" {_steps(len(above))} above the chart; the slowest is step {slowest.step} with "
             f"{format_seconds(slowest.seconds)}"
-        ) + (", which also compiles." if slowest.step == steps[0].step else ".")
+        ) + (", which also compiles." if slowest.step == steps[0].step and compiles else ".")
     series = ChartSeries(
         name="measured", xs=[float(step.step) for step in steps], ys=seconds, colour="var(--blue)"
     )

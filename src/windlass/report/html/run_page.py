@@ -18,6 +18,7 @@ from windlass.report.html.run_figures import (
     kind_table,
     loss_figure,
     memory_figure,
+    optimizer_figure,
     rank_table,
     step_time_figure,
     term_figure,
@@ -33,6 +34,8 @@ def run_page(record: RunRecord) -> str:
     """The HTML page of a run; sections without data say what is missing."""
     sections = (
         _section("Loss", loss_figure(record)),
+        _section("Gradient norm and learning rate", optimizer_figure(record)),
+        *_sample_section(record),
         _section("Step time", step_time_figure(record)),
         _section("Where the time goes", kind_table(record) + term_figure(record)),
         *_rank_section(record),
@@ -153,6 +156,19 @@ def _faults(record: RunRecord) -> str:
 
 def _section(name: str, content: str) -> str:
     return f"<section><h2>{escape(name)}</h2>{content}</section>"
+
+
+def _sample_section(record: RunRecord) -> Iterable[str]:
+    """What the model wrote at the end of the run, with letters that cannot be shown replaced."""
+    if record.sample:
+        shown = "".join(
+            letter if letter.isprintable() or letter in "\n\t" else "\ufffd"
+            for letter in record.sample
+        )
+        note = "Text that the model wrote at the end of the run, without a prompt."
+        yield _section(
+            "Sample", f'<p class="note">{note}</p><pre class="sample">{escape(shown)}</pre>'
+        )
 
 
 def _rank_section(record: RunRecord) -> Iterable[str]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from windlass.report.formatting import (
     describe_batch,
+    describe_defaults,
     describe_graph,
     describe_optimizer_offload,
     describe_parallelism,
@@ -24,7 +25,7 @@ from windlass.report.formatting import (
     parallel_degrees,
 )
 from windlass.report.terminal.tables import bar, fact_table
-from windlass.schema import Graph, Plan, Prediction, TierPeak
+from windlass.schema import ChosenDefault, Graph, Plan, Prediction, TierPeak
 from windlass.units import format_bytes, format_seconds
 
 _SMALLEST_SHARE = 0.005
@@ -32,12 +33,27 @@ _SMALLEST_SHARE = 0.005
 _PART_CELLS = 28
 
 
-def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
-    """A plan in words, one row for each of its parts."""
+def plan_table(
+    plan: Plan,
+    graph: Graph | None = None,
+    *,
+    defaults: Sequence[ChosenDefault] = (),
+    idle: str | None = None,
+) -> RenderableType:
+    """A plan in words, one row for each of its parts.
+
+    Args:
+        plan: the plan.
+        graph: the model's graph; None leaves out its row.
+        defaults: what was chosen where the request left batch, sequence or steps open.
+        idle: why the plan leaves devices idle; None if it does not.
+    """
     table = fact_table()
     if graph is not None:
         table.add_row("model", Text(describe_graph(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
+    if idle is not None:
+        table.add_row("devices", Text(idle, style="yellow"))
     table.add_row("parallelism", describe_parallelism(plan))
     if plan.parallel.pipeline > 1:
         virtual = (
@@ -49,6 +65,8 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     if plan.parallel.data > 1:
         table.add_row("sharding", describe_sharding(plan))
     table.add_row("batch", describe_batch(plan))
+    if defaults:
+        table.add_row("defaults", Text(describe_defaults(defaults)))
     table.add_row("precision", describe_precision(plan))
     table.add_row("recompute", describe_plan_recompute(plan))
     table.add_row("phases", describe_phases(plan))
