@@ -156,8 +156,8 @@ def is_text(name: str) -> bool:
 
 
 def shorten(text: str) -> str:
-    """The text, or its two ends and its length if it is too long for a message."""
-    if len(text) <= _MAX_SHOWN:
-        return text
-    end = _MAX_SHOWN // 4
-    return f"{text[:end]}...{text[-end:]} ({len(text)} characters)"
+    """The text for a message: its two ends and its length if it is long, and escaped characters."""
+    if len(text) > _MAX_SHOWN:
+        end = _MAX_SHOWN // 4
+        return f"{shorten(text[:end])}...{shorten(text[-end:])} ({len(text)} characters)"
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

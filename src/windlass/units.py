@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from windlass.errors import RequestError
+from windlass.errors import RequestError, shorten
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _DECIMAL = {"kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
@@ -107,15 +107,16 @@ def format_seconds(seconds: float) -> str:
 
 
 def _parse(value: object, units: dict[str, float], example: str) -> float:
+    shown = shorten(repr(value))
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise RequestError(f"{value!r} is not {example}")
+        raise RequestError(f"{shown} is not {example}")
     match = _NUMBER.match(str(value))
     size = units.get((match.group(2) or "").strip()) if match else None
     if match is None or size is None:
-        raise RequestError(f"{value!r} is not {example}")
+        raise RequestError(f"{shown} is not {example}")
     number = float(match.group(1)) * size
     if math.isinf(number):
-        raise RequestError(f"{value!r} is larger than any number; write {example}")
+        raise RequestError(f"{shown} is larger than any number; write {example}")
     return number
 
 

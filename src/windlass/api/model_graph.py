@@ -11,12 +11,17 @@ from windlass.api.machines import Progress
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.atomic_files import cache_folder
 from windlass.capture import graph_key, load_graph, save_graph
+from windlass.models import model_config
 from windlass.planner import every_tensor_degree, open_tensor_degrees
 from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
     from windlass.models import LayerStack
+
+
+_MOST_PARAMETERS_TRIED = 500_000_000
+"""Largest model whose layers are tried for a causal mask: 2 GB in float32."""
 
 
 def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
@@ -33,17 +38,47 @@ def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
         install_allocator()
         from windlass.capture import capture_graph
 
-        return capture_graph(objects.stack(model, seed=None))
+        graph = capture_graph(objects.stack(model, seed=None))
+        return _with_look_ahead(graph, model, objects)
     folder, key = _cache_entry(model)
     graph = load_graph(folder, key)
     if graph is None:
+        if ".py" not in model.name and ":" not in model.name:
+            model_config(model.name)  # an unknown name, before torch is imported
         # This must precede torch's first tensor, because a run may follow in this process.
         install_allocator()
         from windlass.capture import capture_graph
 
         graph = capture_graph(build_requested_model(model))
+        graph = _with_look_ahead(graph, model, objects)
         save_graph(folder, key, graph)
     return graph
+
+
+def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str, ...]:
+    """What a user should know about a model before it is trained, a sentence each."""
+    if graph.looks_ahead is None or objects.loss is not None or objects.examples is not None:
+        return ()
+    note = (
+        f"in layer {graph.looks_ahead}, a token sees the tokens after it, so the model can copy "
+        "the next token instead of predicting it: give its attention a causal mask (such as `mask` "
+        "with `is_causal=True`), or train a catalogue model of masked tokens (`bert-base`)"
+    )
+    return (note,)
+
+
+def _with_look_ahead(graph: Graph, model: ModelRequest, objects: PlannedObjects) -> Graph:
+    """The graph with the layer of a user's model, if any, in which a token sees later ones.
+
+    A large model is not tried, because that takes its weights.
+    """
+    is_users_own = objects.model is not None or ".py" in model.name
+    if not is_users_own or graph.parameter_count > _MOST_PARAMETERS_TRIED:
+        return graph
+    from windlass.models import layer_that_looks_ahead
+
+    layer = layer_that_looks_ahead(objects.stack(model, seed=0))
+    return graph.model_copy(update={"looks_ahead": layer})
 
 
 def capture_open_tensor_degrees(

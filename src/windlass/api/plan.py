@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import HERE, Progress, find_machine
-from windlass.api.model_graph import capture, capture_open_tensor_degrees
+from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
     PlannedObjects,
@@ -231,8 +231,10 @@ def plan_request(request: Request, objects: PlannedObjects, progress: Progress |
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
+    # A capture takes seconds, and a measurement of this machine longer: unknown names come first.
+    named = None if request.machine == HERE else find_machine(request.machine)
     graph = capture(request.model, objects)
-    target = find_machine(request.machine, progress=progress)
+    target = named or find_machine(HERE, progress=progress)
     devices = pinned_parallelism(request).devices
     if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
         target = target.split(devices)
@@ -248,6 +250,7 @@ def plan_request(request: Request, objects: PlannedObjects, progress: Progress |
         machine=target,
         result=result,
         defaults=defaults,
+        notes=model_notes(graph, objects),
         objects=objects,
     )
 
@@ -289,6 +292,6 @@ def _planned_as_given(
         machine=machine,
         result=result_of_given_plan(context.plan, resolved, graph, machine),
         defaults=defaults,
-        notes=context.notes,
+        notes=(*context.notes, *model_notes(graph, objects)),
         objects=objects,
     )

@@ -102,8 +102,7 @@ def _require_text(words: list[str]) -> None:
     """
     for word in words:
         if not is_text(word):
-            shown = shorten(word).encode(errors="backslashreplace").decode().replace("\0", "\\0")
-            raise RequestError(f"`{shown}` is not UTF-8 text; rename what it names")
+            raise RequestError(f"`{shorten(word)}` is not UTF-8 text; rename what it names")
 
 
 def _describe_refusal(error: OSError) -> str:

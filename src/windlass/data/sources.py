@@ -163,7 +163,8 @@ def _folder(source: str, root: Path) -> Corpus:
     readable = [
         (name, path)
         for name, path in _walk(root, _SKIPPED_FOLDERS)
-        if path.suffix in TABLE_SUFFIXES or looks_like_text(path)
+        # Pipes and devices may never end.
+        if path.is_file() and (path.suffix in TABLE_SUFFIXES or looks_like_text(path))
     ]
     if not readable:
         raise DataError(

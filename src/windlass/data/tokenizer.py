@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from windlass.atomic_files import atomic_write
+from windlass.atomic_files import atomic_write, read_regular_file
 from windlass.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -142,7 +142,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         DataError: the file does not exist or is not a tokenizer.
     """
     try:
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_str(read_regular_file(path).decode())
     except OSError as error:
         raise DataError(f"no tokenizer file `{path}`: {error.strerror}") from None
     except UnicodeDecodeError:

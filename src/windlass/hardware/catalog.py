@@ -6,12 +6,14 @@
 
 from pathlib import Path
 
-from windlass.errors import MachineError, did_you_mean
+from windlass.errors import MachineError, did_you_mean, shorten
 from windlass.hardware.host_family import HostFamily
 from windlass.schema import Machine
 
 _DEVICES = Path(__file__).parent / "devices"
 _HOSTS = Path(__file__).parent / "hosts"
+_MAX_DIGITS = 9
+"""Digits of a number of hosts that is read at all."""
 
 
 def machine_names() -> tuple[str, ...]:
@@ -51,7 +53,7 @@ def load_machine(name: str) -> Machine:
         return _family_machine(family, _host_count(name, count, family) if colon else 1, name)
     if base not in machine_names():
         raise MachineError(
-            f"unknown machine `{base}`{did_you_mean(base, [*machine_names(), 'here'])}; "
+            f"unknown machine `{shorten(base)}`{did_you_mean(base, [*machine_names(), 'here'])}; "
             "`windlass machines` lists them, and a path `FILE.toml` names a file of your own"
         )
     if base in device_names():
@@ -73,9 +75,10 @@ def _family_machine(family: HostFamily, hosts: int, name: str) -> Machine:
 
 def _host_count(name: str, count: str, family: HostFamily) -> int:
     """The number after the colon of `name`."""
-    if not count.isdecimal() or not 1 <= int(count) <= family.max_hosts:
+    is_number = count.isdecimal() and len(count) <= _MAX_DIGITS
+    if not is_number or not 1 <= int(count) <= family.max_hosts:
         raise MachineError(
-            f"`{name}`: {count or 'nothing'} is not a number of hosts; `{family.name}:N` has 1 to "
+            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of hosts; `{family.name}:N` has 1 to "
             f"{family.max_hosts} of {family.devices_per_host} "
             f"device{'s' if family.devices_per_host > 1 else ''} each"
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.atomic_files import read_regular_file
 from windlass.errors import InputErrors, RequestError, did_you_mean
 
 COLUMNS = (
@@ -128,13 +129,13 @@ def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular_file(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise RequestError(f"there is no file `{path}`") from None
     except IsADirectoryError:
         raise RequestError(f"`{path}` is a folder; name the tables in it") from None
     except OSError as error:
-        raise RequestError(f"`{path}` cannot be read: {error.strerror}") from None
+        raise RequestError(f"`{path}` cannot be read: {(error.strerror or '').lower()}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise RequestError(

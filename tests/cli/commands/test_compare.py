@@ -79,7 +79,7 @@ def test_the_comparison_is_drawn_too(
         (("machines", "compare", "gpt-tiny", "train.bach=3"), "did you mean `train.batch`"),
         (("machines", "compare", *SMALL, "--on"), "`--on` names no machine"),
         (("smallest-machine", "gpt-tiny", "--on"), "`--on` names no machine"),
-        (("batch", *SMALL, "--on", "h100", "--sizes", "0"), "0 is no number of sequences"),
+        (("batch", *SMALL, "--on", "h100", "--sizes", "0"), "should be greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_message(

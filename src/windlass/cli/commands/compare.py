@@ -25,7 +25,6 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
-from windlass.errors import RequestError
 from windlass.report import (
     batch_comparison_figure,
     batch_comparison_table,
@@ -69,7 +68,7 @@ def compare(
     with ProgressBars() as progress:
         forecasts = api.compare_machines(request, machines, progress=progress)
     if picture is not None:
-        heading = f"{request.model.name}, {request.train.batch} sequences a step"
+        heading = f"{request.model.name}, {forecasts[0].global_batch} sequences a step"
         api.draw_figure(machine_comparison_figure(forecasts, heading), picture)
     print_written(picture)
     _print(forecasts, machine_comparison_table, as_json=as_json)
@@ -99,9 +98,8 @@ def batch(
         picture: Draw the comparison to this `.svg` or `.png` file.
         as_json: Print the plan and prediction for each batch size as JSON.
     """
-    invalid = [size for size in sizes if size < 1]
-    if invalid:
-        raise RequestError(f"`--sizes`: {invalid[0]} is no number of sequences; write 1 or more")
+    for size in sizes:
+        build_request(None, (f"train.batch={size}",), NO_OPTIONS)
     if picture is not None:
         api.require_drawable(picture, pages=False)
     request = build_request(model, overrides, options, machine=on)
