@@ -1,8 +1,8 @@
 import re
 
-from factories import tiny_graph, tiny_machine
+from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.planner.choose import choose_plan
-from windlass.planner.explain import explain_result
+from windlass.planner.explain import explain_idle_devices, explain_result
 from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
@@ -51,3 +51,18 @@ def test_a_budget_that_the_process_alone_fills_is_explained_so():
     )
     assert explanation.verdict.endswith("the process alone holds 1.00 MiB")
     assert explanation.help[0].startswith("`memory=")  # the machine has more than the budget
+
+
+def test_idle_devices_are_explained_with_the_way_out():
+    eight, alone = tiny_machine(devices=8), tiny_plan(GRAPH, tiny_machine(devices=8))
+    for pins, words in (
+        ((), "with 8 sequences a step, no plan for more of them is predicted to be faster"),
+        (
+            ("parallel.pipeline=1", "parallel.tensor=1", "parallel.data=1"),
+            "the request names its parallel degrees; leave one of them open",
+        ),
+    ):
+        sentence = explain_idle_devices(alone, request(*pins), eight)
+        assert sentence is not None
+        assert sentence.startswith(f"uses 1 of 8 devices: {words}")
+    assert explain_idle_devices(alone, request(), tiny_machine()) is None

@@ -8,7 +8,7 @@ from windlass.api.plan import plan
 from windlass.atomic_files import cache_folder
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import load_local_machine, machine_names
-from windlass.planner import explain_result
+from windlass.planner import explain_result, resolve_defaults
 from windlass.schema import Machine, MachineForecast, Request
 
 ALL_MACHINES = "all"
@@ -21,15 +21,19 @@ def compare_machines(
     """The best plan of a request on each machine, fastest first; those without a plan come last.
 
     Args:
-        request: its own `machine` is ignored.
+        request: its own `machine` is ignored; what it leaves open of batch, sequence and steps is
+            the same on all machines.
         machines: names, or `ALL_MACHINES`.
         progress: called with the machine that is being planned for.
 
     Raises:
         WindlassError: what is wrong with the request, the model or a machine's name.
     """
-    capture(request.model)
+    graph = capture(request.model)
     by_name = {name: find_machine(name, progress=progress) for name in _names(machines)}
+    # All train the same batch: the default for the first accelerator, if there is one.
+    first = min(by_name.values(), key=lambda machine: machine.device.kind == "cpu")
+    request, _ = resolve_defaults(request, graph, first)
     forecasts: list[MachineForecast] = []
     for index, (name, machine) in enumerate(by_name.items()):
         if progress is not None:

@@ -20,6 +20,7 @@ from windlass.planner.downscale import (
 from windlass.planner.explain import (
     Explanation,
     explain_change,
+    explain_idle_devices,
     explain_result,
 )
 from windlass.planner.given_plan import (
@@ -48,6 +49,7 @@ __all__ = [
     "downscale_plan",
     "every_tensor_degree",
     "explain_change",
+    "explain_idle_devices",
     "explain_result",
     "open_tensor_degrees",
     "pinned_parallelism",

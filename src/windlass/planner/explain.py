@@ -12,7 +12,7 @@ from windlass.planner.result import (
     RunnerUp,
 )
 from windlass.program import describe_recompute
-from windlass.schema import Plan
+from windlass.schema import Machine, Plan, ResolvedRequest
 from windlass.units import format_bytes, format_seconds
 
 _MIN_SENSITIVITY = 0.001
@@ -119,6 +119,21 @@ def explain_change(change: Change, *before: str) -> str:
         f"`{' '.join((*before, *change.overrides))}` makes it fit with a predicted peak of "
         f"{format_bytes(change.peak_bytes)}, {cost}"
     )
+
+
+def explain_idle_devices(plan: Plan, request: ResolvedRequest, machine: Machine) -> str | None:
+    """How many devices a plan leaves idle, why, and the way out; None if it uses all."""
+    used, devices, named = plan.parallel.devices, machine.devices, request.parallel
+    if used >= devices:
+        return None
+    if None not in (named.pipeline, named.tensor, named.data):
+        why = "the request names its parallel degrees; leave one of them open"
+    else:
+        why = (
+            f"with {request.train.batch:,} sequences a step, no plan for more of them is predicted "
+            "to be faster; raise `train.batch` or name fewer devices"
+        )
+    return f"uses {used:,} of {devices:,} devices: {why}"
 
 
 def show_plan(plan: Plan) -> str:

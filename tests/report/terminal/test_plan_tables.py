@@ -7,6 +7,7 @@ from report.made_runs import graph, plan, prediction, with_offload
 from report.rendering import render
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
 from windlass.schema.plan import Offload, ShardingDegrees
+from windlass.schema.request import ChosenDefault
 from windlass.tracking import RunRecord
 
 
@@ -15,6 +16,21 @@ def test_a_plan_is_described_in_words():
     assert "gpt-tiny: 5.77 M parameters in 8 layers" in text
     assert "16 sequences of 256 tokens a step, in 4 micro-batches of 4" in text
     assert "bfloat16 with float32 master weights, compiled" in text
+
+
+def test_a_plan_states_the_defaults_that_were_chosen_for_it_and_its_idle_devices():
+    defaults = [
+        ChosenDefault(key="train.batch", value=16, reason="for a small model"),
+        ChosenDefault(key="train.sequence", value=64, reason="its longest"),
+        ChosenDefault(key="train.steps", value=400, reason="for a small model"),
+    ]
+    text = render(plan_table(plan(), defaults=defaults, idle="uses 1 of 8 devices"))
+    assert "devices      uses 1 of 8 devices" in text
+    assert (
+        "train.batch=16 train.steps=400 (for a small model); train.sequence=64 (its longest)"
+        in " ".join(text.split())
+    )
+    assert not {"devices", "defaults"} & set(render(plan_table(plan())).split())
 
 
 def test_a_plan_states_its_sharding():

@@ -8,8 +8,8 @@ from rich.text import Text
 from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.train import graceful_stop
-from windlass.cli.console import ProgressBars, console, error_console, print_json
-from windlass.report import largest_model_table, plan_table
+from windlass.cli.console import ProgressBars, console, error_console, print_json, print_plan
+from windlass.report import largest_model_table
 from windlass.units import format_seconds
 
 
@@ -49,7 +49,7 @@ def largest_model(
                 model, *overrides, memory=memory, root=folder or runs, progress=progress
             )
         if not as_json:
-            console.print(plan_table(planned.plan, planned.graph))
+            print_plan(planned)
         seconds = format_seconds(planned.prediction.step_seconds)
         error_console.print(
             Text.assemble(

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, Flag, PlanOptions, build_plan
-from windlass.cli.console import ProgressBars, console, print_notes
+from windlass.cli.console import ProgressBars, console, print_notes, print_plan
 from windlass.errors import InputErrors
-from windlass.report import plan_table
 from windlass.units import format_bytes, format_seconds
 
 
@@ -97,7 +96,7 @@ def launch(
             progress=progress,
         )
     print_notes(planned.notes)
-    console.print(plan_table(planned.plan, planned.graph))
+    print_plan(planned)
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
     console.print(

@@ -24,13 +24,14 @@ from windlass.cli.console import (
     print_json,
     print_line,
     print_notes,
+    print_plan,
     print_values,
     print_written,
 )
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result
-from windlass.report import memory_table, plan_table, prediction_table, runners_up_table
-from windlass.schema import MemoryClass, Plan, Prediction
+from windlass.report import memory_table, prediction_table, runners_up_table
+from windlass.schema import MemoryClass
 from windlass.units import format_bytes
 
 _INFEASIBLE_SHOWN = 4
@@ -113,10 +114,10 @@ def plan(
     print_written(out, drawing.picture, trace)
     values = explain_values(planned, model, overrides, options, machine=on)
     if as_json:
-        print_json(_json_tree(chosen, prediction, explanation) | _why_tree(values))
+        print_json(_json_tree(planned, explanation) | _why_tree(values))
         return
     print_values(values)
-    console.print(plan_table(chosen, planned.graph))
+    print_plan(planned)
     console.print()
     steps = planned.request.train.steps
     console.print(prediction_table(prediction, plan=chosen, steps=steps))
@@ -162,7 +163,7 @@ def fit(
         words = f", `{planned.request.model.name}` {explanation.verdict}"
         print_line(Text.assemble(answer, words))
         if result.advice is None:
-            console.print(plan_table(planned.plan, planned.graph))
+            print_plan(planned)
             console.print()
             console.print(memory_table(planned.prediction))
             _print_infeasible(explanation)
@@ -214,10 +215,12 @@ def _fit_tree(planned: api.Planned, explanation: Explanation) -> dict[str, objec
     return {**tree, "by_class": peaks[0].by_class, "plan": planned.plan, "peaks": peaks}
 
 
-def _json_tree(plan: Plan, prediction: Prediction, explanation: Explanation) -> dict[str, object]:
+def _json_tree(planned: api.Planned, explanation: Explanation) -> dict[str, object]:
+    prediction = planned.prediction
     derived = {"tokens_per_second": prediction.tokens_per_second, "mfu": prediction.mfu}
     return {
-        "plan": plan,
+        "plan": planned.plan,
+        "defaults": planned.defaults,
         "prediction": {**prediction.model_dump(mode="json"), **derived},
         "runners_up": explanation.runners_up,
         "infeasible": explanation.infeasible,
