@@ -1,23 +1,32 @@
-"""Graphs of requested models are captured once, part by part."""
+"""What is said of a model of one's own when it is planned."""
+
+from pathlib import Path
 
 import pytest
 
-from command_line import TINY
-from windlass.api.model_graph import capture, capture_tensor_degrees
-from windlass.api.plan import make_request
+from windlass import api
+
+MODEL = """
+from torch import nn
+
+class Mean(nn.Linear):
+    def forward(self, x):
+        return x + super().forward(x).mean(1, keepdim=True)
+
+def build():
+    return nn.Sequential(nn.Embedding(300, 16), Mean(16, 16), nn.Linear(16, 300))
+"""
+ALONE = ("train.batch=2", "train.sequence=16", "parallel.tensor=1", "parallel.data=1",
+         "parallel.pipeline=1")  # fmt: skip
 
 
-@pytest.mark.usefixtures("home")
-def test_an_interrupted_capture_keeps_the_degrees_that_it_has_done() -> None:
-    model = make_request(*TINY).model
-    graph = capture(model)
-
-    def interrupt(label: str, done: int, total: int | None) -> None:
-        del label, total
-        if done == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        capture_tensor_degrees(model, graph, (2, 4), progress=interrupt)
-
-    assert set(capture(model).tensor_shards) | set(capture(model).unshardable) == {2}
+def test_a_plan_notes_the_layer_in_which_a_token_sees_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "mine.py"
+    file.write_text(MODEL)
+    for _ in ("captured", "cached"):
+        (note,) = api.plan(f"{file}:build", *ALONE, machine="h100").notes
+        assert note.startswith("in layer `1`, a `Mean`, a token sees")
+        assert "causal mask" in note

@@ -26,6 +26,9 @@ from .layer_stack import (
     layer_sharding,
     materialize_layer,
 )
+from .look_ahead import (
+    layer_that_looks_ahead,
+)
 from .loss import (
     IGNORE_INDEX,
     layer_loss,
@@ -71,6 +74,7 @@ __all__ = [
     "layer_loss",
     "layer_sharding",
     "layer_stack_of",
+    "layer_that_looks_ahead",
     "materialize_layer",
     "meta_copy",
     "model_config",

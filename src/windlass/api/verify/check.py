@@ -33,6 +33,9 @@ _SMALL_STEPS, _SMALL_MICRO, _SMALL_BATCH = 3, 2, 4
 """Steps, micro-batch and batch of the run beside plain PyTorch: two micro-batches a step, and two
 epochs of 6 sequences."""
 
+_SMALL_CLIP = 0.1
+"""Largest gradient norm of that run, so that it clips."""
+
 _MIN_EPOCH = 2
 """Fewest sequences of an epoch that have an order."""
 
@@ -291,6 +294,7 @@ def small_plan(plain: Planned) -> Planned:
         update={
             "steps": _SMALL_STEPS, "batch": _SMALL_BATCH, "sequence": plan.batch.sequence,
             "evaluate_every": _SMALL_STEPS, "evaluate_sequences": _SMALL_MICRO + 1,
+            "clip": request.train.clip and min(request.train.clip, _SMALL_CLIP),
         }
     )  # fmt: skip
     request = request.model_copy(update={"train": train, **formats})

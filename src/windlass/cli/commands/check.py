@@ -4,7 +4,7 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
-from windlass.cli.console import ProgressBars
+from windlass.cli.console import ProgressBars, print_notes
 from windlass.cli.verification_output import verify_and_print
 from windlass.schema import Request
 
@@ -46,6 +46,7 @@ def check(
             planned, notes = _from_file(plan, request, progress)
         else:
             planned, notes = api.plan(request, progress=progress), ()
+        print_notes(planned.notes)
         verify_and_print(planned, notes, progress, faults=faults, as_json=as_json)
 
 
