@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from factories import tiny_graph
 from windlass import api
+from windlass.api.model_graph import _with_look_ahead, model_notes
+from windlass.api.objects import NO_OBJECTS
+from windlass.schema import ModelRequest
 
 MODEL = """
 from torch import nn
@@ -20,13 +24,33 @@ ALONE = ("train.batch=2", "train.sequence=16", "parallel.tensor=1", "parallel.da
          "parallel.pipeline=1")  # fmt: skip
 
 
-def test_a_plan_notes_the_layer_in_which_a_token_sees_its_successors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def request_of(tmp_path: Path) -> ModelRequest:
     file = tmp_path / "mine.py"
     file.write_text(MODEL)
+    return ModelRequest(name=f"{file}:build")
+
+
+def test_a_note_names_the_layer_in_which_a_token_sees_its_successors(
+    request_of: ModelRequest,
+) -> None:
+    graph = _with_look_ahead(tiny_graph(), request_of, NO_OBJECTS)
+    (note,) = model_notes(graph)
+    assert note.startswith("in layer `1`, a `Mean`, a token sees the tokens after it")
+    assert "causal mask" in note
+    assert graph.label == tiny_graph().label
+
+
+def test_a_model_of_the_catalogue_is_not_tried() -> None:
+    graph = _with_look_ahead(tiny_graph(), ModelRequest(name="bert-tiny"), NO_OBJECTS)
+    assert model_notes(graph) == ()
+
+
+@pytest.mark.slow
+def test_a_plan_has_the_note_also_when_its_graph_is_cached(
+    request_of: ModelRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in ("captured", "cached"):
-        (note,) = api.plan(f"{file}:build", *ALONE, machine="h100").notes
-        assert note.startswith("in layer `1`, a `Mean`, a token sees")
-        assert "causal mask" in note
+        (note,) = api.plan(request_of.name, *ALONE, machine="h100").notes
+        assert "a token sees the tokens after it" in note

@@ -49,8 +49,7 @@ def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
         install_allocator()
         from windlass.capture import capture_graph
 
-        graph = capture_graph(build_requested_model(model))
-        graph = _with_look_ahead(graph, model, objects)
+        graph = _with_look_ahead(capture_graph(build_requested_model(model)), model, objects)
         save_graph(folder, key, graph)
     return graph
 
