@@ -174,15 +174,16 @@ def test_the_budget_takes_the_place_of_the_machines_capacity():
     assert choice.prediction.machine == MACHINE.label
 
 
-def test_runners_up_are_slower_in_order_and_say_in_which_term():
+def test_runners_up_are_the_fastest_of_each_family_in_order_and_say_in_which_term():
     choice = choose_plan(request(), GRAPH, MACHINE)
-    assert len(choice.runners_up) >= 5
-    slower = [runner.slower_seconds for runner in choice.runners_up[:5]]
+    keys = ("precision", "compile", "recompute", "batch.micro")
+    for key in keys:
+        assert any(key in runner.differs for runner in choice.runners_up)
+    assert len(choice.runners_up) <= len(keys)
+    slower = [runner.slower_seconds for runner in choice.runners_up]
     assert slower == sorted(slower)
     assert slower[0] >= 0
     for runner in choice.runners_up:
-        assert runner.differs
-        assert runner.slower_seconds >= slower[-1] or runner in choice.runners_up[:5]
         assert runner.term_seconds > 0 or runner.slower_seconds == 0
 
 

@@ -19,7 +19,7 @@ def test_a_fitting_plan_is_explained_with_time_memory_and_runners_up():
     assert explanation.verdict.startswith("fits: ")
     assert "of 1.00 GiB" in explanation.verdict
     assert explanation.help == explanation.infeasible == ()
-    assert len(explanation.runners_up) >= 5
+    assert len(explanation.runners_up) >= 3
     assert all("slower (+" in line or "as fast" in line for line in explanation.runners_up)
 
 

@@ -9,7 +9,7 @@ from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.planner.result import run_seconds
+from windlass.planner.result import PlanningResult, run_seconds
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.min_recompute import RecomputeSteps
 from windlass.planner.space.plan_space import PlanSpace
@@ -184,16 +184,27 @@ def test_the_chosen_plan_verifies_at_its_own_peak():
     verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": budget})
 
 
-def test_runners_up_differ_in_something_that_matters():
-    choice = choose_plan(request(batch=8), GRAPHS[1], machine(4, 1e9))
-    assert choice.plan is not None
-    sorts = [
-        (plan.parallel, plan.parallel.schedule, plan.recompute, plan.sharding.parameters > 1,
-         plan.sharding.optimizer > 1)
-        for plan in (choice.plan, *(runner.plan for runner in choice.runners_up))
-    ]  # fmt: skip
-    assert len(sorts) > 3
-    assert len(set(map(str, sorts))) == len(sorts)
+@pytest.fixture(scope="module")
+def choice_of_four() -> PlanningResult:
+    return choose_plan(request(batch=8), GRAPHS[1], machine(4, 1e9))
+
+
+def test_runners_up_are_the_fastest_of_each_family_that_lost(choice_of_four: PlanningResult):
+    keys = "precision", "recompute", "parallel.pipeline", "parallel.schedule"
+    runners_up = choice_of_four.runners_up
+    for key in keys:
+        assert any(key in runner.differs for runner in runners_up), key
+    assert len({runner.plan for runner in runners_up}) == len(runners_up)
+    slower = [runner.slower_seconds for runner in runners_up]
+    assert slower == sorted(slower)
+
+
+def test_no_better_constant_saves_more_than_the_step_spends_on_it(choice_of_four: PlanningResult):
+    prediction = choice_of_four.prediction
+    assert prediction is not None
+    update = prediction.by_term["update"] / prediction.step_seconds
+    assert 0 < choice_of_four.sensitivity["optimizer update rate"] < update
+    assert all(0 <= saved < 1 for saved in choice_of_four.sensitivity.values())
 
 
 def test_if_nothing_fits_the_nearest_plans_are_named_with_their_bytes():

@@ -14,6 +14,7 @@ from windlass.planner.multi_device import choose_multi_device
 from windlass.planner.result import (
     InfeasiblePlan,
     PlanningResult,
+    best_of_families,
     infeasible_plan,
     run_seconds,
     runner_up,
@@ -25,7 +26,6 @@ from windlass.planner.space.pins import broken_pins, without_excluded_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest
 
-_RUNNERS_UP = 5
 _MAX_FIXES = 4
 """Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
@@ -94,12 +94,13 @@ def _fastest(
     (plan, extrapolated), *_ = result.fitting
     twins = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
     ranked = sorted((*result.fitting, *twins), key=lambda item: run_seconds(item[1], steps))
+    rivals = best_of_families(plan, (each for each, _ in ranked))
     return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(
-            runner_up((plan, extrapolated), item, steps) for item in _runners_up(ranked)
+            runner_up((plan, extrapolated), item, steps) for item in ranked if item[0] in rivals
         ),
         infeasible=tuple(_infeasible_with_fixes(result, request, graph, machine, budget_bytes)),
         evaluated=result.evaluated,
@@ -142,33 +143,6 @@ def _nothing_fits(
         advice=advise(request, graph, machine, nearest),
         evaluated=result.evaluated,
     )
-
-
-def _runners_up(ranked: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
-    """The next best plans, and the best with another precision, mode or recompute."""
-    runners_up = list(ranked[1 : _RUNNERS_UP + 1])
-    best = ranked[0][0]
-    for trait in (_precision, _compile, _recompute, _phases):
-        rival = next((item for item in ranked if trait(item[0]) != trait(best)), None)
-        if rival is not None and rival not in runners_up:
-            runners_up.append(rival)
-    return runners_up
-
-
-def _precision(plan: Plan) -> str:
-    return plan.precision
-
-
-def _compile(plan: Plan) -> bool:
-    return plan.compile
-
-
-def _recompute(plan: Plan) -> str:
-    return plan.recompute
-
-
-def _phases(plan: Plan) -> str:
-    return str(len(plan.stages[0].phases))
 
 
 def _recompute_twin(

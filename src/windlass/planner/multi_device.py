@@ -20,6 +20,7 @@ from windlass.planner.result import (
     InfeasiblePlan,
     PinnedRank,
     PlanningResult,
+    best_of_families,
     infeasible_plan,
     runner_up,
 )
@@ -33,11 +34,12 @@ from windlass.planner.search.extrapolate import (
 )
 from windlass.planner.search.phase_search import PhaseSearchResult, search_phases
 from windlass.planner.search.top_k import Candidate
+from windlass.planner.space.options import is_captured, vary
 from windlass.planner.space.phase_space import offload_tiers
 from windlass.planner.space.pinned_parallelism import pinned_plans
 from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import lower
+from windlass.program import lower, plan_errors
 from windlass.schema import Plan, ResolvedRequest, ShardingDegrees
 
 _ESTIMATE_ERROR = 0.02
@@ -48,7 +50,6 @@ _CANDIDATE_GAP = (1 + _ESTIMATE_ERROR) / (1 - _ESTIMATE_ERROR) - 1
 
 _MAX_SIMULATED = 48
 """Most plans that are simulated."""
-_MAX_RUNNERS_UP = 6
 _MAX_INFEASIBLE = 4
 _FAMILIES = 24
 """Number of plan families from which runners-up are chosen."""
@@ -78,7 +79,7 @@ def choose_multi_device(space: PlanSpace) -> PlanningResult:
     if fastest is None:
         return _best_in_phases(space, budget_bytes, search.smallest().infeasible)
     best, chosen = fastest
-    runners_up = _distinct_runners_up(space, best[0], result.by_family, budget_bytes)
+    runners_up = _runners_up(space, best[0], result.by_family, budget_bytes)
     infeasible = tuple(
         replace(
             _infeasible(space, candidate, budget_bytes),
@@ -92,7 +93,7 @@ def choose_multi_device(space: PlanSpace) -> PlanningResult:
     return replace(
         planning_result,
         pinned_rank=rank_of_pinned_plan(space, best, budget_bytes),
-        sensitivity=sensitivities(space, chosen),
+        sensitivity=sensitivities(space, chosen, best[1].by_term),
     )
 
 
@@ -110,7 +111,9 @@ def _best_in_phases(
     )
     if not result.best:
         return _nothing_fits(space, infeasible, budget_bytes)
-    best, others = result.best[0], result.best[1 : 1 + _MAX_RUNNERS_UP]
+    best, predictions = result.best[0], dict(result.best)
+    rivals = best_of_families(best[0], predictions)
+    others = [(plan, predictions[plan]) for plan in rivals]
     planning_result = _result(
         space, best, others, infeasible, evaluated=result.evaluated + len(smallest)
     )
@@ -170,36 +173,37 @@ def _fastest_simulated(
 
 
 def _simulate(space: PlanSpace, candidate: Candidate, budget_bytes: int) -> EvaluatedPlan:
-    plan = space.plan(candidate.batch, candidate.row)
+    return _simulated(space.plan(candidate.batch, candidate.row), space, budget_bytes)
+
+
+def _simulated(plan: Plan, space: PlanSpace, budget_bytes: int) -> EvaluatedPlan:
     return plan, with_budget(extrapolate(plan, space.graph, space.machine), budget_bytes)
 
 
-def _distinct_runners_up(
-    space: PlanSpace,
-    best: Plan,
-    families: Iterable[Candidate],
-    budget_bytes: int,
+def _runners_up(
+    space: PlanSpace, best: Plan, families: Iterable[Candidate], budget_bytes: int
 ) -> list[EvaluatedPlan]:
-    """Runners-up that differ in something that matters, the fastest of each kind."""
-    seen, runners_up = {_distinguishing_traits(best)}, list[EvaluatedPlan]()
-    for candidate in families:
-        plan = space.plan(candidate.batch, candidate.row)
-        if _distinguishing_traits(plan) in seen:
-            continue
-        item = _with_full_peak(_simulate(space, candidate, budget_bytes), space, budget_bytes)
-        if item[1].fits:
-            seen.add(_distinguishing_traits(plan))
-            runners_up.append(item)
-        if len(runners_up) == _MAX_RUNNERS_UP:
-            break
-    return sorted(runners_up, key=lambda item: item[1].step_seconds)
+    """The fastest plan of each family that lost, and the chosen one in other numbers and modes."""
+    plans = (space.plan(candidate.batch, candidate.row) for candidate in families)
+    rivals = best_of_families(best, plans)
+    simulated = (
+        _with_full_peak(_simulated(plan, space, budget_bytes), space, budget_bytes)
+        for plan in dict.fromkeys((*_twins(space, best), *rivals))
+    )
+    fitting = (item for item in simulated if item[1].fits)
+    steps = space.request.train.steps
+    return sorted(fitting, key=lambda item: _run_seconds(item, steps))
 
 
-def _distinguishing_traits(plan: Plan) -> tuple[object, ...]:
-    """Traits that distinguish plans in a list of runners-up."""
-    sharded = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
-    parallel, tier = plan.parallel, plan.offload.optimizer
-    return parallel.pipeline, parallel.tensor, plan.parallel.schedule, plan.recompute, sharded, tier
+def _twins(space: PlanSpace, best: Plan) -> Iterator[Plan]:
+    """The plan in each other precision that is open, and compiled or not."""
+    others = [vary(best, precision=each) for each in space.precisions if each != best.precision]
+    if space.request.compile is None:
+        others.append(vary(best, compiled=not best.compile))
+    for plan in others:
+        captured = is_captured(space.graph, plan.precision, compiled=plan.compile)
+        if captured and not plan_errors(plan, space.graph, space.machine):
+            yield plan
 
 
 def _with_full_peak(item: EvaluatedPlan, space: PlanSpace, budget_bytes: int) -> EvaluatedPlan:

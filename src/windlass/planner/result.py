@@ -1,6 +1,6 @@
 """Result of planning: the chosen plan, runners-up, plans that do not fit, and advice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
@@ -167,6 +167,38 @@ def _recompute_layers(plan: Plan) -> str:
 def run_seconds(prediction: Prediction, steps: int) -> float:
     """Predicted seconds of a run of `steps`, including compilation."""
     return prediction.step_seconds * steps + prediction.compile_seconds
+
+
+def best_of_families(best: Plan, ranked: Iterable[Plan]) -> tuple[Plan, ...]:
+    """The first plan of each family that lost: with another precision, mode, degree, schedule, ...
+
+    Args:
+        best: the chosen plan.
+        ranked: plans from which to take them, the fastest first.
+    """
+    chosen = _family(best)
+    first: dict[str, Plan] = {}
+    for plan in ranked:
+        for trait, value in _family(plan).items():
+            if value != chosen[trait]:
+                first.setdefault(trait, plan)
+    return tuple(dict.fromkeys(first.values()))
+
+
+def _family(plan: Plan) -> dict[str, object]:
+    """The traits by which a user tells plans apart."""
+    return {
+        "precision": plan.precision,
+        "compile": plan.compile,
+        "recompute": plan.recompute,
+        "phases": plan.is_offloaded("parameters"),
+        "optimizer": plan.offload.optimizer,
+        "pipeline": plan.parallel.pipeline,
+        "tensor": plan.parallel.tensor,
+        "schedule": plan.parallel.schedule,
+        "sharding": (plan.sharding.parameters > 1, plan.sharding.optimizer > 1),
+        "micro-batch": plan.batch.micro,
+    }
 
 
 def runner_up(

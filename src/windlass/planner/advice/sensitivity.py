@@ -12,20 +12,42 @@ BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""
 
 
-def sensitivities(space: PlanSpace, candidate: Candidate) -> Mapping[str, float]:
+_WAITING = ("communication and waiting", "waiting for offload")
+
+_TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "matrix product rate": ("matmul", *_WAITING),
+        "attention rate": ("attention", *_WAITING),
+        "memory bandwidth": ("traffic", "norm", "load", *_WAITING),
+        "optimizer update rate": ("update",),
+        "operation launch time": ("launch", *_WAITING),
+        "waiting for the slowest host": ("waiting for the slowest host",),
+    }
+)
+"""Terms of a step that a better constant can shorten; other stages wait for slow passes. Links
+shorten waiting only."""
+
+
+def sensitivities(
+    space: PlanSpace, candidate: Candidate, by_term: Mapping[str, float]
+) -> Mapping[str, float]:
     """Share of a step that 10 % better constants would save, by group of constants, most first.
 
-    The plan stays as it is and is evaluated again by the batched cost model.
+    The plan stays as it is and is evaluated again by the batched cost model. No constant saves more
+    than the simulated step spends on its terms.
 
     Args:
         space: space that the plan belongs to.
         candidate: the plan.
+        by_term: seconds of the plan's simulated step by term.
     """
     base = _seconds(space, candidate, space.machine)
-    saved = {
-        name: 1 - _seconds(space, candidate, better) / base
-        for name, better in _improved_machines(space.machine)
-    }
+    step_seconds = sum(by_term.values())
+    saved = {}
+    for name, better in _improved_machines(space.machine):
+        seconds = sum(by_term.get(term, 0.0) for term in _TERMS.get(name, _WAITING))
+        limit = (1 - 1 / BETTER) * seconds / step_seconds
+        saved[name] = min(limit, 1 - _seconds(space, candidate, better) / base)
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
