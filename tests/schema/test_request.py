@@ -1,11 +1,13 @@
 """Request: valid values, and that a request survives its file."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel
 
+from windlass.document import leaf_fields, value_types
 from windlass.errors import InputErrors
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -67,3 +69,56 @@ def _parts(document: type[BaseModel]) -> set[type[BaseModel]]:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 found |= _parts(inner)
     return found
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("lr=3e-4", "train.learning_rate"), ("train.lr=1", "train.learning_rate"),
+        ("optimizer.lr=1", "train.learning_rate"), ("train.dropout=0.1", "model.dropout"),
+        ("betas=0.9,0.95", "train.betas"), ("batch_size=8", "train.batch"),
+        ("epochs=3", "train.steps"), ("hidden_size=64", "model.width"),
+        ("num_layers=2", "model.layers"), ("n_head=2", "model.heads"), ("tp=2", "parallel.tensor"),
+        ("pp=2", "parallel.pipeline"), ("dp=2", "parallel.data"), ("seq_len=8", "train.sequence"),
+        ("gradient_accumulation_steps=4", "batch.accumulation"), ("fsdp=8", "sharding.parameters"),
+        ("zero=3", "sharding.parameters` or `sharding.optimizer"),
+        ("activation_checkpoint.mode=full", "recompute"), ("learning_rat=1", "train.learning_rate"),
+        ("sequence=8", "model.sequence` or `train.sequence"), ("precision=bf16", "bfloat16"),
+        ("precision=fp32", "float32"), ("recompute=true", "full"), ("moments=8bit", "int8"),
+        ("parallel.schedule=1F1B", "1f1b"), ("parallel.schedule=zb", "zero-bubble"),
+    ],
+)  # fmt: skip
+def test_the_fields_other_words_are_understood_as_a_hint(override: str, meant: str):
+    with pytest.raises(InputErrors) as caught:
+        Request.resolve(None, [override])
+    assert str(caught.value).endswith(f"; did you mean `{meant}`?")
+
+
+def test_every_synonym_is_of_a_key_or_value_of_a_request():
+    fields = dict(leaf_fields(Request))
+    assert set(Request.synonyms().keys) <= set(fields)
+    values = {
+        value
+        for field in fields.values()
+        for kind in value_types(field.annotation)
+        for value in get_args(kind)
+    }
+    assert set(Request.synonyms().values) <= values
+
+
+def test_every_key_has_a_meaning():
+    assert [key for key, field in leaf_fields(Request) if not field.description] == []
+
+
+def test_a_text_with_commas_is_a_list_where_only_a_list_can_be_meant():
+    request = Request.resolve(None, ["train.betas=0.8,0.9", "data.source=a,b"])
+    assert request.train.betas == (0.8, 0.9)
+    assert request.data.source == "a,b"
+
+
+def test_the_origin_of_a_value_is_its_line_or_its_override(tmp_path: Path):
+    path = tmp_path / "request.toml"
+    path.write_text("# mine\n[train]\nsteps = 3\nbatch = 4\n")
+    origins = Request.origins(path, ["train.batch=8"])
+    assert origins["train.steps"] == f"{path}:3"
+    assert origins["train.batch"] == "override `train.batch=8`"

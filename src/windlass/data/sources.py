@@ -125,6 +125,8 @@ def find_corpus(source: str) -> Corpus:
         return Corpus(
             source=source, files=(SourceFile(name=path.name, path=path, single_document=whole),)
         )
+    if path.exists():
+        raise DataError(f"`{source}` is a pipe or device; name a file or a folder")
     raise DataError(f"no file or folder `{source}`{_suggestion(source, path)}")
 
 

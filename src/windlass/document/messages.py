@@ -12,6 +12,9 @@ from windlass.document.fields import KeyPath, leaf_fields, table_at
 from windlass.document.parse import dotted
 from windlass.errors import did_you_mean, did_you_mean_any, shorten
 
+_MAX_HINTED = 500
+"""Keys of a file with hints at what unknown ones may mean; a larger file is no such document."""
+
 
 @dataclass(frozen=True, slots=True)
 class Synonyms:
@@ -43,7 +46,8 @@ def message(
     where, name = describe_origin(loc, origin, file), dotted(loc)
     if item["type"] == "extra_forbidden":
         given = next((key for key in origin if key[: len(loc)] == loc), loc)
-        return f"{where}: unknown key `{name}`{_suggestion(cls, loc, given, synonyms)}"
+        hint = "" if len(origin) > _MAX_HINTED else _suggestion(cls, loc, given, synonyms)
+        return f"{where}: unknown key `{name}`{hint}"
     text = str(item["msg"]).removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     if item["type"] == "missing":

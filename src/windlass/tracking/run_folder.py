@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from windlass.atomic_files import hash_file, storage_errors
+from windlass.atomic_files import hash_file, read_regular_file, storage_errors
 from windlass.document import Document
-from windlass.errors import RecordError
+from windlass.errors import RecordError, shorten
 from windlass.schema import (
     ENVIRONMENT_FILE,
     GRAPH_FILE,
@@ -225,10 +225,12 @@ def read_run_format(folder: Path) -> int:
 def _read_id_file(folder: Path) -> tuple[str, int]:
     """Id and format; an id file without a format is of format 1."""
     try:
-        lines = (folder / ID_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular_file(folder / ID_FILE).decode(errors="replace").splitlines()
     except OSError:
-        raise RecordError(f"`{folder}` holds no run: it has no file `{ID_FILE}`") from None
-    run_format = re.fullmatch(r"format ([0-9]+)", lines[1].strip()) if len(lines) > 1 else None
+        raise RecordError(
+            f"`{shorten(str(folder))}` holds no run: it has no file `{ID_FILE}`"
+        ) from None
+    run_format = re.fullmatch(r"format ([0-9]{1,9})", lines[1].strip()) if len(lines) > 1 else None
     return lines[0].strip() if lines else "", int(run_format[1]) if run_format else 1
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import resource
 import shutil
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +22,15 @@ from windlass.errors import (
     PlanError,
     RecordError,
     RequestError,
+    RunBroken,
     StorageError,
 )
 from windlass.program.memory.disk_usage import disk_usage
 from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
-from windlass.tracking.run_folder import reopen_run_folder
+from windlass.schema.run_record import Step
+from windlass.tracking.run_folder import create_run_folder, reopen_run_folder
 
 MODEL, *OVERRIDES = TINY
 
@@ -312,3 +316,30 @@ def test_a_run_is_not_trained_into_a_folder_of_runs_or_of_anything_else(home: Pa
     with pytest.raises(RecordError, match=r"is not empty: it holds `one` and 2 more"):
         windlass.train(run.planned, folder=home / "text")
     assert not (home / "text" / ".lock").exists()
+
+
+def test_the_error_that_ends_a_run_is_told_even_if_it_cannot_be_recorded(home: Path) -> None:
+    planned = windlass.plan(MODEL, *OVERRIDES)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fails_on_a_full_disk() -> Generator[Step]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        raise RunBroken("the loss is not finite")
+        yield
+
+    folder = create_run_folder(home / "runs", "broken", documents={}, meta={})
+    try:
+        with pytest.raises(RunBroken, match="the loss is not finite"):
+            list(windlass.Run(planned, folder, fails_on_a_full_disk))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_model_that_calls_exit_in_a_run_breaks_it(home: Path) -> None:
+    def exits() -> Generator[Step]:
+        raise SystemExit
+        yield
+
+    folder = create_run_folder(home / "runs", "exits", documents={}, meta={})
+    with pytest.raises(RunBroken, match="code of the model `gpt-tiny` called exit"):
+        list(windlass.Run(windlass.plan(MODEL, *OVERRIDES), folder, exits))

@@ -1,0 +1,35 @@
+"""`windlass keys`: every key of a request."""
+
+import json
+
+import pytest
+
+from windlass.cli.main import main
+from windlass.document import leaf_fields
+from windlass.schema.request import Request
+
+
+def test_every_key_is_listed_with_type_default_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["keys", "--json"])
+    listed = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert list(listed) == [key for key, _ in leaf_fields(Request)]
+    assert listed["train.betas"]["default"] == "[0.9, 0.95]"
+    assert listed["precision"]["type"] == "float32, bfloat16, float64"
+    assert listed["train.batch"]["default"] == "open"
+    assert all(entry["meaning"] for entry in listed.values())
+
+
+def test_a_pattern_selects_keys_by_name_or_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["keys", "FSDP"])
+    out = capsys.readouterr().out
+    assert "sharding.parameters" in out
+    assert "train.steps" not in out
+
+
+def test_a_pattern_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["keys", "train.stepz"])
+    assert end.value.code == 2
+    assert "did you mean `train.steps`?" in capsys.readouterr().err
