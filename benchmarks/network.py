@@ -4,8 +4,9 @@
 
 The hosts are two network namespaces of this machine, joined by a pair of virtual Ethernet devices
 with a limited rate (`tc ... tbf`). Each host has one device, which is half of this machine. This
-needs root. Runs are prepared and started as on a cluster, by `windlass launch` and torchrun in each
-namespace. Two replicas exchange gradients, two pipeline stages activations; rates are in Mbit/s.
+needs root. Runs are prepared and started as on a cluster: by the script of `windlass launch`, once
+in each namespace. Two replicas exchange gradients, two pipeline stages activations; rates are in
+Mbit/s.
 """
 
 import argparse
@@ -78,19 +79,17 @@ def compare(model: str, case: str, rate: int, rounds: int) -> tuple[float, float
 
 def train(planned: windlass.api.Planned, folder: Path) -> float:
     """Trains on both hosts and returns the median seconds of a step."""
-    script = windlass.api.prepare_cluster_run(
-        planned, nodes=2, per_node=1, launcher="torchrun", folder=folder
-    )
+    script = windlass.api.prepare_cluster_run(planned, nodes=2, per_node=1, folder=folder)
     head = next(iter(HOSTS.values()))
     processes = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, "sh", str(script)],
             env=os.environ
-            | {"HEAD": head, "PORT": PORT, "ADDR": address, "OMP_NUM_THREADS": "1",
+            | {"HEAD": head, "PORT": PORT, "NODE_RANK": str(index), "OMP_NUM_THREADS": "1",
                "RESTARTS": "0", "GLOO_SOCKET_IFNAME": cable},
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
-        for (host, address), cable in zip(HOSTS.items(), CABLES, strict=True)
+        for index, (host, cable) in enumerate(zip(HOSTS, CABLES, strict=True))
     ]  # fmt: skip
     errors = [process.communicate()[1] for process in processes]
     if any(process.returncode for process in processes):

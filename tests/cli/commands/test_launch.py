@@ -1,10 +1,12 @@
-"""Runs prepared for a cluster and started by torchrun; the hosts are processes on the loopback."""
+"""Runs prepared for a cluster; the hosts are processes on the loopback, or network namespaces."""
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from cli.rank_processes import (
     weights,
 )
 from command_line import Windlass
+from windlass.errors import RequestError
+from windlass.runtime.distributed.rendezvous import HeadAddress, host_store
 from windlass.tracking.run_reader import load_run
 
 
@@ -43,9 +47,9 @@ class Link:
     def environment(self, host: int) -> dict[str, str]:
         """The variables that make a host meet the other one over this cable."""
         return {
-            "HEAD": self.addresses[0], "ADDR": self.addresses[host],
+            "HEAD": self.addresses[0],
             "GLOO_SOCKET_IFNAME": self.ends[host],
-        }  # fmt: skip
+        }
 
     def lay(self) -> None:
         """Makes both hosts and the cable, or skips the test where that is not allowed."""
@@ -103,7 +107,8 @@ def start_hosts(surroundings: dict[str, str]) -> Iterator[Hosts]:
         for host in range(count):
             process = subprocess.Popen(
                 [*(link.inside(host) if link else ()), "sh", str(folder / "launch.sh")],
-                env=surroundings | rendezvous | more | (link.environment(host) if link else {}),
+                env=surroundings | rendezvous | {"NODE_RANK": str(host)} | more
+                | (link.environment(host) if link else {}),
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
             started.append(process)
@@ -156,11 +161,49 @@ def test_a_plan_of_another_number_of_devices_than_the_cluster_has_is_refused(
     assert "the plan is for 2 devices, but 2 hosts with 4 each have 8" in done.stderr
 
 
-def test_a_rank_that_torchrun_did_not_start_says_what_is_missing(windlass: Windlass) -> None:
+def test_a_rank_that_nobody_has_given_a_store_says_what_starts_ranks(windlass: Windlass) -> None:
     done = windlass("rank", "run")
     assert done.returncode == 2
-    assert "`RANK`" in done.stderr
     assert "launch.sh" in done.stderr
+
+
+def test_options_that_a_scheduler_does_not_have_are_refused_all_at_once(windlass: Windlass) -> None:
+    done = windlass("launch", *STAGES, "--nodes", "2", "--kubernetes", "--time", "1:00")
+    assert done.returncode == 2
+    for fault in ("`--time` is for `--slurm` only", "needs `--image`", "needs `--volume-claim`"):
+        assert fault in done.stderr
+
+
+def test_a_port_that_is_taken_is_named_in_one_sentence() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(RequestError, match=f"^port {port} of `127.0.0.1` is taken by another"):
+            host_store(HeadAddress("127.0.0.1", port))
+
+
+def test_the_store_of_a_cluster_listens_on_its_own_address_only() -> None:
+    port = free_port()
+    store = host_store(HeadAddress("127.0.0.1", port))
+    assert ("127.0.0.1", port) in listeners([os.getpid()])
+    assert bytes(store.compare_set("key", "", "value")) == b"value"
+
+
+@pytest.mark.slow
+def test_a_run_on_one_host_listens_on_the_loopback_only(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
+) -> None:
+    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "1", "--per-node", "2")
+    (host,) = start_hosts(tmp_path / "run", 1)
+    wait_for_step(tmp_path / "run", 5, seconds=120)
+    processes = [host.pid, *(rank_process(tmp_path / "run", rank) for rank in range(2))]
+    addresses = {address for address, _ in listeners(processes)}
+    host.send_signal(signal.SIGUSR1)  # the notice that Slurm gives
+    assert addresses == {"127.0.0.1"}  # gloo's pairs, and nothing else
+    ((code, _),) = outcome([host])
+    assert code == 130
+    assert load_run(tmp_path / "run").state == "interrupted"
 
 
 WITHIN = 10
@@ -218,7 +261,7 @@ def test_a_link_that_drops_all_packets_ends_both_hosts_with_an_error_that_names_
     processes = {rank: rank_process(folder, rank) for rank in range(2)}
     link.swallow()
     wait_until_gone(processes, HANG_SECONDS + WITHIN)
-    link.take_up()  # torchrun ends only then
+    link.take_up()
     for code, words in outcome(hosts):
         assert code != 0
         where = "pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0"
@@ -271,7 +314,7 @@ def test_a_cluster_that_is_asked_to_stop_saves_and_resumes_when_it_is_started_ag
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_under_torchrun_leaves_a_report_and_all_end(
+def test_a_rank_that_fails_on_a_cluster_leaves_a_report_and_all_end(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:
     prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "1", "--per-node", "2")
@@ -289,7 +332,34 @@ def test_a_rank_that_fails_under_torchrun_leaves_a_report_and_all_end(
 def _is_rank(process: Path, folder: Path, rank: int) -> bool:
     try:
         words = (process / "cmdline").read_bytes().decode().split("\0")
-        variables = (process / "environ").read_bytes().decode().split("\0")
     except OSError:
         return False
-    return {"rank", "--supervised", str(folder)} <= {*words} and f"RANK={rank}" in variables
+    named = {"rank", "--local-rank", str(folder)} <= {*words}
+    return named and words[words.index("--rank") + 1] == str(rank)
+
+
+def listeners(processes: list[int]) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket on which some processes listen."""
+    folders = (Path(f"/proc/{process}/fd") for process in processes)
+    sockets = {_target(link) for folder in folders for link in folder.iterdir()}
+    addresses = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENS and f"socket:[{inode}]" in sockets:
+                number, port = local.split(":")
+                # Words of four bytes, each as this machine writes numbers.
+                words = [int(number[at : at + 8], 16) for at in range(0, len(number), 8)]
+                packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                addresses.add((socket.inet_ntop(family, packed), int(port, 16)))
+    return addresses
+
+
+_LISTENS = "0A"
+"""Source: linux, include/net/tcp_states.h."""
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return str(link.readlink())
+    return ""

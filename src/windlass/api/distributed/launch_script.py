@@ -165,6 +165,7 @@ trap 'SIGNAL=1; NOTICE=1; [ -z "$STEP" ] || kill -USR1 "$STEP"' USR1
 trap 'SIGNAL=1' TERM
 srun --ntasks-per-node=1 --kill-on-bad-exit=1{cpus} sh {script} &
 STEP=$!
+[ -z "$NOTICE" ] || kill -USR1 "$STEP"
 SIGNAL=1
 while [ -n "$SIGNAL" ]; do  # a signal ends `wait`, but not the step
     SIGNAL=

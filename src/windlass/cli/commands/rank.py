@@ -92,7 +92,8 @@ def rank(
         return
     if local.store is None:
         raise RequestError(
-            "`--store` is not given: `windlass train` and `windlass host` start ranks"
+            "`--store` is not given: `windlass train` starts ranks, or the `launch.sh` of a run "
+            "that `windlass launch` has prepared"
         )
     with api.run_rank(
         folder,
