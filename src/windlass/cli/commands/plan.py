@@ -193,7 +193,8 @@ def _print_alternatives(planned: api.Planned, explanation: Explanation) -> None:
 def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:
     console.print("predicted memory at the peak")
     for name, nbytes in by_class.items():
-        console.print(f"  {name:<12} {format_bytes(nbytes):>9}")
+        if nbytes:
+            console.print(f"  {name:<12} {format_bytes(nbytes):>9}")
 
 
 def _print_infeasible(explanation: Explanation) -> None:

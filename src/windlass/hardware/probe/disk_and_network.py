@@ -55,7 +55,7 @@ class CpuContention:
     """Share of time that the threads of this process waited for a core.
 
     Source: Linux, `Documentation/scheduler/sched-stats.rst`, /proc/<pid>/schedstat. The files stay
-    open: to open them takes ten times as long as to read them.
+    open: to open them takes four times as long as to read them.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class CpuContention:
     def _ran_and_waited(self) -> dict[str, tuple[int, int]]:
         """Nanoseconds that each thread of this process ran, and waited for a core."""
         spent: dict[str, tuple[int, int]] = {}
-        # A name that `os.listdir` returns costs a tenth of a path that `iterdir` makes.
+        # Every training step comes here, and `iterdir` would make a path of each name.
         threads = os.listdir(_THREADS) if _THREADS.is_dir() else []  # noqa: PTH208
         for thread in {*threads, *self._files}:
             try:
