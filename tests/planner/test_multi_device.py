@@ -1,13 +1,14 @@
 """The plan for several devices, against every simulated plan of the space."""
 
 import random
+import re
 from itertools import product
 
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
-from windlass.errors import InputErrors
+from windlass.errors import InputErrors, WindlassError
 from windlass.planner.choose import choose_plan
 from windlass.planner.result import PlanningResult, run_seconds
 from windlass.planner.search.branch_and_bound import BranchAndBound
@@ -308,3 +309,19 @@ def test_more_even_hosts_save_their_share_of_waiting_for_the_slowest():
     waited = 1 - 1 / on.straggler_factor(4)
     saved = choice.sensitivity["waiting for the slowest host"]
     assert saved == pytest.approx(waited * (1 - 1 / 1.1))
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence"),
+    [
+        (("sharding.parameters=4", "parallel.pipeline=2"), "no plan of `tiny` for 4 devices"),
+        (("phases=2",), "has no offload tier"),
+        (("parallel.data=3",), "`parallel.data` = 3 does not divide `train.batch` = 4"),
+        (("parallel.pipeline=4", "parallel.virtual_stages=3"), "= 4 x 3, but `tiny` has 4 layers"),
+    ],
+)
+def test_pins_that_no_plan_keeps_at_once_are_refused_by_what_was_asked(
+    pins: tuple[str, ...], sentence: str
+):
+    with pytest.raises(WindlassError, match=re.escape(sentence)):
+        choose_plan(request(*pins), GRAPHS[0], machine(4, 1e9))

@@ -5,12 +5,13 @@ difference is within the model's error: their programs are lowered and simulated
 that fit by their programs are kept.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
 from windlass.cost import tier_peaks
-from windlass.errors import PlanError
+from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.rank_of_pinned import rank_in_phases, rank_of_pinned_plan, without_pins
 from windlass.planner.advice.sensitivity import sensitivities
@@ -66,14 +67,13 @@ def choose_multi_device(space: PlanSpace) -> PlanningResult:
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
-    request, graph, machine = space.request, space.graph, space.machine
-    budget_bytes = request.memory or machine.device.memory.capacity_bytes
+    request = space.request
+    budget_bytes = request.memory or space.machine.device.memory.capacity_bytes
     if request.phases is not None and request.phases > 1:
         return _best_in_phases(space, budget_bytes, ())
     search = BranchAndBound(space, budget_bytes)
     result = search.fastest(_MAX_SIMULATED, within=_CANDIDATE_GAP, families=_FAMILIES)
     if not result.evaluated and not result.pruned:
-        pinned_plans(request, graph, machine)  # raises what is wrong with the pins
         raise _no_legal_plan(space)
     fastest = _fastest_simulated(space, result.best, budget_bytes)
     if fastest is None:
@@ -258,30 +258,40 @@ def _nothing_fits(
     )
 
 
-def _no_legal_plan(space: PlanSpace) -> PlanError:
+def _no_legal_plan(space: PlanSpace) -> WindlassError:
     """The error of a request whose pins no plan keeps all at once."""
-    pins, machine = ", ".join(_pins(space.request)), space.machine
+    pins, machine = dict(_pins(space.request)), space.machine
     if not offload_tiers(machine) and (space.request.phases or 1) > 1:
-        return PlanError(
-            f"`phases` = {space.request.phases}, but `{machine.name}` has no offload tier to take "
-            "turns with; leave it out"
-        )
+        fault = f"`phases` = {space.request.phases}, but `{machine.name}` has no offload tier"
+        return InputErrors([f"{fault} to hold the other phases; leave it out"])
+    try:
+        pinned_plans(space.request, space.graph, machine)
+    except InputErrors as error:
+        # They complete the request by plain values, whose faults are none of the user's.
+        own = [each for each in error.messages if set(_KEY_AND_VALUE.findall(each)) <= pins.keys()]
+        if own:
+            return InputErrors(own)
+    asked = ", ".join(f"`{key}` = {value}" for key, value in pins.items())
     return PlanError(
         f"no plan of `{space.graph.name}` for {machine.devices} devices of `{machine.name}` keeps "
-        f"all of {pins} at once; leave one of them out"
+        f"all of {asked} at once; leave one of them out"
     )
 
 
-def _pins(request: ResolvedRequest) -> Iterator[str]:
-    """What a request pins of a plan, as it is written: `batch.micro` = 4."""
+_KEY_AND_VALUE = re.compile(r"(?<! x )`([a-z_.]+)` = ")
+"""What a sentence says that a request asks for."""
+
+
+def _pins(request: ResolvedRequest) -> Iterator[tuple[str, object]]:
+    """The keys of a plan that a request names, with their values."""
+    yield "train.batch", request.train.batch
     for name in ("parallel", "sharding", "offload", "batch"):
         for key, value in getattr(request, name):
             if value is not None:
-                yield f"`{name}.{key}` = {value}"
+                yield f"{name}.{key}", value
     for name in ("precision", "compile", "recompute", "recompute_layers", "phases"):
         if (value := getattr(request, name)) is not None:
-            yield f"`{name}` = {value}"
-    yield f"`train.batch` = {request.train.batch}"
+            yield name, value
 
 
 def _infeasible_in_phases(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
