@@ -137,8 +137,6 @@ def _suggestions(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> I
         request = space.request.model_copy(update=pins | update)
         if may_fit_in_phases(replace(space, request=request), budget_bytes):
             yield words
-    if closest.device_bytes > budget_bytes:
-        yield f"{format_bytes(closest.device_bytes)} of memory on each device"
     if closest.offloaded_bytes > closest.tier.capacity_bytes:
         devices = (
             ceil(closest.offloaded_bytes / closest.tier.capacity_bytes)
