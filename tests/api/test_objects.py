@@ -134,6 +134,13 @@ def test_objects_run_in_one_process(train: Train) -> None:
         train(build(), "parallel.data=2", data=IDS)
 
 
+def test_objects_are_not_checked_because_a_check_runs_in_other_processes(
+    trained: tuple[nn.Sequential, windlass.Run],
+) -> None:
+    with pytest.raises(RequestError, match="a check compares processes"):
+        windlass.check(trained[1].planned)
+
+
 def test_another_optimizer_than_adamw_is_refused() -> None:
     with pytest.raises(InputErrors, match="input should be 'adamw'"):
         windlass.make_request("gpt-tiny", "train.optimizer=sgd")

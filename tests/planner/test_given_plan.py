@@ -34,14 +34,14 @@ def test_every_value_that_contradicts_the_plan_is_named() -> None:
     with pytest.raises(InputErrors) as error:
         request_of_plan(plan, Request.resolve(None, overrides))
 
-    assert error.value.messages == (
+    *others, last = error.value.messages
+    assert others == [
         "`parallel.tensor` = 2, but the plan has 1",
         "`train.batch` = 8, but the plan has 6",
         "`compile` = true, but the plan has false",
         "`phases` = 2, but the plan has 1",
-        "`train.clip` = inf, but the plan has `clip` = true; leave out what the plan decides, or "
-        "change the plan",
-    )
+    ]
+    assert last.startswith("`train.clip` = inf, but the plan has `clip` = true; leave out")
 
 
 def test_values_that_the_plan_has_too_are_accepted() -> None:

@@ -14,7 +14,7 @@ from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.verify.check import Verifier, verification
 from windlass.api.verify.rehearse import downscale_plan, rehearsal
-from windlass.errors import InputErrors, WindlassError
+from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.models import TransformerConfig, model_config, model_names
 from windlass.planner import explain_result
 from windlass.schema import (
@@ -278,6 +278,11 @@ def _planned(
 
 
 def _checked(planned: Planned, steps: int, progress: Progress | None) -> Check:
+    if not planned.objects.is_rebuildable or planned.objects.examples is not None:
+        raise RequestError(
+            "a check compares processes, and objects that were passed live in this one; put the "
+            "function that builds the model into a file that is imported, and name the text"
+        )
     ready = verified_numerics(planned, steps=steps)
     with TemporaryDirectory() as folder:
         verifier = Verifier(ready, Path(folder), progress)

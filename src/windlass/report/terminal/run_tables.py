@@ -57,7 +57,11 @@ class _RunsTable:
     def __init__(self, runs: Sequence[RunSummary], now: float) -> None:
         self._runs = runs
         self._now = now
-        self._differences = _differences([run.settings() for run in runs])
+        differences = _differences([run.settings() for run in runs])
+        self._differences = [
+            ", ".join(filter(None, (run.parent and f"from {run.parent}", words)))
+            for run, words in zip(runs, differences, strict=True)
+        ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the table."""

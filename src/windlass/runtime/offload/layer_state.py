@@ -192,14 +192,11 @@ class OffloadedLayerState:
     def adopt_checkpoint(
         self, file: Path, step: int, staging: StagingBuffers, *, seed: int
     ) -> None:
-        """Takes its state from a checkpoint file: without copying, if it has the same layout.
-
-        Moments in another format are decoded, and encoded anew.
+        """Takes its state from a checkpoint file; without copying, if layout and moments agree.
 
         Args:
             file: a file that holds the full layer.
-            step: step of the checkpoint; a weight may have had more or fewer updates, which the
-                file holds.
+            step: step of the checkpoint; the file holds how many updates each weight has had.
             staging: buffers to copy through.
             seed: seed of the run that wrote it.
 
