@@ -356,6 +356,7 @@ def write_sample(run: Run) -> None:
     most = _SAMPLE_SHARE * planned.prediction.model_flop * (planned.request.train.steps - run.done)
     name = planned.request.model.name
     writes = name in model_names() and is_causal(name) and planned.objects.is_rebuildable
+    writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
     if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
         return
     pieces = sample(run.folder, "", tokens=_SAMPLE_TOKENS)
