@@ -17,6 +17,7 @@ app = App(
     name="windlass",
     help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
 )
 
 _COMMANDS = {
@@ -102,7 +103,7 @@ def _require_text(words: list[str]) -> None:
     """
     for word in words:
         if not is_text(word):
-            raise RequestError(f"`{shorten(word)}` is not UTF-8 text; rename what it names")
+            raise RequestError(f"`{shorten(word)}` is not UTF-8 text, or has a NUL; rename what it names")
 
 
 def _describe_refusal(error: OSError) -> str:

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from windlass.atomic_files import file_state, fsync_folder, hash_file, storage_errors
+from windlass.atomic_files import (
+    file_state,
+    fsync_folder,
+    read_regular_file,
+    storage_errors,
+)
 from windlass.data.build_dataset import CorpusReader, train_corpus_tokenizer, write_token_files
 from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
 from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
@@ -149,7 +154,7 @@ def _ignore_progress(label: str, done: int, total: int | None) -> None:
 
 def _tokenizer_hash(path: str) -> str:
     try:
-        return hash_file(Path(path).expanduser())
+        return hashlib.sha256(read_regular_file(Path(path).expanduser())).hexdigest()
     except OSError:
         suggestion = did_you_mean(path, ["byte", "bpe"])
         raise DataError(
