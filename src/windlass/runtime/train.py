@@ -343,7 +343,9 @@ class _Run:
 
     def _interrupted(self, done: int) -> RunInterrupted:
         """Saves the last complete step, unless it is saved already."""
-        if done and self.saver.newest_step != done:
+        # Its save may be under way. A second one at once would remove files that another rank,
+        # which is done with the first, has already written for it.
+        if done and self.saver.newest_after_save() != done:
             self.store.flush_deferred_updates(self._context.program)
             self._save(done)
         self.saver.finish()

@@ -8,7 +8,8 @@ import pytest
 from windlass.data.batches import Batches
 from windlass.errors import RunInterrupted
 from windlass.models.layer_stack import LayerStack
-from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.runtime.checkpoint.async_saver import AsyncSaver
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.restart import train_with_restart
@@ -57,6 +58,22 @@ def test_a_run_that_stops_and_goes_on_yields_the_steps_of_one_that_does_not(
     )
     assert [(step.step, step.loss, step.held_out_loss) for step in steps] == whole
     assert starts == [None, 2]
+
+
+def test_a_stop_after_a_step_that_is_saved_does_not_save_it_again(
+    loop: Loop, gpt: Callable[..., LayerStack], folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    saved: list[int] = []
+    begin = AsyncSaver.begin
+
+    def count(saver: AsyncSaver, manifest: Manifest) -> str:
+        saved.append(manifest.step)
+        return begin(saver, manifest)
+
+    monkeypatch.setattr(AsyncSaver, "begin", count)
+    stack = gpt(device="meta")
+    list(train_with_restart(loop, stack, folder.parent, after=2, stop=lambda: False))
+    assert saved == [1, 2, 3]
 
 
 def test_a_run_that_is_told_to_stop_does_not_start_again(

@@ -134,7 +134,8 @@ class Verifier:
             epoch_sequences(share / sum(shares)) * settings.sequence + settings.sequence // 2
             for share in shares
         ]
-        held_out = (settings.evaluate_sequences + 1) * settings.sequence + 1
+        # Twice the windows that are evaluated, so that they lie apart.
+        held_out = 2 * settings.evaluate_sequences * settings.sequence + 1
         write_excerpt(tokens, excerpt, train=train_tokens, held_out=held_out)
         run = self._run(folder.name, planned, Instrumentation())
         self._report("running plain PyTorch")
