@@ -134,7 +134,9 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
         between = 0 < index < len(heads) - 1
-        table.add_column(head, overflow="fold", max_width=_MAX_CELL if between else None)
+        most = _MAX_CELL if between else None
+        # A name is copied whole, so it never breaks.
+        table.add_column(head, overflow="fold", max_width=most, no_wrap=not index)
     for row in rows:
         table.add_row(*row)
     console.print(table)

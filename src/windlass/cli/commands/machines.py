@@ -10,7 +10,6 @@ from windlass.hardware import StatedNumber, stated_numbers
 from windlass.models import model_config, model_names
 from windlass.report import machine_table, machines_table, numbers_table
 from windlass.schema import Machine
-from windlass.units import format_count
 
 app = App(
     name="machines",
@@ -66,7 +65,7 @@ def models() -> None:
         config = model_config(name)
         console.print(
             f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads, "
-            f"vocabulary {format_count(config.vocabulary)}, sequence {config.sequence}"
+            f"vocabulary {config.vocabulary:>6}, sequence {config.sequence}"
         )
     console.print("or your own `file.py:function`, which returns an `nn.Sequential` of layers")
 
