@@ -314,6 +314,39 @@ def test_a_cluster_that_is_asked_to_stop_saves_and_resumes_when_it_is_started_ag
 
 
 @pytest.mark.slow
+def test_a_slurm_job_that_is_given_notice_queues_again_and_goes_on_bit_for_bit(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    """Stand-ins for `srun`, which hands SIGUSR1 on, and `scontrol`, which notes what it is told."""
+    words = (*STAGES, "train.steps=400", "train.save_every=1000")
+    prepare(windlass, *words, "--nodes", "1", "--per-node", "2", "--slurm")
+    folder, programs = tmp_path / "run", tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(
+        '#!/bin/sh\nfor word; do last="$word"; done\nsh "$last" &\n'
+        "trap 'kill -USR1 $!' USR1\nwait $!\nCODE=$?\n"
+        "[ $CODE -le 130 ] || { wait $!; CODE=$?; }\nexit $CODE\n"
+    )
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    job = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(folder / "slurm.sh")]
+    with subprocess.Popen(command, env=surroundings | job) as started:
+        wait_for_step(folder, 20, seconds=120)
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(timeout=120) == 130
+    assert (tmp_path / "told").read_text().splitlines()[-1] == "requeue 7"
+    assert load_run(folder).state == "interrupted"
+
+    subprocess.run(command, env=surroundings | job, check=True, timeout=300)
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
+    assert numbers(load_run(folder)) == numbers(load_run(tmp_path / "here"))
+    assert weights(folder) == weights(tmp_path / "here")
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_on_a_cluster_leaves_a_report_and_all_end(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -46,7 +47,7 @@ class SchedulerOptions:
     """Slurm: partition."""
     account: str | None = None
     """Slurm: account that pays."""
-    sbatch_line: tuple[str, ...] = ()
+    sbatch_line: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)] = ()
     """Slurm: one more option for `sbatch`, such as `--sbatch-line=--qos=long`; may be repeated."""
     image: str | None = None
     """Kubernetes: container image with this Python under the same path."""
