@@ -174,7 +174,7 @@ def _refuse_running_statistics(planned: Planned) -> None:
     for name, layer in zip(stack.names, stack.layers, strict=True):
         if statistics := sorted(running_statistics(layer)):
             raise PlanError(
-                f"layer `{name}` of `{stack.name}` keeps running statistics (`{statistics[0]}`), "
+                f"layer `{name}` of `{stack.name}` keeps running statistics (`{statistics[-1]}`), "
                 "which data- and tensor-parallel ranks would each keep of their own samples; set "
                 "`parallel.data=1` and `parallel.tensor=1`, or use a norm without them, such as "
                 "`nn.LayerNorm`"

@@ -137,8 +137,9 @@ class AsyncSaver:
             with storage_errors(self._folder / name):
                 if self._world_size == 1:
                     shutil.rmtree(temporary, ignore_errors=True)
-                # No parents: a run folder that was deleted stays deleted.
-                self._folder.mkdir(exist_ok=True)
+                # Only once: a folder that was deleted during the run stays deleted.
+                if self.newest_step is None:
+                    self._folder.mkdir(parents=True, exist_ok=True)
                 temporary.mkdir(exist_ok=True)
                 files = self._write_layers(temporary)
                 if self._rank:
