@@ -134,6 +134,18 @@ def test_an_unknown_table_of_an_override_is_reported_for_the_override():
     assert message == "override `laef.size=3`: unknown key `laef`; did you mean `leaf.size`?"
 
 
+class Nested(Document):
+    """A document that may hold others of its kind."""
+
+    size: int = 1
+    inner: tuple["Nested", ...] = ()
+
+
+def test_an_unknown_key_of_a_document_that_holds_its_own_kind_is_refused():
+    with pytest.raises(InputErrors, match=r"unknown key `siez`"):
+        Nested.resolve(overrides=["siez=1"])
+
+
 def test_a_plain_value_in_place_of_a_table_is_refused():
     [message] = errors_of(None, "leaf=3")
     assert message == "override `leaf=3`: `leaf` = 3: should be a table of keys"

@@ -10,15 +10,23 @@ from pydantic.fields import FieldInfo
 KeyPath = tuple[str | int, ...]
 
 
-def leaf_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Each dotted key with its field; a key that holds a table stands for none itself."""
+def leaf_fields(
+    cls: type[BaseModel], prefix: str = "", above: tuple[type[BaseModel], ...] = ()
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Each dotted key with its field; a key that holds a table stands for none itself.
+
+    Args:
+        cls: the class of the table.
+        prefix: precedes each key.
+        above: the classes of the tables that hold this one; none of them is walked again.
+    """
     for name, field in cls.model_fields.items():
         kinds = [kind for kind in value_types(field.annotation) if isinstance(kind, type)]
         table = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
         if table is None:
             yield f"{prefix}{name}", field
-        else:
-            yield from leaf_fields(table, f"{prefix}{name}.")
+        elif table not in (cls, *above):
+            yield from leaf_fields(table, f"{prefix}{name}.", (cls, *above))
 
 
 def table_at(cls: type[BaseModel], loc: KeyPath) -> type[BaseModel] | None:
