@@ -107,11 +107,12 @@ def test_a_request_to_stop_saves_the_last_complete_step(
     assert [step.loss for step in run(KINDS[1], "stopped", resume=checkpoint)] == losses[3:]
 
 
+@pytest.mark.parametrize("mode", [{}, {"compile": True}])
 def test_a_request_to_stop_before_the_first_step_leaves_nothing(
-    run: Callable[..., Iterator[Step]], folder: Path
+    mode: dict[str, bool], run: Callable[..., Iterator[Step]], folder: Path
 ):
     with pytest.raises(RunInterrupted, match="no checkpoint"):
-        list(run(KINDS[0], "stopped", stop=lambda: True))
+        list(run(KINDS[0] | mode, "stopped", stop=lambda: True))
     assert checkpoint_folders(folder / "stopped") == ()
 
 

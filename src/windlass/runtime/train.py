@@ -213,8 +213,11 @@ class _Run:
         done = self._steps_done(resume) if resume else 0
         self.store.initialize(resume)
         if self._plan.compile and done < self._settings.steps:
-            with sealed_compile_cache():
-                self._compute.warm_up(done + 1)
+            try:
+                with sealed_compile_cache():
+                    self._compute.warm_up(done + 1)
+            except StopRequested:
+                raise self._interrupted(done) from None
         # Transfers and waits before the first step belong to no step.
         self._take_transfer_stats()
         self._take_contention()
