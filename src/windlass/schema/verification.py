@@ -88,7 +88,7 @@ class VerificationResult:
         return f"<VerificationResult of {self.steps} steps, {count} values compared: {verdict}>"
 
     def _repr_html_(self) -> str:
-        facts = {
+        facts: dict[str, str] = {
             each.quantity: f"{each.count} compared, error {each.error:.1e}, tolerance "
             f"{each.tolerance:.1e}"
             for each in self.comparisons
