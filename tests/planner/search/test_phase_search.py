@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,6 +21,7 @@ from windlass.planner.search.phase_bounds import (
 from windlass.planner.search.phase_search import TruncatedPlan, search_phases
 from windlass.planner.space.phase_space import (
     base_plans,
+    full_parallelisms,
     fullest_offloaded_bytes,
     offload_tiers,
     phase_partitions,
@@ -204,3 +206,11 @@ def test_a_tier_that_is_too_small_is_named_with_smaller_moments_if_they_help():
     asked = request(f"memory={budget}", *REPLICAS)
     words = told(choose_plan(asked, graph, tight))
     assert re.search(r"in `host`, .* too much(.|\n)*`moments=bfloat16`", words)
+
+
+def test_with_every_grid_open_a_degree_counts_even_if_it_leaves_devices_idle():
+    graph = sharded_graph(tiny_graph(layers=2), (2, 4))
+    space = PlanSpace(request("parallel.pipeline=1", batch=6), graph, machine(1e9, devices=6))
+    tensors = {parallel.tensor for parallel in full_parallelisms(space)}
+    more = {parallel.tensor for parallel in full_parallelisms(replace(space, every_grid=True))}
+    assert (tensors, more) == ({1, 2}, {1, 2, 4})

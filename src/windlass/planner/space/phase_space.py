@@ -32,7 +32,8 @@ def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
     """Parallel degrees that are open; only those that use the most devices.
 
     Args:
-        space: what is open.
+        space: what is open. If every grid is, those count that use the most devices for their
+            tensor-parallel degree: a larger degree on fewer devices may need less memory.
     """
     candidates = [
         Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
@@ -41,8 +42,15 @@ def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
         )
         if pipeline * tensor * replicas <= space.machine.devices and pipeline <= space.graph.layers
     ]
-    most = max((cut.devices for cut in candidates), default=0)
-    return tuple(cut for cut in candidates if cut.devices == most)
+    most: dict[int | None, int] = {}
+    for parallel in candidates:
+        group = _group(parallel, space)
+        most[group] = max(most.get(group, 0), parallel.devices)
+    return tuple(each for each in candidates if each.devices == most[_group(each, space)])
+
+
+def _group(parallel: Parallelism, space: PlanSpace) -> int | None:
+    return parallel.tensor if space.every_grid else None
 
 
 def base_plans(space: PlanSpace) -> Iterator[Plan]:
