@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +27,11 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for others before it gives up. The watchdog reports a hang much sooner;
 this limit only ends ranks that nobody watches."""
 
-_CONNECT_TIMEOUT = timedelta(seconds=60)
-"""How long a store may take to answer for the first time."""
+_CONNECT_TIMEOUT = timedelta(minutes=10)
+"""How long a store may take to answer for the first time: hosts need not start at once."""
+
+_RESOLVE_SECONDS = 30
+"""Time in which the first host's name must be known; a pod's name is known a little after it."""
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Makes the libraries listen on the loopback only; other addresses can be reached from outside."""
@@ -103,14 +107,7 @@ def _bind(host: str, port: int) -> socket.socket:
     Raises:
         RequestError: the port is taken, or the address is not one of this host.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-    except OSError as error:
-        raise RequestError(
-            f"the name of the first host, HEAD={host}, is unknown: {error}"
-        ) from None
+    family, kind, protocol, _, address = _resolve(host, port)
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -127,6 +124,24 @@ def _bind(host: str, port: int) -> socket.socket:
             "set HEAD to the name or address of the host with NODE_RANK 0, the same on every host"
         ) from None
     return listener
+
+
+def _resolve(host: str, port: int) -> tuple[int, int, int, str, tuple[object, ...]]:
+    """The first result of getaddrinfo.
+
+    Raises:
+        RequestError: the name is unknown.
+    """
+    end = time.monotonic() + _RESOLVE_SECONDS
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            if time.monotonic() > end:
+                raise RequestError(
+                    f"the first host's name, HEAD={host}, is unknown: {error}"
+                ) from None
+            time.sleep(1)
 
 
 def connect_store(address: StoreAddress, namespace: str) -> Store:
