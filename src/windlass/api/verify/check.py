@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
-from windlass.api.training.setup import load_run_tokens, make_batches, prepare_tokens
+from windlass.api.training.setup import make_batches, prepare_tokens
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
-from windlass.errors import PlanError, StorageError
+from windlass.errors import PlanError
 from windlass.planner import PlanningResult
 from windlass.schema import (
     TOKENS_FOLDER,
@@ -101,7 +102,7 @@ class Verifier:
                 fault or "plan", self._planned, Instrumentation(fault=fault, restart_after=restart)
             ),
             plain,
-            self._planned.objects.stack(request.model, seed=None),
+            build_requested_model(request.model),
             request.train,
             precision=plan.precision,
             moments=plan.moments,
@@ -120,34 +121,14 @@ class Verifier:
         Raises:
             WindlassError: a run failed.
         """
+        from windlass.data import open_dataset, write_excerpt
         from windlass.runtime import compare_to_plain_pytorch
 
         planned, folder = small_plan(self._plain), self._folder / "epochs"
-        settings, objects = planned.request.train, planned.objects
-        if objects.examples is None:
-            self._write_excerpt(folder / TOKENS_FOLDER, planned.request)
-        run = self._run(folder.name, planned, Instrumentation())
-        self._report("running plain PyTorch")
-        set_memory_limit(None)
-        tokens = objects.examples or load_run_tokens(folder)
-        if tokens is None:
-            raise StorageError(f"the tokens in `{folder}` are gone; check again")
-        return compare_to_plain_pytorch(
-            run,
-            planned.plan,
-            objects.stack(planned.request.model, seed=settings.seed),
-            make_batches(planned, tokens),
-            settings,
-            schedule=schedule,
-            **({} if objects.loss is None else {"loss": objects.loss}),
-        )
-
-    def _write_excerpt(self, folder: Path, request: ResolvedRequest) -> None:
-        """Writes the beginning of a text, which the steps of the small run see twice."""
-        from windlass.data import write_excerpt
-
-        tokens, settings = prepare_tokens(request, self._progress), request.train
-        shares = request.data.weights or [part.tokens for part in tokens.meta.train.sources]
+        settings, data = planned.request.train, planned.request.data
+        excerpt = folder / TOKENS_FOLDER
+        tokens = prepare_tokens(planned.request, self._progress)
+        shares = data.weights or [part.tokens for part in tokens.meta.train.sources]
         # The rest fills no window, so that the rotation of an epoch shows.
         train_tokens = [
             epoch_sequences(share / sum(shares)) * settings.sequence + settings.sequence // 2
@@ -155,7 +136,18 @@ class Verifier:
         ]
         # Twice the windows that are evaluated, so that they lie apart.
         held_out = 2 * settings.evaluate_sequences * settings.sequence + 1
-        write_excerpt(tokens, folder, train=train_tokens, held_out=held_out)
+        write_excerpt(tokens, excerpt, train=train_tokens, held_out=held_out)
+        run = self._run(folder.name, planned, Instrumentation())
+        self._report("running plain PyTorch")
+        set_memory_limit(None)
+        return compare_to_plain_pytorch(
+            run,
+            planned.plan,
+            build_requested_model(planned.request.model, seed=settings.seed),
+            make_batches(planned, open_dataset(excerpt) or tokens),
+            settings,
+            schedule=schedule,
+        )
 
     def inject_faults(self) -> Iterator[FaultResult]:
         """Yields the verification of the plan with each fault that can occur in it."""

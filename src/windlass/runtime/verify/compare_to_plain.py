@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from windlass.data import Batches, ExampleBatches
+from windlass.data import Batches
 from windlass.models import LayerStack, materialize_layer
 from windlass.runtime.adamw import learning_rate
 from windlass.runtime.parameters import DTYPES
@@ -19,14 +19,7 @@ from windlass.runtime.verify.error_record import (
     tensor_error,
 )
 from windlass.runtime.verify.plain_data_order import PlainBatches, PlainMasking, read_plain_batches
-from windlass.runtime.verify.plain_pytorch import (
-    Loss,
-    PlainRun,
-    PlainSource,
-    cross_entropy,
-    plain_learning_rate,
-    train_plainly,
-)
+from windlass.runtime.verify.plain_pytorch import PlainRun, plain_learning_rate, train_plainly
 from windlass.schema import (
     ComparedQuantity,
     Plan,
@@ -48,11 +41,10 @@ def compare_to_plain_pytorch(
     run: InstrumentedRun,
     plan: Plan,
     stack: LayerStack,
-    batches: Batches | ExampleBatches,
+    batches: Batches,
     settings: TrainSettings,
     *,
     schedule: TrainSettings,
-    loss: Loss = cross_entropy,
 ) -> VerificationResult:
     """Compares tokens, learning rates, losses, norms and final weights with plain PyTorch.
 
@@ -60,27 +52,21 @@ def compare_to_plain_pytorch(
         run: a run on one device without recompute, in float64, with float32 moments.
         plan: the plan of that run.
         stack: the model, on the meta device or with its initial weights, which are changed.
-        batches: the batches of that run; those of text are made anew from its token files.
+        batches: the batches of that run.
         settings: its training settings.
         schedule: settings whose warm-up and decay are compared over more steps than the run has.
-        loss: the loss of the run.
 
     Raises:
         CheckpointError: the last checkpoint is damaged.
     """
     tolerance: dict[ComparedQuantity, float] = dict.fromkeys(get_args(ComparedQuantity), _TOLERANCE)
     errors = ErrorRecord(stack.names, tolerance)
+    plain_batches = _plain_batches(batches)
     _compare_schedule(errors, schedule)
-    plain_batches: PlainSource
-    if isinstance(batches, Batches):
-        plain_batches = _plain_batches(batches)
-        _compare_tokens(errors, batches, plain_batches, settings.steps)
-    else:
-        plain_batches = _GivenBatches(batches)
+    _compare_tokens(errors, batches, plain_batches, settings.steps)
     plain = train_plainly(
         _real_layers(stack, settings.seed), plain_batches, settings,
         micro=plan.batch.micro, dtype=DTYPES[plan.precision],
-        loss=loss,
     )  # fmt: skip
     _compare_steps(errors, run, plain)
     _compare_weights(errors, run, stack, plain)
@@ -98,21 +84,6 @@ def _plain_batches(batches: Batches) -> PlainBatches:
         weights=batches.weights,
         masking=None if masking is None else PlainMasking(masking.mask_token, masking.vocabulary),
     )
-
-
-class _GivenBatches:
-    """The batches of examples that a caller passed, which have no files of their own."""
-
-    def __init__(self, batches: ExampleBatches) -> None:
-        self._batches, self.batch = batches, batches.batch
-
-    def samples(self, step: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self._batches.samples(step)
-        return torch.as_tensor(inputs), torch.as_tensor(targets)
-
-    def held_out_samples(self, count: int) -> tuple[Tensor, Tensor, int]:
-        inputs, targets = next(iter(self._batches.held_out_batches(count, rows=count)))
-        return torch.as_tensor(inputs), torch.as_tensor(targets), 0
 
 
 def _compare_schedule(errors: ErrorRecord, schedule: TrainSettings) -> None:

@@ -6,9 +6,9 @@ is one `nn.Sequential`, `torch.optim.AdamW` updates it, and `plain_data_order` m
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,37 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, finalized
+from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, PlainBatches, finalized
 from windlass.schema import TrainSettings
 
 _WORD = 2**64
 _GOLDEN = 0x9E3779B97F4A7C15
 _MAX_CALLS = 2**20
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of logits `Float[b s v]` and targets `Int[b s]`; the mean over all targets, `Float[]`."""
-
-
-class PlainSource(Protocol):
-    """Where the loop gets its batches from."""
-
-    @property
-    def batch(self) -> int:
-        """Global batch in sequences."""
-
-    def samples(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets `Int[batch s]` of a step, counted from 1."""
-
-    def held_out_samples(self, count: int) -> tuple[Tensor, Tensor, int]:
-        """Inputs and targets `Int[n s]` of at most `count` sequences, and the bytes of targets."""
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token."""
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +43,11 @@ class PlainRun:
 @torch.random.fork_rng(devices=[])  # type: ignore[untyped-decorator]
 def train_plainly(
     layers: Sequence[tuple[str, nn.Module]],
-    batches: PlainSource,
+    batches: PlainBatches,
     settings: TrainSettings,
     *,
     micro: int,
     dtype: torch.dtype,
-    loss: Loss = cross_entropy,
 ) -> PlainRun:
     """Trains a model for `settings.steps` steps, then evaluates it.
 
@@ -83,7 +57,6 @@ def train_plainly(
         settings: of the run.
         micro: micro-batch size in sequences, a divisor of the batch.
         dtype: type of weights, activations and optimizer state.
-        loss: the loss of a micro-batch.
     """
     model = nn.Sequential(*(layer for _, layer in layers)).train()
     for parameter in model.parameters():
@@ -110,14 +83,14 @@ def train_plainly(
             for dropout in dropouts:
                 dropout.begin(settings.seed, step, first)
             logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
-            value = loss(logits, targets[first : first + micro])
-            (value * micro / batches.batch).backward()  # type: ignore[no-untyped-call]
-            micro_losses.append(float(value.detach()))
+            loss = _cross_entropy(logits, targets[first : first + micro])
+            (loss * micro / batches.batch).backward()  # type: ignore[no-untyped-call]
+            micro_losses.append(float(loss.detach()))
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
         optimizer.step()
         losses.append(math.fsum(micro_losses) / len(micro_losses))
-    held_out_loss, bits = _evaluate(model, batches, settings.evaluate_sequences, micro, loss)
+    held_out_loss, bits = _evaluate(model, batches, settings.evaluate_sequences, micro)
     return PlainRun(
         losses=tuple(losses), gradient_norms=tuple(norms), learning_rates=tuple(rates),
         held_out_loss=held_out_loss, held_out_bits_per_byte=bits, model=model,
@@ -144,22 +117,28 @@ def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: i
     return x
 
 
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET
+    )
+
+
 @torch.no_grad()
 def _evaluate(
-    model: nn.Sequential, batches: PlainSource, count: int, micro: int, loss: Loss
+    model: nn.Sequential, batches: PlainBatches, count: int, micro: int
 ) -> tuple[float | None, float | None]:
     """Loss in nats a token, and bits per byte, over `count` held-out sequences."""
     if not count:
         return None, None
     inputs, targets, nbytes = batches.held_out_samples(count)
     model.eval()
-    total = 0.0
+    nats, number_of_targets = 0.0, 0
     for first in range(0, len(inputs), micro):
         part = targets[first : first + micro]
-        total += float(loss(model(inputs[first : first + micro]), part)) * len(part)
-    mean = total / len(inputs)
-    nats = mean * int((targets != IGNORED_TARGET).sum())
-    return mean, nats / math.log(2) / nbytes if nbytes else None
+        size = int((part != IGNORED_TARGET).sum())
+        nats += float(_cross_entropy(model(inputs[first : first + micro]), part)) * size
+        number_of_targets += size
+    return nats / number_of_targets, nats / math.log(2) / nbytes
 
 
 class _PlainKeyedDropout(nn.Module):
