@@ -38,8 +38,7 @@ def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
         install_allocator()
         from windlass.capture import capture_graph
 
-        graph = capture_graph(objects.stack(model, seed=None))
-        return _with_look_ahead(graph, model, objects)
+        return _with_look_ahead(capture_graph(objects.stack(model, seed=None)), model, objects)
     folder, key = _cache_entry(model)
     graph = load_graph(folder, key)
     if graph is None:
