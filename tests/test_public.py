@@ -16,7 +16,7 @@ def test_every_public_name_exists_and_is_documented() -> None:
 def test_every_public_function_documents_what_it_raises() -> None:
     members = [getattr(windlass, name) for name in windlass.__all__]
     for function in filter(inspect.isfunction, members):
-        if function.__name__ not in ("runs", "models"):  # they raise nothing
+        if function.__name__ not in ("runs", "models", "keys"):  # they raise nothing
             assert "Raises:" in (inspect.getdoc(function) or ""), function.__name__
 
 
@@ -27,3 +27,9 @@ def test_the_interface_is_imported_when_it_is_first_used() -> None:
         "assert callable(windlass.models); assert 'torch' not in sys.modules"
     )
     subprocess.run((sys.executable, "-c", code), check=True)
+
+
+def test_keys_are_found_by_their_meaning() -> None:
+    assert "train.learning_rate" in windlass.keys("rate")
+    assert all("seed" in f"{key} {text}".lower() for key, text in windlass.keys("seed").items())
+    assert "train.seed" in windlass.keys("seed")

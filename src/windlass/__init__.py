@@ -13,15 +13,19 @@ from windlass.errors import WindlassError
 
 if TYPE_CHECKING:
     from windlass.api import (
+        KubernetesJob,
         Planned,
         Run,
+        SlurmJob,
         batch,
         capture,
         check,
         compare_machines,
+        data_statistics,
         find_machine,
         find_parent,
         fit,
+        keys,
         largest_model,
         launch,
         load,
@@ -42,16 +46,20 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "KubernetesJob",
     "Planned",
     "Run",
+    "SlurmJob",
     "WindlassError",
     "batch",
     "capture",
     "check",
     "compare_machines",
+    "data_statistics",
     "find_machine",
     "find_parent",
     "fit",
+    "keys",
     "largest_model",
     "launch",
     "load",

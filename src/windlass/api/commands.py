@@ -14,6 +14,7 @@ from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.verify.check import Verifier, verification
 from windlass.api.verify.rehearse import downscale_plan, rehearsal
+from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.models import TransformerConfig, model_config, model_names
 from windlass.planner import explain_result
@@ -222,6 +223,19 @@ def launch(
         folder=folder,
         progress=progress,
     )
+
+
+def keys(pattern: str = "") -> dict[str, str]:
+    """The keys of a request, each with its meaning; `request.train.batch` is `train.batch`.
+
+    Args:
+        pattern: only keys with this text in their name or meaning.
+    """
+    meanings = {
+        key: " ".join((field.description or "").split()) for key, field in leaf_fields(Request)
+    }
+    wanted = pattern.lower()
+    return {key: text for key, text in meanings.items() if wanted in f"{key} {text}".lower()}
 
 
 def models() -> dict[str, TransformerConfig]:
