@@ -7,6 +7,7 @@ from typing import NamedTuple
 from windlass.planner.result import Change
 from windlass.planner.search.phase_search import search_phases
 from windlass.planner.single_device import search_single_device
+from windlass.planner.space.options import vary
 from windlass.planner.space.phase_space import offload_tiers
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import recomputable_layers
@@ -96,7 +97,7 @@ def alternatives(
     return tuple(
         Change(
             overrides=tuple(_overrides(request, way)),
-            plan=way.plan,
+            plan=_plan_of_overrides(request, way),
             peak_bytes=way.prediction.peaks[0].peak_bytes,
             cost=way.token_seconds / base - 1,
         )
@@ -211,6 +212,13 @@ def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
         yield f"precision={plan.precision}"
     if "compile" in dropped and request.compile is not None:
         yield f"compile={str(plan.compile).lower()}"
+
+
+def _plan_of_overrides(request: ResolvedRequest, way: _Alternative) -> Plan:
+    """The plan as its overrides ask for it: in phases they may name another recompute."""
+    in_phases = way.plan.is_offloaded("parameters")
+    pinned = request.recompute in ("none", "selective")
+    return vary(way.plan, recompute="full") if in_phases and pinned else way.plan
 
 
 def is_requestable(plan: Plan) -> bool:
