@@ -99,6 +99,15 @@ def test_a_step_is_the_same_after_the_tokens_are_reopened(made: TokenDataset):
     assert (Batches(again, sequence=20, batch=8, seed=9).samples(77)[0] == first).all()
 
 
+def test_no_two_epochs_take_their_windows_in_the_same_order(made: TokenDataset):
+    batches = Batches(made, sequence=20, batch=1, seed=9)
+    (windows,) = batches.epoch_sequences
+    starts = np.concatenate([batches._starts(step, 0, 1) for step in range(1, 3 * windows + 1)])
+    # Differences of neighbours, because the rotation of an epoch moves all its windows alike.
+    orders = np.diff(starts.reshape(3, windows)) % len(made.train)
+    assert len({tuple(order) for order in orders.tolist()}) == 3
+
+
 def test_another_seed_and_another_epoch_give_another_order(made: TokenDataset):
     batches = Batches(made, sequence=20, batch=8, seed=9)
     other = Batches(made, sequence=20, batch=8, seed=10)
