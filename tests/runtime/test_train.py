@@ -381,6 +381,28 @@ def test_a_recorded_step_has_a_timeline_with_memory(
     assert sum(steps[1].by_kind.values()) <= steps[1].seconds == timeline.ends[-1]
 
 
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no scheduler statistics")
+def test_steps_record_for_which_share_threads_waited_for_a_core(
+    gpt: Callable[..., LayerStack],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainSettings],
+    folder: Path,
+):
+    stack = gpt()
+    run_plan = plan(stack, micro=4)
+    context = RankContext(
+        plan=run_plan, stack=stack, program=program(run_plan), settings=settings(),
+        checkpoints=folder,
+    )  # fmt: skip
+    # A step of a few milliseconds may end before the system has counted again.
+    shares = [step.contention for step in train_loop(context, batches())]
+    known = [share for share in shares if share is not None]
+    assert known
+    assert all(0 <= share < 1 for share in known)
+
+
 def test_a_full_disk_ends_the_run_at_the_next_step(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
