@@ -143,3 +143,18 @@ def test_every_model_has_a_small_one_whose_features_divide(name: str) -> None:
     for count in (model.heads, model.ffn, model.kv_heads or model.heads):
         assert count is not None
         assert count % slices == 0
+
+
+def test_a_stage_too_short_for_a_rest_has_none() -> None:
+    plan = large(order="gpipe")
+    stages = tuple(
+        stage.model_copy(update={"recompute_layers": 1, "recompute_rest": "selective"})
+        for stage in plan.stages
+    )
+    first, last = stages[0], stages[-1]
+    short = last.model_copy(update={"phases": ((last.end_layer - 2, last.end_layer),)})
+    longer = stages[-2].model_copy(
+        update={"phases": ((stages[-2].first_layer, last.end_layer - 2),)}
+    )
+    small = small_of(plan.model_copy(update={"stages": (*stages[:-2], longer, short)}))
+    assert [stage.recompute_rest for stage in small.stages] == [first.recompute_rest, None]

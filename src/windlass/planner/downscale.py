@@ -136,14 +136,10 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
         for size in _phase_layers([b - a for a, b in stage.phases]):
             phases.append((end, end + size))
             end += size
-        stages.append(
-            stage.model_copy(
-                update={
-                    "phases": tuple(phases),
-                    "recompute_layers": _recompute_layers(stage, phases[-1]),
-                }
-            )
-        )
+        layers = _recompute_layers(stage, phases[-1])
+        rest = None if layers is None else stage.recompute_rest
+        changes = {"phases": tuple(phases), "recompute_layers": layers, "recompute_rest": rest}
+        stages.append(stage.model_copy(update=changes))
     if end < _MIN_LAYERS:
         first, _ = stages[-1].phases[-1]
         grown = (*stages[-1].phases[:-1], (first, _MIN_LAYERS))
