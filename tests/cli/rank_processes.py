@@ -4,7 +4,9 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -124,3 +126,36 @@ def send(process: int, number: signal.Signals) -> bool:
         os.kill(process, number)
         return True
     return False
+
+
+def listeners(processes: list[int]) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket on which some processes listen."""
+    folders = (Path(f"/proc/{process}/fd") for process in processes)
+    sockets = {_target(link) for folder in folders for link in _entries(folder)}
+    addresses = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENS and f"socket:[{inode}]" in sockets:
+                number, port = local.split(":")
+                # Words of four bytes, each as this machine writes numbers.
+                words = [int(number[at : at + 8], 16) for at in range(0, len(number), 8)]
+                packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                addresses.add((socket.inet_ntop(family, packed), int(port, 16)))
+    return addresses
+
+
+_LISTENS = "0A"
+"""Source: linux, include/net/tcp_states.h."""
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return str(link.readlink())
+    return ""

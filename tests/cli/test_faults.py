@@ -1,8 +1,10 @@
 """A rank is killed, stopped, or lacks memory or disk: it is named, all end, the run resumes."""
 
+import contextlib
 import random
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from cli.rank_processes import (
     last_step,
     leave_no_disk,
     leave_no_memory,
+    listeners,
     numbers,
     rank_processes,
     send,
@@ -162,6 +165,27 @@ def test_an_error_in_a_users_model_is_reported_with_its_rank_and_traceback_file(
     trace = re.search(r"its traceback is in `([^`]+)`", done.stderr)
     assert trace is not None
     assert "own.py" in (tmp_path / trace[1]).read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_sends_garbage_to_every_port_of_a_run_does_not_stop_it(
+    surroundings: Surroundings, tmp_path: Path, whole: Path
+) -> None:
+    """A rank listens with gloo only: there is no store whose keys another process could set."""
+    process = start(surroundings, tmp_path, "train", *STAGES, "--folder", "run")
+    ranks = wait_for_ranks(process.pid)
+    addresses: set[tuple[str, int]] = set()
+    while process.poll() is None:
+        found = listeners([process.pid, *ranks.values()])
+        for address in found:
+            with contextlib.suppress(OSError), socket.create_connection(address, 1) as attack:
+                attack.sendall(random.randbytes(200))
+        addresses |= found
+        time.sleep(0.01)
+    news = ended(process)
+    assert process.returncode == 0, news
+    assert {host for host, _ in addresses} == {"127.0.0.1"}
+    as_if_nothing_had_happened(tmp_path / "run", whole)
 
 
 @pytest.mark.slow

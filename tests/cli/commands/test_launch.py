@@ -1,12 +1,10 @@
 """Runs prepared for a cluster; the hosts are processes on the loopback, or network namespaces."""
 
-import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from cli.rank_processes import (
     SHORT_TIMEOUT,
     STAGES,
     leave_no_disk,
+    listeners,
     numbers,
     wait_for_step,
     wait_until_gone,
@@ -369,30 +368,3 @@ def _is_rank(process: Path, folder: Path, rank: int) -> bool:
         return False
     named = {"rank", "--local-rank", str(folder)} <= {*words}
     return named and words[words.index("--rank") + 1] == str(rank)
-
-
-def listeners(processes: list[int]) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket on which some processes listen."""
-    folders = (Path(f"/proc/{process}/fd") for process in processes)
-    sockets = {_target(link) for folder in folders for link in folder.iterdir()}
-    addresses = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == _LISTENS and f"socket:[{inode}]" in sockets:
-                number, port = local.split(":")
-                # Words of four bytes, each as this machine writes numbers.
-                words = [int(number[at : at + 8], 16) for at in range(0, len(number), 8)]
-                packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-                addresses.add((socket.inet_ntop(family, packed), int(port, 16)))
-    return addresses
-
-
-_LISTENS = "0A"
-"""Source: linux, include/net/tcp_states.h."""
-
-
-def _target(link: Path) -> str:
-    with contextlib.suppress(OSError):
-        return str(link.readlink())
-    return ""

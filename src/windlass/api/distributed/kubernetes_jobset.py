@@ -41,10 +41,8 @@ def jobset(job: ClusterJob, kubernetes: KubernetesJob) -> str:
         RequestError: the memory is no quantity.
     """
     memory = kubernetes.host_memory
-    require_plain_text(
-        folder=str(job.folder), image=kubernetes.image, volume_claim=kubernetes.volume_claim,
-        host_memory=memory,
-    )  # fmt: skip
+    values = {"--image": kubernetes.image, "--volume-claim": kubernetes.volume_claim}
+    require_plain_text({"the folder": str(job.folder), "--host-memory": memory} | values)
     if memory is not None and not _QUANTITY.fullmatch(memory):
         raise RequestError(f"`--host-memory` is {memory!r}, no quantity such as `64Gi`")
     name, head = json.dumps(job.name), json.dumps(f"{job.name}-hosts-0-0.{job.name}")

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -70,7 +70,7 @@ class ClusterJob:
         return self.folder / LAUNCH_FILE
 
 
-def require_plain_text(**values: str | None) -> None:
+def require_plain_text(values: Mapping[str, str | None]) -> None:
     """Checks that values can stand in a script, quoted.
 
     Args:
@@ -80,7 +80,7 @@ def require_plain_text(**values: str | None) -> None:
         InputErrors: all that hold a control character, or are no UTF-8.
     """
     faults = [
-        f"{name.replace('_', ' ')} {value!r} holds a control character or is no UTF-8, and a "
+        f"{name} {value!r} holds a control character or is no UTF-8, and a "
         "script cannot name it; choose another"
         for name, value in values.items()
         if value is not None and not _is_plain(value)
@@ -103,7 +103,7 @@ def host_script(job: ClusterJob) -> str:
     Raises:
         InputErrors: the folder, or Python's path, cannot be named in a script.
     """
-    require_plain_text(folder=str(job.folder), Python=sys.executable)
+    require_plain_text({"the folder": str(job.folder), "the path of Python": sys.executable})
     script = shlex.quote(str(job.script))
     if job.nodes == 1:
         usage = f"# Run this on the host:\n#     sh {script}\n"
@@ -142,11 +142,9 @@ def slurm_script(job: ClusterJob, slurm: SlurmJob) -> str:
         InputErrors: all values that cannot stand in a script.
         RequestError: the job asks for fewer GPUs than the plan uses.
     """
-    lines = {f"sbatch line {index}": line for index, line in enumerate(slurm.sbatch_lines, 1)}
-    require_plain_text(
-        folder=str(job.folder), time=slurm.time, partition=slurm.partition, account=slurm.account,
-        **lines,
-    )  # fmt: skip
+    options = {"--time": slurm.time, "--partition": slurm.partition, "--account": slurm.account}
+    lines = {f"--sbatch-line {index}": line for index, line in enumerate(slurm.sbatch_lines, 1)}
+    require_plain_text({"the folder": str(job.folder)} | options | lines)
     script = shlex.quote(str(job.script))
     directives = "".join(f"#SBATCH {line}\n" for line in _directives(job, slurm))
     # Since Slurm 22.05 steps do not inherit this from the job.
