@@ -103,7 +103,9 @@ def _require_text(words: list[str]) -> None:
     """
     for word in words:
         if not is_text(word):
-            raise RequestError(f"`{shorten(word)}` is not UTF-8 text, or has a NUL; rename what it names")
+            raise RequestError(
+                f"`{shorten(word)}` is not UTF-8 text, or has a NUL; rename what it names"
+            )
 
 
 def _describe_refusal(error: OSError) -> str:

@@ -78,8 +78,8 @@ def _host_count(name: str, count: str, family: HostFamily) -> int:
     is_number = count.isdecimal() and len(count) <= _MAX_DIGITS
     if not is_number or not 1 <= int(count) <= family.max_hosts:
         raise MachineError(
-            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of hosts; `{family.name}:N` has 1 to "
-            f"{family.max_hosts} of {family.devices_per_host} "
+            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of hosts; "
+            f"`{family.name}:N` has 1 to {family.max_hosts} of {family.devices_per_host} "
             f"device{'s' if family.devices_per_host > 1 else ''} each"
         )
     return int(count)
