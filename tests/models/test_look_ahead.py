@@ -5,8 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack, layer_stack_from_module
-from windlass.models.look_ahead import layer_that_looks_ahead
+from windlass.models.layer_stack import (
+    LayerStack,
+    layer_stack_from_module,
+    layer_that_looks_ahead,
+)
 
 WIDTH, VOCABULARY = 16, 40
 SMALL = {"layers": 2, "width": WIDTH, "heads": 2, "vocabulary": VOCABULARY, "sequence": 8}

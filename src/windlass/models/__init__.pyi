@@ -24,10 +24,8 @@ from .layer_kinds import (
 from .layer_stack import (
     LayerStack,
     layer_sharding,
-    materialize_layer,
-)
-from .look_ahead import (
     layer_that_looks_ahead,
+    materialize_layer,
 )
 from .loss import (
     IGNORE_INDEX,

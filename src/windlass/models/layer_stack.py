@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from windlass.errors import ModelError
 from windlass.models.init_weights import (
@@ -24,6 +25,11 @@ from windlass.models.tensor_parallel.sharding_rules import (
     parse_sharding_rule,
     resolve_sharding,
 )
+
+
+_TRIED_TOKENS = 8
+_TOLERANCE = 1e-4
+"""Difference that shows a later token, as a share of the largest output; rounding leaves less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,35 @@ def layer_stack_from_module(
     )
 
 
+def layer_that_looks_ahead(stack: LayerStack) -> str | None:
+    """The first layer whose output for a token depends on a later token, such as "`1`, a `Block`".
+
+    Layers of one kind are alike, so the first of each is tried.
+
+    Args:
+        stack: a model with real weights. Those that are zero become random, because a branch that
+            begins at zero would hide what it sees.
+
+    Returns:
+        None if no layer does, or one cannot be tried alone.
+    """
+    length = min(_TRIED_TOKENS, stack.max_sequence or _TRIED_TOKENS)
+    outputs: dict[str, Tensor] = {}
+    x = torch.zeros((2, length), dtype=torch.int64)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for name, kind, layer in zip(stack.names, stack.kinds, stack.layers, strict=True):
+            if kind not in outputs:
+                try:
+                    outputs[kind], sees_ahead = _try_layer(layer.eval(), x)
+                except Exception:  # noqa: BLE001  the user's code may raise anything
+                    return None
+                if sees_ahead:
+                    return f"`{name}`, a `{type(layer).__name__}`"
+            x = outputs[kind]
+    return None
+
+
 def materialize_layer(stack: LayerStack, index: int, *, seed: int, device: str) -> nn.Module:
     """One layer of a stack with real weights, each drawn from (seed, parameter name) alone.
 
@@ -150,6 +185,21 @@ def _owner_parameter(
     module = stack.layers[index].get_submodule(module_path)
     full_name = f"{stack.names[index]}.{module_path}" if module_path else stack.names[index]
     return init_from_seed(module, full_name, seed).get_parameter(leaf)
+
+
+def _try_layer(layer: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
+    """The output for `x[b s ...]`, and whether another last token changes that of earlier ones."""
+    for parameter in layer.parameters():
+        if parameter.is_floating_point() and not parameter.any():
+            parameter.normal_(std=0.1)
+    changed = x.clone()
+    if x.is_floating_point():
+        changed[:, -1] += torch.randn_like(x[:, -1])
+    else:
+        changed[:, -1] += 1
+    output = layer(x)
+    difference = (output - layer(changed))[:, :-1].abs().max()
+    return output, bool(difference > _TOLERANCE * output.abs().max())
 
 
 def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
