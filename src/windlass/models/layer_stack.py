@@ -26,7 +26,6 @@ from windlass.models.tensor_parallel.sharding_rules import (
     resolve_sharding,
 )
 
-
 _TRIED_TOKENS = 8
 _TOLERANCE = 1e-4
 """Difference that shows a later token, as a share of the largest output; rounding leaves less."""
