@@ -16,6 +16,7 @@ from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.rank_of_pinned import rank_in_phases, rank_of_pinned_plan, without_pins
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import shortfall
+from windlass.planner.recompute_layers import show_recompute_layers
 from windlass.planner.result import (
     Advice,
     InfeasiblePlan,
@@ -289,9 +290,13 @@ def _pins(request: ResolvedRequest) -> Iterator[tuple[str, object]]:
         for key, value in getattr(request, name):
             if value is not None:
                 yield f"{name}.{key}", value
-    for name in ("precision", "compile", "recompute", "recompute_layers", "phases"):
+    for name in ("precision", "compile", "recompute"):
         if (value := getattr(request, name)) is not None:
             yield name, value
+    if request.recompute_layers is not None:
+        yield "recompute_layers", show_recompute_layers(request.recompute_layers)
+    if (request.phases or 1) > 1:  # other pins imply a single one
+        yield "phases", request.phases
 
 
 def _infeasible_in_phases(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
