@@ -10,7 +10,7 @@ from windlass.api.plan import Planned, plan
 from windlass.api.training.setup import verified_programs
 from windlass.errors import WindlassError
 from windlass.program import lower, memory_profile, plan_errors
-from windlass.schema import Plan
+from windlass.schema import Plan, TensorGrid
 
 MODELS = ("gpt-tiny", "bert-tiny", "llama-tiny", "gpt2-124m", "gpt2-1.5b", "gpt3-1.3b")
 MACHINES = (
@@ -139,3 +139,9 @@ def test_a_plan_keeps_its_pins_and_is_admitted_or_the_request_is_refused(
 def test_three_hundred_random_requests_are_planned_as_asked_or_refused():
     wrong = {seed: found for seed in range(300) if (found := faults(*drawn(seed)))}
     assert wrong == {}
+
+
+@pytest.mark.slow
+def test_a_model_of_25_heads_fits_on_a_pod_in_a_grid_that_is_not_the_quickest():
+    planned = plan("gpt2-1.5b", "train.batch=256", machine="ipu-pod16")
+    assert planned.plan.parallel.tensor == TensorGrid(1, 16)
