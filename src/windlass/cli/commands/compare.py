@@ -67,9 +67,11 @@ def compare(
     request = build_request(model, (*overrides, *more), options)
     with ProgressBars() as progress:
         forecasts = api.compare_machines(request, machines, progress=progress)
+    heading = f"{request.model.name}, {forecasts[0].global_batch} sequences a step"
     if picture is not None:
-        heading = f"{request.model.name}, {forecasts[0].global_batch} sequences a step"
         api.draw_figure(machine_comparison_figure(forecasts, heading), picture)
+    if not as_json:
+        print_line(heading)
     print_written(picture)
     _print(forecasts, machine_comparison_table, as_json=as_json)
 
