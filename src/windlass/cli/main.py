@@ -24,7 +24,7 @@ _COMMANDS = {
     "train": "train:train",
     "resume": "train:resume",
     "launch": "launch:launch",
-    "sample": "generate:sample",
+    "sample": "runs:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
     "data": "data:data",
@@ -39,7 +39,7 @@ _COMMANDS = {
     "machines": "machines:app",
     "probe": "machines:probe",
     "check": "check:check",
-    "rehearse": "rehearse:rehearse",
+    "rehearse": "check:rehearse",
     "validate": "validate:validate",
 }
 """Command -> its function, imported when it is called. The help lists them in this order."""

@@ -12,14 +12,14 @@ from windlass.data.dataset_cache import (
     prepare_dataset,
     text_fingerprint,
 )
-from windlass.data.excerpt import (
-    write_excerpt,
-)
 from windlass.data.examples import (
     ExampleBatches,
     ExampleDataset,
     load_examples,
     make_examples,
+)
+from windlass.data.excerpt import (
+    write_excerpt,
 )
 from windlass.data.mlm_masking import (
     MlmMasking,
@@ -38,9 +38,9 @@ from windlass.data.tokenizer import (
 
 __all__ = [
     "Batches",
+    "DatasetStatistics",
     "ExampleBatches",
     "ExampleDataset",
-    "DatasetStatistics",
     "MlmMasking",
     "TokenBatch",
     "TokenDataset",
