@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def watchdogs(address: HeadAddress) -> tuple[StatusStore, StatusStore]:
 
 
 def test_all_hosts_agree_on_the_first_failure_and_know_that_all_know(free_address: HeadAddress):
-    store = host_store(free_address)
+    store, threads = host_store(free_address), set(threading.enumerate())
     one, other = watchdogs(free_address)
     assert one.agree_on_failure("first", 30) == "first"
     assert other.agree_on_failure("second", 30) == "first"
@@ -59,6 +60,7 @@ def test_all_hosts_agree_on_the_first_failure_and_know_that_all_know(free_addres
     assert int(PrefixStore("secret", store).get("acknowledged")) == 2
     other.close()
     one.close()
+    assert set(threading.enumerate()) == threads
 
 
 def test_a_status_that_is_garbage_counts_as_silence(free_address: HeadAddress):

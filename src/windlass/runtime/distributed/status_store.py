@@ -16,6 +16,9 @@ from torch._C._distributed_c10d import Store
 
 from windlass.runtime.distributed.heartbeat import NOT_STARTED
 
+_CLOSE_SECONDS = 1.0
+"""Time in which an exchange that is under way ends, if the link is good."""
+
 
 class RankStatus(NamedTuple):
     """Progress of one rank, as the watchdog of its host reports it."""
@@ -70,7 +73,8 @@ class StatusStore:
         """Why the store can no longer be reached; None while it can."""
         self._all_know, self._closed = False, False
         self._wake, self._exchanged = threading.Event(), threading.Condition()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def publish(self, status: Mapping[int, RankStatus]) -> None:
         """Sets the status of each rank of this host, sent with the next exchange."""
@@ -118,9 +122,13 @@ class StatusStore:
         self._wait_until(lambda: self._last_answer > start, timeout_seconds)
 
     def close(self) -> None:
-        """Ends the exchange."""
+        """Ends the exchange, unless a dead link holds it up.
+
+        A thread that returns from torch while Python shuts down would abort the process.
+        """
         self._closed = True
         self._wake.set()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         self._wake.set()
