@@ -28,6 +28,8 @@ _GROUPS = {
 seconds and would starve each other, and those that share captured graphs."""
 
 
+# Before xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives all tests of a group to one worker."""
     root = Path(__file__).parent

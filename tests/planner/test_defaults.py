@@ -3,7 +3,7 @@
 import pytest
 
 from factories import tiny_graph, tiny_machine
-from windlass.planner.defaults import resolve_defaults
+from windlass.planner.defaults import resolve_defaults, smaller_batches
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.request import Request
@@ -87,3 +87,16 @@ def test_a_resolved_request_keeps_all_else_and_resolves_to_itself():
     }
     again = Request.model_validate(content)
     assert resolve_defaults(again, graph(175e9), GPUS)[0] == resolved
+
+
+def test_smaller_batches_are_quarters_down_to_one_unless_the_batch_is_named():
+    assert smaller_batches(Request(), 1536) == (384, 96, 24, 6, 1)
+    assert smaller_batches(Request(), 2) == (1,)
+    assert smaller_batches(Request.resolve(overrides=("train.batch=16",)), 16) == ()
+
+
+def test_a_smaller_default_batch_is_one_that_the_pins_divide():
+    request = Request.resolve(overrides=("parallel.data=4",))
+    resolved, defaults = resolve_defaults(request, graph(13e9), GPUS, most_sequences=6)
+    assert resolved.train.batch == 4
+    assert "the usual 1024 does not fit" in {default.reason for default in defaults}

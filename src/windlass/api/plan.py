@@ -29,6 +29,7 @@ from windlass.planner import (
     pinned_parallelism,
     resolve_defaults,
     result_of_given_plan,
+    smaller_batches,
 )
 from windlass.report import plan_notebook
 from windlass.schema import (
@@ -240,6 +241,13 @@ def plan_request(request: Request, objects: PlannedObjects, progress: Progress |
         target = target.split(devices)
     resolved, defaults = resolve_defaults(request, graph, target)
     graph, result = _search(resolved, graph, target, objects, progress)
+    if not result.fits:
+        for batch in _fitting_batches(request, resolved, graph, target):
+            smaller = resolve_defaults(request, graph, target, most_sequences=batch)
+            attempt = choose_plan(smaller[0], graph, target, every_grid=True)
+            if attempt.fits:
+                (resolved, defaults), result = smaller, attempt
+                break
     if result.plan is not None:
         result = replace(result, plan=result.plan.model_copy(update={"model": request.model}))
     if progress is not None:
@@ -253,6 +261,17 @@ def plan_request(request: Request, objects: PlannedObjects, progress: Progress |
         notes=model_notes(graph, objects),
         objects=objects,
     )
+
+
+def _fitting_batches(
+    request: Request, resolved: ResolvedRequest, graph: Graph, machine: Machine
+) -> tuple[int, ...]:
+    """Smaller default batches to try, largest first; none if not even the smallest fits."""
+    batches = smaller_batches(request, resolved.train.batch)
+    if not batches:
+        return ()
+    smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1])
+    return batches if choose_plan(smallest, graph, machine, every_grid=True).fits else ()
 
 
 def _search(

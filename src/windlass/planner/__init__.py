@@ -13,6 +13,7 @@ from windlass.planner.choose import (
 )
 from windlass.planner.defaults import (
     resolve_defaults,
+    smaller_batches,
 )
 from windlass.planner.downscale import (
     downscale_plan,
@@ -56,5 +57,6 @@ __all__ = [
     "request_of_plan",
     "resolve_defaults",
     "result_of_given_plan",
+    "smaller_batches",
     "with_budget",
 ]

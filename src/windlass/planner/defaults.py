@@ -45,7 +45,7 @@ class _Table(Document):
 
 
 def resolve_defaults(
-    request: Request, graph: Graph, machine: Machine
+    request: Request, graph: Graph, machine: Machine, *, most_sequences: int | None = None
 ) -> tuple[ResolvedRequest, tuple[ChosenDefault, ...]]:
     """The request with batch, sequence and steps chosen where it leaves them open, and why so.
 
@@ -53,15 +53,33 @@ def resolve_defaults(
         request: what a user asks for; whatever it names is kept.
         graph: captured from the request's model.
         machine: the machine that is planned for.
+        most_sequences: the largest default batch, where a larger one does not fit; None means any.
     """
-    chosen = tuple(_defaults(request, graph, machine))
+    chosen = tuple(_defaults(request, graph, machine, most_sequences))
     values = {default.key.removeprefix("train."): default.value for default in chosen}
     train = TrainSettings.model_validate(request.train.model_dump() | values)
     content = {name: getattr(request, name) for name in Request.model_fields}
     return ResolvedRequest(**(content | {"train": train})), chosen
 
 
-def _defaults(request: Request, graph: Graph, machine: Machine) -> Iterator[ChosenDefault]:
+def smaller_batches(request: Request, batch: int) -> tuple[int, ...]:
+    """Default batches to try, largest first, where plans with the usual one do not fit.
+
+    Args:
+        request: what a user asks for; a batch that it names stays.
+        batch: the usual default in sequences.
+
+    Returns:
+        A quarter of the batch, a quarter of that, and so on to 1; nothing if it is no default.
+    """
+    if request.train.batch is not None or batch == 1:
+        return ()
+    return (*(batch >> shift for shift in range(2, batch.bit_length() - 1, 2)), 1)
+
+
+def _defaults(
+    request: Request, graph: Graph, machine: Machine, most_sequences: int | None
+) -> Iterator[ChosenDefault]:
     train, table = request.train, _table()
     row = next(row for row in table.rows if _holds(row, graph, machine))
     sequence, batch, steps = train.sequence, train.batch, train.steps
@@ -72,8 +90,12 @@ def _defaults(request: Request, graph: Graph, machine: Machine) -> Iterator[Chos
         )
     if batch is None:
         published = row.sequences if row.tokens is None else max(1, row.tokens // sequence)
-        batch, reason = _divisible_batch(_round(published), request, machine)
-        yield ChosenDefault(key="train.batch", value=batch, reason=reason or row.reason)
+        usual, reason = _divisible_batch(_round(published), request, machine)
+        batch, reason = usual, reason or row.reason
+        if most_sequences is not None and most_sequences < usual:
+            batch, _ = _divisible_batch(_round(most_sequences), request, machine)
+            reason = f"the usual {usual} does not fit"
+        yield ChosenDefault(key="train.batch", value=batch, reason=reason)
     if steps is None:
         tokens = table.tokens_per_parameter * graph.parameter_count
         reason = row.reason if row.steps else table.steps_reason

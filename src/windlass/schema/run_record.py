@@ -40,7 +40,7 @@ SLURM_FILE = "slurm.sh"
 """The script for `sbatch`, which starts a prepared run on all hosts."""
 JOBSET_FILE = "jobset.yaml"
 """The same for Kubernetes."""
-LAUNCH_SECRET_FILE = "launch.secret"
+LAUNCH_SECRET_FILE = "launch.secret"  # noqa: S105  a file name
 """Prefix of the keys with which the hosts of a cluster meet; only its owner can read it."""
 LARGEST_MODEL_FILE = "largest_model.json"
 

@@ -55,7 +55,7 @@ class AsyncSaver:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._folder = folder
+        self._folder, self._has_made_folder = folder, False
         self._rank, self._world_size = rank, world_size
         self._keep = keep
         self._save_layer = save_layer
@@ -138,8 +138,9 @@ class AsyncSaver:
                 if self._world_size == 1:
                     shutil.rmtree(temporary, ignore_errors=True)
                 # Only once: a folder that was deleted during the run stays deleted.
-                if self.newest_step is None:
+                if not self._has_made_folder:
                     self._folder.mkdir(parents=True, exist_ok=True)
+                    self._has_made_folder = True
                 temporary.mkdir(exist_ok=True)
                 files = self._write_layers(temporary)
                 if self._rank:
