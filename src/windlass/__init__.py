@@ -14,7 +14,6 @@ from windlass.errors import WindlassError
 if TYPE_CHECKING:
     from windlass.api import (
         KubernetesJob,
-        Planned,
         Run,
         SlurmJob,
         batch,
@@ -22,28 +21,22 @@ if TYPE_CHECKING:
         check,
         compare_machines,
         data_statistics,
-        find_machine,
         find_parent,
         fit,
         keys,
-        largest_model,
         launch,
-        load,
-        machines,
-        make_request,
-        measure_largest_model,
         models,
-        plan,
-        probe,
         rehearse,
-        report,
         resume,
-        runs,
         sample,
         smallest_machines,
         train,
         validate,
     )
+    from windlass.api.largest_model import largest_model, measure_largest_model
+    from windlass.api.machines import find_machine, machines, probe
+    from windlass.api.plan import Planned, make_request, plan
+    from windlass.api.runs import load, report, runs
 
 __all__ = [
     "KubernetesJob",

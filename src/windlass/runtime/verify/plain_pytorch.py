@@ -40,7 +40,7 @@ class PlainRun:
     """The model after the last step."""
 
 
-@torch.random.fork_rng(devices=[])  # type: ignore[untyped-decorator]
+@torch.random.fork_rng(devices=[])
 def train_plainly(
     layers: Sequence[tuple[str, nn.Module]],
     batches: PlainBatches,
@@ -84,7 +84,7 @@ def train_plainly(
                 dropout.begin(settings.seed, step, first)
             logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
             loss = _cross_entropy(logits, targets[first : first + micro])
-            (loss * micro / batches.batch).backward()  # type: ignore[no-untyped-call]
+            (loss * micro / batches.batch).backward()
             micro_losses.append(float(loss.detach()))
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
