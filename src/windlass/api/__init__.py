@@ -4,11 +4,13 @@ It joins planning, training, verification and reports, and computes nothing itse
 """
 
 from windlass.api.commands import (
+    BATCH_SIZES,
     VERIFICATION_STEPS,
     Check,
     Fit,
     batch,
     check,
+    evaluate_tables,
     fit,
     keys,
     launch,
@@ -59,6 +61,7 @@ from windlass.api.verify.rehearse import (
 
 __all__ = [
     "ALL_MACHINES",
+    "BATCH_SIZES",
     "HERE",
     "MAX_PROCESSES",
     "RUNS",
@@ -87,6 +90,7 @@ __all__ = [
     "downscale_plan",
     "draw_figure",
     "draw_plan",
+    "evaluate_tables",
     "find_machine",
     "find_parent",
     "fit",

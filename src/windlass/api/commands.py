@@ -28,7 +28,7 @@ from windlass.schema import (
 from windlass.units import format_bytes
 from windlass.validation import TableEvaluation, evaluate_table
 
-SIZES = tuple(2**power for power in range(3, 13))
+BATCH_SIZES = tuple(2**power for power in range(3, 13))
 """Global batches in sequences that `batch` compares, unless a caller names others."""
 
 VERIFICATION_STEPS = 3
@@ -123,7 +123,7 @@ def batch(
     model: str | Request,
     *overrides: str,
     machine: str | None = None,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = BATCH_SIZES,
     progress: Progress | None = None,
 ) -> tuple[MachineForecast, ...]:
     """The best plan for each global batch.
@@ -252,18 +252,30 @@ def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
     Raises:
         InputErrors: all that is wrong with the tables.
     """
+    evaluations, problems = evaluate_tables(tables)
+    if problems:
+        raise InputErrors(problems)
+    return tuple(evaluations)
+
+
+def evaluate_tables(
+    paths: Sequence[str | Path],
+) -> tuple[list[TableEvaluation], list[str]]:
+    """Predicts every row of some CSV files; no constant is fitted to them.
+
+    Returns:
+        The tables that can be read, and a message for each other one.
+    """
     evaluations: list[TableEvaluation] = []
     problems: list[str] = []
-    for table in tables:
+    for path in paths:
         try:
-            evaluations.append(evaluate_table(Path(table)))
+            evaluations.append(evaluate_table(Path(path)))
         except InputErrors as error:
             problems += error.messages
         except WindlassError as error:
             problems.append(str(error))
-    if problems:
-        raise InputErrors(problems)
-    return tuple(evaluations)
+    return evaluations, problems
 
 
 def verified_numerics(planned: Planned, *, steps: int) -> Planned:

@@ -40,13 +40,24 @@ class PlanOptions(RequestOptions):
     plan: Path | None = None
     """The TOML file of a plan (`windlass plan --out`, or a run's `plan.toml`): exactly this plan,
     for its own model and machine unless they are named here too."""
+
+
+SEARCHED_PLAN = PlanOptions()
+"""The request as the model and the overrides give it, and the best plan for it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPlanOptions(PlanOptions):
+    """The same, and whether to explain every value, for commands that show them."""
+
     why: Flag = False
     """Also show every value with where it comes from: file and line, override, default or
     planner."""
 
 
-SEARCHED_PLAN = PlanOptions()
-"""The request as the model and the overrides give it, and the best plan for it."""
+EXPLAINED_PLAN = ExplainedPlanOptions()
+"""The best plan for the request, without an explanation of every value."""
 
 
 @Parameter(name="*")
@@ -79,7 +90,7 @@ NO_PARENT = ParentOptions()
 """A run that starts from the beginning."""
 
 
-def request_of_parent(options: PlanOptions, parent: api.ParentRun) -> PlanOptions:
+def request_of_parent(options: ExplainedPlanOptions, parent: api.ParentRun) -> ExplainedPlanOptions:
     """The options with the request of a parent run as their file.
 
     Raises:
@@ -116,7 +127,7 @@ def explain_values(
     planned: api.Planned,
     model: str | None,
     overrides: tuple[str, ...],
-    options: PlanOptions,
+    options: ExplainedPlanOptions,
     *,
     machine: str | None = None,
 ) -> tuple[api.ValueOrigin, ...]:

@@ -156,6 +156,16 @@ def test_a_value_that_sbatch_would_read_as_something_else_is_refused(tmp_path: P
         slurm_script(job(tmp_path), SlurmJob(partition=value))
 
 
+def run_slurm_script(
+    folder: Path, surroundings: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script of a job in bash, which finds the stand-ins first."""
+    return subprocess.run(
+        ["bash", "-c", slurm_script(job(folder), SlurmJob())],
+        env=surroundings, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("code", "requeued"), [(130, True), (0, False), (1, False)])
 def test_a_job_queues_again_if_its_notice_has_interrupted_the_run(
     tmp_path: Path, code: int, requeued: bool
@@ -167,15 +177,7 @@ def test_a_job_queues_again_if_its_notice_has_interrupted_the_run(
         "while :; do sleep 0.02; done",
         scontrol='echo "$@"',
     ) | {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}  # fmt: skip
-    script = slurm_script(job(tmp_path), SlurmJob())
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_slurm_script(tmp_path, surroundings)
     assert done.returncode == code, done.stderr
     assert done.stdout == "saved\n" + ("requeue 7\n" if requeued else "")
 
@@ -186,13 +188,5 @@ def test_sigterm_for_the_batch_script_leaves_the_hosts_time_to_save(tmp_path: Pa
         srun="trap 'exit 99' TERM; sleep 0.1; kill -TERM $PPID; sleep 0.1; echo saved; exit 130",
         scontrol='echo "$@"',
     ) | {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}  # fmt: skip
-    script = slurm_script(job(tmp_path), SlurmJob())
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_slurm_script(tmp_path, surroundings)
     assert (done.returncode, done.stdout) == (130, "saved\n")

@@ -34,9 +34,6 @@ from windlass.report import (
 )
 from windlass.schema import MachineForecast
 
-SIZES = tuple(2**power for power in range(3, 13))
-"""Global batches in sequences, if `--sizes` is not given."""
-
 
 def compare(
     model: str | None = None,
@@ -80,7 +77,7 @@ def batch(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = SIZES,
+    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = api.BATCH_SIZES,
     options: RequestOptions = NO_OPTIONS,
     picture: Path | None = None,
     as_json: AsJson = False,

@@ -11,9 +11,9 @@ from rich.text import Text
 from windlass import api
 from windlass.atomic_files import require_output_file
 from windlass.cli.command_options import (
-    SEARCHED_PLAN,
+    EXPLAINED_PLAN,
     AsJson,
-    PlanOptions,
+    ExplainedPlanOptions,
     build_plan,
     explain_values,
 )
@@ -70,7 +70,7 @@ def plan(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: PlanOptions = SEARCHED_PLAN,
+    options: ExplainedPlanOptions = EXPLAINED_PLAN,
     out: Path | None = None,
     drawing: DrawingOptions = _NO_DRAWING,
     trace: Path | None = None,
@@ -128,7 +128,7 @@ def fit(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: PlanOptions = SEARCHED_PLAN,
+    options: ExplainedPlanOptions = EXPLAINED_PLAN,
     drawing: DrawingOptions = _NO_DRAWING,
     as_json: AsJson = False,
 ) -> None:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from windlass import api
 from windlass.cli.command_options import (
+    EXPLAINED_PLAN,
     NO_PARENT,
-    SEARCHED_PLAN,
+    ExplainedPlanOptions,
     Flag,
     ParentOptions,
-    PlanOptions,
     build_plan,
     explain_values,
     request_of_parent,
@@ -43,7 +43,7 @@ def train(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    options: PlanOptions = SEARCHED_PLAN,
+    options: ExplainedPlanOptions = EXPLAINED_PLAN,
     parents: ParentOptions = NO_PARENT,
     runs: Path = api.RUNS,
     folder: Path | None = None,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from windlass import api
 from windlass.cli.command_options import AsJson
-from windlass.cli.commands.validate_tables import evaluate_tables, print_evaluations
+from windlass.cli.commands.validate_tables import print_evaluations
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
 from windlass.errors import InputErrors, RequestError, RunBroken, did_you_mean
@@ -98,7 +98,7 @@ def validate(*what: str, as_json: AsJson = False) -> None:
                 f"cannot validate `{wrong[0]}`{did_you_mean(wrong[0], [api.HERE])}; write "
                 f"`{api.HERE}`, or name CSV files of measured runs"
             )
-        evaluations, problems = evaluate_tables(tables)
+        evaluations, problems = api.evaluate_tables(tables)
         if evaluations or as_json:
             print_evaluations(evaluations, as_json=as_json)
         if problems:

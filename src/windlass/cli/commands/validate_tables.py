@@ -2,43 +2,22 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from windlass.cli.console import console, print_bullets, print_json, print_line
-from windlass.errors import InputErrors, WindlassError
 from windlass.validation import (
     Accuracy,
     RelativeErrors,
     RunPrediction,
     TableEvaluation,
-    evaluate_table,
 )
 
 _WORST_SHOWN = 5
 
 _PROVENANCE = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
-
-
-def evaluate_tables(paths: Sequence[str]) -> tuple[list[TableEvaluation], list[str]]:
-    """Predicts every row of some CSV files; no constant is fitted to them.
-
-    Returns:
-        The tables that can be read, and a message for each other one.
-    """
-    evaluations: list[TableEvaluation] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            evaluations.append(evaluate_table(Path(path)))
-        except InputErrors as error:
-            problems += error.messages
-        except WindlassError as error:
-            problems.append(str(error))
-    return evaluations, problems
 
 
 def print_evaluations(evaluations: Sequence[TableEvaluation], *, as_json: bool) -> None:
