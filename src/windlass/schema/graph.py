@@ -14,9 +14,10 @@ from pydantic import Field
 from windlass.document import Document
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
-Precision = Literal["float32", "bfloat16", "float64"]
+Precision = Literal["float32", "bfloat16", "float64", "float8"]
 """Data type that layers compute in. With bfloat16 the optimizer keeps float32 master weights.
-`float64` is for verification on a CPU; planning never chooses it."""
+`float64` is for verification on a CPU; planning never chooses it. With `float8` the matrix products
+of blocks take 8-bit factors, and everything else is as in bfloat16; only other stacks run it."""
 
 OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.
@@ -28,8 +29,8 @@ CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
-PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8}
-"""Bytes per element."""
+PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8, "float8": 2}
+"""Bytes per element of weights and activations."""
 
 
 class Polynomial(NamedTuple):
@@ -101,6 +102,8 @@ class Op(Document):
     """Set for a `collective` only."""
     calls: int = 1
     """Number of ATen calls that it stands for; each pays the launch overhead once."""
+    precision: Precision | None = None
+    """Data type of a matrix product's factors if it is not the layer's."""
 
 
 class LayerCost(Document):

@@ -11,6 +11,7 @@ from windlass.document import Document
 from windlass.schema.graph import Precision
 from windlass.schema.plan import MomentFormat
 from windlass.schema.provenance import Source, source_of
+from windlass.schema.stack import AttentionKernel, Stack
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
 MAX_CONTENTION = 0.05
@@ -98,6 +99,8 @@ class AttentionRate(Document):
     causal mask hides appears twice as fast.
     """
 
+    kernel: AttentionKernel | None = None
+    """The kernel; None means the one that the probe ran."""
     head_width: int
     forward: Curve
     backward: Curve
@@ -123,6 +126,27 @@ class MomentRate(Document):
     """Fixed cost of one part; a weight takes at least one part."""
 
 
+class TileRate(Document):
+    """Rate of matrix products in tiles, which a device's processors compute in waves.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, "tile quantization" and "wave
+    quantization".
+    """
+
+    processors: int = Field(ge=1)
+    """Streaming multiprocessors (compute units) of the device."""
+    efficiency: float = Field(gt=0, le=1)
+    """Share of the peak that deep products of whole waves reach."""
+    ramp: float = Field(default=100.0, ge=0)
+    """Depth (summed dimension) that filling and draining a tile costs."""
+    waves: float = Field(default=0.5, ge=0, le=1)
+    """Share of the loss in a last wave that is not full: 1 counts it fully, 0 not at all."""
+    unaligned: float = Field(default=1.0, ge=0)
+    """Share by which a product takes longer if a side is no multiple of 8 elements."""
+    uneven: float = Field(default=0.0, ge=0)
+    """The same if a side is a multiple of 8 but not of 64 elements."""
+
+
 class MatmulRate(Document):
     """Rate of matrix products and attention in one precision."""
 
@@ -131,6 +155,8 @@ class MatmulRate(Document):
     """Dense peak rate, the denominator of MFU."""
     curve: Curve
     """FLOP/s over FLOP of one product."""
+    tiles: TileRate | None = None
+    """Rate by a product's sides, used in place of `curve` where it is stated."""
     biased: Curve | None = None
     """The same for a product with a bias; None means that a bias takes no extra time."""
     attention: Curve
@@ -331,6 +357,8 @@ class Machine(Document):
     speed_check_seconds: Seconds = 0.0
     """Time of the speed check during the measurement; a later speed check tells by how much the
     machine has become slower or faster. 0 if not measured."""
+    stack: Stack | None = None
+    """Software that drives it; None means Windlass's own runtime."""
     system: str | None = None
     """Fingerprint of the hardware and library versions that were measured."""
     sources: dict[str, Source] = Field(default_factory=dict)
@@ -341,7 +369,9 @@ class Machine(Document):
 
     def __hash__(self) -> int:
         """Hash of everything but the sources, which are not hashable."""
-        return hash((self.name, self.hosts, self.devices_per_host, self.device, self.links))
+        return hash(
+            (self.name, self.hosts, self.devices_per_host, self.device, self.links, self.stack)
+        )
 
     def source_of(self, place: str) -> Source:
         """The source of the number at key `place`: its own, else that of the whole file."""

@@ -52,11 +52,18 @@ class Parallelism(Document):
     virtual_stages: int = Field(default=1, ge=1)
     """Model chunks on each pipeline rank (Megatron's VPP); the `interleaved` schedule runs them in
     turn."""
+    context: int | None = Field(default=None, ge=2)
+    """Context-parallel degree: ranks that divide each sequence among them; None means 1."""
 
     @property
     def devices(self) -> int:
         """Number of devices that the degrees take."""
-        return self.pipeline * self.tensor * self.data
+        return self.pipeline * self.tensor * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters unless they shard them: data times context."""
+        return self.data * (self.context or 1)
 
 
 class ShardingDegrees(Document):
@@ -66,6 +73,9 @@ class ShardingDegrees(Document):
     """Sharding degree of parameters (FSDP, ZeRO-3); 1 replicates them."""
     optimizer: int = Field(default=1, ge=1)
     """Sharding degree of optimizer state and gradients (ZeRO-1); 1 replicates them."""
+    reshard: Literal[True] | None = None
+    """Whether full parameters are freed after each pass and gathered again for the next, beside the
+    passes (FSDP's `reshard_after_forward`); None gathers them once a step."""
 
 
 class Offload(Document):
@@ -143,6 +153,8 @@ class Plan(Document):
     """`name@fingerprint` of the graph."""
     machine: str
     """`name@fingerprint` of the machine."""
+    stack: str | None = None
+    """Name of the software stack that it is for; None means Windlass's own runtime."""
     model: ModelRequest | None = None
     """The model that `graph` was captured from, with its dials; None means the one that `graph`
     names, without any."""
@@ -255,7 +267,7 @@ class Plan(Document):
     @property
     def has_master_weights(self) -> bool:
         """Whether layers compute with copies of float32 master weights."""
-        return self.precision == "bfloat16"
+        return self.precision in ("bfloat16", "float8")
 
     def moment_bytes(self, elements: int) -> int:
         """Bytes of both moments of one weight with n elements, scales included.

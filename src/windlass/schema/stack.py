@@ -1,0 +1,118 @@
+"""Stack: the software that runs a plan on a machine, as a few constants and capabilities."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from windlass.document import Document
+from windlass.schema.graph import Precision
+from windlass.schema.plan import PipelineSchedule
+from windlass.schema.provenance import Source
+from windlass.units import Bytes, Seconds
+
+AttentionKernel = Literal["unfused", "flash1", "flash2", "flash3"]
+"""How attention is computed. `unfused`: two batched matrix products with a softmax between them,
+which writes every score. `flash1` to `flash3`: FlashAttention of that generation, or a kernel as
+fast, such as cuDNN's; it writes no scores."""
+
+Fusion = Literal["eager", "fused", "compiled"]
+"""How element-wise ops run. `eager`: one kernel for each op. `fused`: hand-written kernels for bias
+with GELU, bias with dropout and residual, softmax with mask (Megatron). `compiled`: neighbours in
+one kernel (torch.compile, XLA)."""
+
+ParameterSharding = Literal["none", "optimizer", "parameters"]
+"""What data-parallel ranks share: nothing, optimizer state (ZeRO-1), or parameters too (ZeRO-3)."""
+
+
+class Capabilities(Document):
+    """What a stack can run; planning for it is bound by that."""
+
+    schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    sharding: tuple[ParameterSharding, ...] = ("none", "optimizer")
+    reshard: bool = False
+    """Whether parameters can be freed after each pass and gathered again for the next (FSDP)."""
+    replica_groups: bool = False
+    """Whether parameters can be sharded within groups of replicas (HSDP)."""
+    tensor: bool = True
+    context: bool = False
+    """Whether a sequence can be divided over ranks (context parallelism)."""
+    pipeline: bool = True
+    compile: bool = False
+    offload: bool = False
+    """Whether optimizer state and weights can lie outside device memory."""
+
+
+class StackMemory(Document):
+    """Memory that a stack's process holds beside tensors of the plan."""
+
+    context_bytes: Bytes | None = None
+    """Context and kernels of one process; None means the device's number."""
+    buffer_bytes: Bytes = 0
+    """Buffers for reducing and gathering."""
+    gradient_bytes: float = 0.0
+    """Bytes of each gradient element beyond the plan's: a second copy, or buckets."""
+    allocator_share: float = 0.0
+    """Share of live bytes that the allocator holds beyond them."""
+
+
+class Stack(Document):
+    """A software stack: what it can do, which kernels it runs and what its host costs."""
+
+    name: str
+    about: str
+    similar_to: str | None = None
+    """Stack whose constants this one starts from."""
+    can: Capabilities = Capabilities()
+    attention: AttentionKernel = "flash2"
+    fusion: Fusion = "fused"
+    sequence_parallel: bool = True
+    """Whether norms and dropouts are divided over tensor-parallel ranks."""
+    dropout: bool = False
+    """Whether published runs on it trained with dropout."""
+    selective: Literal["attention", "products"] = "attention"
+    """What selective recompute repeats: attention (Megatron), or every op but each second matrix
+    product (torchtitan)."""
+    early_stop: bool = False
+    """Whether recompute ends with the last op that the backward pass needs."""
+    overlaps_reduction: bool = False
+    """Whether gradients are reduced over replicas beside the last backward pass."""
+    overlaps_gather: bool = False
+    """Whether ZeRO-1 gathers updated parameters beside the next forward pass."""
+    tensor_overlap: float = Field(default=0.0, ge=0, le=1)
+    """Share of tensor-parallel communication beside matrix products (asynchronous tensor
+    parallelism)."""
+    launch_seconds: Seconds | None = None
+    """Host time to launch one kernel; None means the device's number."""
+    pair_launches: float = Field(default=0.0, ge=0)
+    """Share by which launches take longer when 8 tensor-parallel ranks wait for each other; for t
+    ranks it grows with the pairs, `t (t - 1) / 56`."""
+    collective_seconds: Seconds = 0.0
+    """Fixed time of each tensor-parallel collective beyond the links' latency, for each doubling of
+    its ranks."""
+    message_seconds: Seconds = 0.0
+    """Fixed time of a message to another stage beyond the link's latency."""
+    step_seconds: Seconds = 0.0
+    """Host time of each step outside passes and updates: data, logging, loss scaling."""
+    gather_exposed: float = Field(default=0.0, ge=0, le=1)
+    """Share of FSDP's gathers and scatters that passes do not cover."""
+    products: float = Field(default=1.0, gt=0)
+    """Rate of matrix products over the machine's."""
+    attention_rate: float = Field(default=1.0, gt=0)
+    """Rate of attention over the machine's for that kernel."""
+    traffic: float = Field(default=1.0, gt=0)
+    """Rate of element-wise kernels over the machine's."""
+    memory: StackMemory = StackMemory()
+    deviation: float | None = Field(default=None, gt=0)
+    """Standard deviation of log(measured / predicted) over published runs; None if none are
+    known."""
+    memory_deviation: float | None = Field(default=None, gt=0)
+    """The same of peak memory."""
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """Source of each constant by its key, with the rows that it was fitted to."""
+
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources", "about", "similar_to"})
+
+    def __hash__(self) -> int:
+        """Hash of the name; the sources are not hashable."""
+        return hash(self.name)
