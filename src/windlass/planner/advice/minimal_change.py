@@ -141,7 +141,9 @@ def _changes(
 def _pin_except(request: ResolvedRequest, plan: Plan, opened: str) -> ResolvedRequest:
     """The request with all of a plan pinned except what is opened."""
     pins: dict[str, object] = {
-        "parallel": ParallelRequest(**dict(plan.parallel)),
+        "parallel": ParallelRequest(
+            **{name: getattr(plan.parallel, name) for name in ParallelRequest.model_fields}
+        ),
         "sharding": ShardingRequest(
             parameters=plan.sharding.parameters, optimizer=plan.sharding.optimizer
         ),
@@ -155,7 +157,8 @@ def _pin_except(request: ResolvedRequest, plan: Plan, opened: str) -> ResolvedRe
     }
     if opened in _PARALLEL_FIELDS:
         fields = {name: getattr(request.parallel, name) for name in _PARALLEL_FIELDS[opened]}
-        pins["parallel"] = ParallelRequest(**dict(plan.parallel) | fields)
+        own = {name: getattr(plan.parallel, name) for name in ParallelRequest.model_fields}
+        pins["parallel"] = ParallelRequest(**own | fields)
     else:
         pins[opened] = getattr(request, opened)
     if opened == "recompute":
