@@ -33,6 +33,12 @@ from windlass.api.distributed.kubernetes_jobset import KubernetesJob
 from windlass.api.distributed.launch_script import SlurmJob
 from windlass.api.distributed.rank_main import run_rank
 from windlass.api.largest_model import largest_model, measure_largest_model, require_local
+from windlass.api.local_validation.validated_run import (
+    Measurement,
+    ValidatedRun,
+    validate_random_plans,
+    validated_runs_file,
+)
 from windlass.api.machines import HERE, Progress, find_machine, machines, probe
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, make_request, plan, request_origins
@@ -74,11 +80,13 @@ __all__ = [
     "Fit",
     "Instrumentation",
     "KubernetesJob",
+    "Measurement",
     "ParentRun",
     "Planned",
     "Progress",
     "Run",
     "SlurmJob",
+    "ValidatedRun",
     "ValueOrigin",
     "Verifier",
     "batch",
@@ -124,6 +132,8 @@ __all__ = [
     "smallest_machines",
     "train",
     "validate",
+    "validate_random_plans",
+    "validated_runs_file",
     "value_origins",
     "verification",
     "verified_numerics",

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from windlass.document import Document
 from windlass.schema.fact_table import fact_table_html
@@ -29,6 +29,19 @@ class TierPeak(_FiniteDocument):
     """Bytes of each class at the peak."""
     instruction: int
     """Index into the program of the instruction that runs at the peak."""
+    error: float = Field(default=0.0, ge=0, lt=1)
+    """Half the width of the peak's 80 % interval, as a share of the peak; 0 where bytes are exact,
+    as those of files are."""
+
+    @property
+    def low_bytes(self) -> int:
+        """Lower end of the 80 % interval of the peak."""
+        return round(self.peak_bytes * (1 - self.error))
+
+    @property
+    def high_bytes(self) -> int:
+        """Upper end of the 80 % interval of the peak."""
+        return round(self.peak_bytes * (1 + self.error))
 
     @property
     def over_bytes(self) -> int:

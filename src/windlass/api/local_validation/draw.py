@@ -1,0 +1,213 @@
+"""Draws runs at random: models, shapes and plans that nobody chose.
+
+A run depends on the seed and its own number only, so that the first ten of forty are the ten. The
+sorts take turns. Sizes are drawn for a step of 0.1 to 1.6 s at a fixed rate, not at a predicted
+one, so that a seed means the same runs under every version and on every machine.
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import NamedTuple
+
+from windlass.errors import RequestError
+
+_RATE = 250e9
+"""FLOP/s that the sizes are drawn for."""
+_STEP_SECONDS = (0.1, 1.6)
+_MOST_PARAMETERS = 80e6
+"""A run saves 12 bytes of each at its end."""
+_MOST_SCORES = 1.5e9
+"""Bytes of logits and of attention scores of one micro-batch, roughly."""
+_VOCABULARIES = (4160, 8192, 16000, 32000, 50257)
+"""All hold the default tokenizer's 4,096 entries and BERT's mask."""
+
+
+class DrawnRun(NamedTuple):
+    """One run: a model with its dials, and what is pinned of its plan."""
+
+    number: int
+    sort: str
+    """What the run is drawn for: an entry of `SORTS`."""
+    model: str
+    overrides: tuple[str, ...]
+    """`key=value` of the request."""
+
+
+class _Shape(NamedTuple):
+    """Sizes of a model; letters as in `TransformerConfig`."""
+
+    model: str
+    layers: int
+    heads: int
+    head_width: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def parameters(self) -> int:
+        """Roughly, without norms and biases."""
+        return self.layers * self.width * (4 * self.width + 3 * self.ffn) + (
+            self.vocabulary * self.width
+        )
+
+    @property
+    def flop(self) -> float:
+        """FLOP of one sequence's step, roughly: `6 p s + 12 l s^2 d`."""
+        return self.sequence * (
+            6.0 * self.parameters + 12.0 * self.layers * self.sequence * self.width
+        )
+
+    def overrides(self) -> tuple[str, ...]:
+        sizes = {
+            "layers": self.layers, "width": self.width, "heads": self.heads,
+            "kv_heads": self.kv_heads, "ffn": self.ffn, "vocabulary": self.vocabulary,
+            "sequence": self.sequence,
+        }  # fmt: skip
+        return tuple(f"model.{name}={size}" for name, size in sizes.items())
+
+
+def draw_runs(count: int, seed: int) -> tuple[DrawnRun, ...]:
+    """The first `count` runs of a seed.
+
+    Raises:
+        RequestError: `count` is below 1.
+    """
+    if count < 1:
+        raise RequestError(f"`--random {count}` draws no plan; ask for at least 1")
+    names = tuple(SORTS)
+    return tuple(
+        _draw(number, names[number % len(names)], Random(f"{seed}/{number}"))
+        for number in range(count)
+    )
+
+
+def _draw(number: int, sort: str, random: Random) -> DrawnRun:
+    shape = _tiny_shape(random) if sort == "tiny sequence" else _shape(random)
+    low, high = _STEP_SECONDS
+    seconds = low * (high / low) ** random.random()
+    batch = max(1, round(seconds * _RATE / shape.flop))
+    if sort == "tiny sequence":
+        batch = random.randint(1, 2)
+    accumulation = random.choice([count for count in (1, 1, 2, 3, 4) if count <= batch])
+    limit = _MOST_SCORES / (4 * shape.sequence * max(shape.vocabulary, shape.width * 16))
+    micro = max(1, min(round(batch / accumulation), int(limit)))
+    pins = SORTS[sort](shape, random)
+    replicas = 1
+    if "parallel.data=2" in pins:
+        micro, replicas = max(1, micro // 2), 2
+    batch = micro * accumulation * replicas
+    batches = (f"train.batch={batch}", f"train.sequence={shape.sequence}")
+    if sort != "planner's choice":
+        batches += (f"batch.micro={micro}",)
+    return DrawnRun(number, sort, shape.model, (*shape.overrides(), *batches, *pins))
+
+
+def _shape(random: Random) -> _Shape:
+    model = random.choice(("gpt2-124m", "gpt2-124m", "llama2-7b", "bert-base"))
+    form = random.choice(("plain", "plain", "wide", "narrow", "long", "odd"))
+    sequence: tuple[int, ...]
+    vocabulary = random.choice(_VOCABULARIES)
+    head_width, ratio = 64, random.choice((2.0, 2.75, 4.0))
+    if form == "wide":
+        heads, layers, sequence = random.randint(14, 32), random.randint(1, 3), (64, 128, 256)
+    elif form == "narrow":
+        head_width = 32
+        heads, layers, sequence = random.randint(2, 6), random.randint(4, 14), (128, 256, 512)
+    elif form == "long":
+        heads, layers, sequence = random.randint(2, 6), random.randint(2, 4), (1024, 1536, 2560)
+    elif form == "odd":
+        head_width = random.choice((20, 36, 40, 72, 80, 96, 128))
+        heads, layers = 2 * random.randint(1, 4), random.randint(2, 6)
+        sequence = (random.randint(40, 700),)
+        vocabulary, ratio = random.randint(4200, 40000) // 2 * 2, random.uniform(1.5, 4.5)
+    else:
+        heads, layers, sequence = random.randint(3, 12), random.randint(2, 8), (128, 256, 512)
+    heads += heads % 2  # two tensor-parallel ranks must be able to share them
+    kv_heads = heads // 2 if model == "llama2-7b" and random.random() < 0.5 else heads
+    kv_heads = kv_heads if kv_heads % 2 == 0 else heads
+    ffn = int(heads * head_width * ratio) // 2 * 2
+    shape = _Shape(
+        model, layers, heads, head_width, kv_heads, ffn, vocabulary, random.choice(sequence)
+    )
+    while shape.parameters > _MOST_PARAMETERS and shape.layers > 1:
+        shape = shape._replace(layers=shape.layers - 1)
+    return shape
+
+
+def _tiny_shape(random: Random) -> _Shape:
+    """A model of which a step is mostly launches."""
+    heads = random.choice((2, 4))
+    return _Shape(
+        random.choice(("gpt2-124m", "llama2-7b", "bert-base")), random.randint(2, 6), heads, 32,
+        heads, 128 * heads, 4160, random.choice((4, 8, 16, 32)),
+    )  # fmt: skip
+
+
+def _numerics(random: Random) -> Iterator[str]:
+    """Precision and compilation, for sorts that are drawn for something else."""
+    precision = random.choice(("float32", "bfloat16"))
+    yield f"precision={precision}"
+    compiled = precision == "bfloat16" and random.random() < 0.5
+    yield f"compile={str(compiled).lower()}"
+
+
+def _eager(precision: str) -> Callable[[_Shape, Random], tuple[str, ...]]:
+    return lambda _shape, _random: (f"precision={precision}", "compile=false", "recompute=none")
+
+
+def _compiled(_: _Shape, random: Random) -> tuple[str, ...]:
+    precision = random.choice(("bfloat16", "bfloat16", "float32"))
+    return (
+        f"precision={precision}",
+        "compile=true",
+        f"recompute={random.choice(('none', 'full'))}",
+    )
+
+
+def _recompute(_: _Shape, random: Random) -> tuple[str, ...]:
+    precision = random.choice(("float32", "bfloat16"))
+    how = random.choice(("selective", "full"))
+    return (f"precision={precision}", "compile=false", f"recompute={how}")
+
+
+def _moments(_: _Shape, random: Random) -> tuple[str, ...]:
+    return (*_numerics(random), f"moments={random.choice(('int8', 'bfloat16'))}")
+
+
+def _phases(shape: _Shape, random: Random) -> tuple[str, ...]:
+    phases = random.randint(2, min(6, shape.layers + 2))
+    return (*_numerics(random), f"phases={phases}")
+
+
+def _offload(_: _Shape, random: Random) -> tuple[str, ...]:
+    return (*_numerics(random), "phases=1", "offload.optimizer=disk")
+
+
+def _processes(_: _Shape, random: Random) -> tuple[str, ...]:
+    axis = random.choice(("pipeline", "tensor", "data"))
+    pins = [f"parallel.{axis}=2", *_numerics(random)]
+    if axis == "data":
+        sharding = random.choice(((1, 1), (1, 2), (2, 2)))
+        pins += [f"sharding.parameters={sharding[0]}", f"sharding.optimizer={sharding[1]}"]
+    return tuple(pins)
+
+
+SORTS: dict[str, Callable[[_Shape, Random], tuple[str, ...]]] = {
+    "planner's choice": lambda _shape, _random: (),
+    "bfloat16 eager": _eager("bfloat16"),
+    "compiled": _compiled,
+    "float32 eager": _eager("float32"),
+    "phases": _phases,
+    "processes": _processes,
+    "recompute": _recompute,
+    "moments": _moments,
+    "optimizer offloaded": _offload,
+    "tiny sequence": lambda _shape, random: (*_numerics(random),),
+}
+"""What runs are drawn for, each with what it pins; they take turns."""

@@ -1,0 +1,200 @@
+"""One drawn run: predicted, measured in a fresh process, and kept in a file as soon as it ends."""
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from windlass.api.local_validation.draw import DrawnRun, draw_runs
+from windlass.api.local_validation.isolated_process import run_isolated
+from windlass.api.machines import HERE, find_machine
+from windlass.api.plan import Planned, plan
+from windlass.api.runs import load
+from windlass.atomic_files import cache_folder, storage_errors
+from windlass.document import Document
+from windlass.errors import RunBroken, WindlassError
+
+_WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
+"""Minimal length of the warm-up, whose steps do not count: caches fill, an idle processor reaches
+its full clock rate, and the third step samples memory after each instruction."""
+_MEASURED_SECONDS, _MEASURED_STEPS = 3.0, 5
+"""Minimal length of the measurement."""
+
+
+class Measurement(Document):
+    """Predicted and measured step time and peak memory of one run."""
+
+    plan: str
+    """The plan in a few words: how it differs from the simplest one."""
+    predicted_seconds: float
+    low_seconds: float
+    """Lower end of the predicted 80 % interval; the next two likewise."""
+    high_seconds: float
+    predicted_bytes: int
+    low_bytes: int
+    high_bytes: int
+    measured_seconds: float
+    """Median over the measured steps."""
+    measured_bytes: int
+    """Peak resident memory of the fullest process."""
+    drift: float
+    """Time of the machine's speed check before the run, over its time during the probe."""
+    contention: float | None = None
+    """Share of its time that the run waited for a busy core; None if not known."""
+
+    @property
+    def seconds_error(self) -> float:
+        """Predicted over measured step time, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def bytes_error(self) -> float:
+        """Predicted over measured peak memory, less one."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+    @property
+    def is_time_inside(self) -> bool:
+        """Whether the measured time is inside the predicted 80 % interval."""
+        return self.low_seconds <= self.measured_seconds <= self.high_seconds
+
+    @property
+    def is_memory_inside(self) -> bool:
+        """Whether the measured memory is inside the predicted 80 % interval."""
+        return self.low_bytes <= self.measured_bytes <= self.high_bytes
+
+
+class ValidatedRun(Document):
+    """One drawn run with its measurement, or the reason why there is none."""
+
+    number: int
+    sort: str
+    model: str
+    overrides: tuple[str, ...]
+    measurement: Measurement | None = None
+    problem: str | None = None
+    """Why it was refused or failed; None if it ran."""
+
+
+def validate_random_plans(count: int, seed: int) -> Iterator[ValidatedRun]:
+    """Predicts and measures the first `count` runs of a seed, and yields each as it ends.
+
+    Runs that were measured before, under the same measurement of this machine, come from their
+    file and are not run again.
+
+    Args:
+        count: number of runs.
+        seed: seed of the draw.
+
+    Raises:
+        RequestError: `count` is below 1.
+        MachineError: this machine cannot be measured.
+        StorageError: the file cannot be written.
+    """
+    drawn = draw_runs(count, seed)
+    path = validated_runs_file(seed)
+    kept = {(row.number, row.model, row.overrides): row for row in _read(path)}
+    for run in drawn:
+        row = kept.get((run.number, run.model, run.overrides))
+        if row is None:
+            row = _validate(run)
+            _append(path, row)
+        yield row
+
+
+def validated_runs_file(seed: int) -> Path:
+    """The file that keeps the runs of a seed; a new measurement of this machine has its own.
+
+    Raises:
+        MachineError: this machine cannot be measured.
+    """
+    machine = find_machine(HERE).fingerprint()
+    return cache_folder() / "validation" / f"seed-{seed}-{machine}.jsonl"
+
+
+def _read(path: Path) -> Iterator[ValidatedRun]:
+    """The rows of a file, without a last one that a kill tore."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                yield ValidatedRun.model_validate(json.loads(line))
+            except (ValueError, ValidationError):
+                continue
+
+
+def _append(path: Path, row: ValidatedRun) -> None:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * torn + row.to_json() + "\n")
+
+
+def _validate(run: DrawnRun) -> ValidatedRun:
+    row = ValidatedRun(number=run.number, sort=run.sort, model=run.model, overrides=run.overrides)
+    try:
+        planned = plan(run.model, *run.overrides)
+        with tempfile.TemporaryDirectory() as folder:
+            measurement = _measure(planned, Path(folder))
+    except WindlassError as error:
+        return row.model_copy(update={"problem": str(error)})
+    return row.model_copy(update={"measurement": measurement})
+
+
+def _measure(planned: Planned, folder: Path) -> Measurement:
+    """Trains a few steps under exactly this plan, in a process of its own."""
+    seconds = planned.prediction.step_seconds
+    warm_up = max(_WARM_UP_STEPS, round(_WARM_UP_SECONDS / seconds))
+    steps = warm_up + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
+    speed_check_seconds = float(run_isolated("windlass.hardware.probe.speed_check"))
+    plan_file = folder / "plan.toml"
+    planned.plan.save(plan_file)
+    run_isolated(
+        "windlass", "train", "--plan", str(plan_file), f"train.steps={steps}",
+        f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
+        "train.evaluate_sequences=4", "--folder", str(folder / "run"),
+    )  # fmt: skip
+    record = load(folder / "run")
+    if record.prediction is None or len(record.steps) < steps:
+        raise RunBroken(f"`{folder}` holds no prediction, or fewer than {steps} steps")
+    measured = record.steps[warm_up:]
+    shares = [step.contention for step in measured if step.contention is not None]
+    prediction, peak = record.prediction, record.prediction.peaks[0]
+    return Measurement(
+        plan=describe_plan(planned),
+        predicted_seconds=prediction.step_seconds,
+        low_seconds=prediction.low_seconds,
+        high_seconds=prediction.high_seconds,
+        predicted_bytes=peak.peak_bytes,
+        low_bytes=peak.low_bytes,
+        high_bytes=peak.high_bytes,
+        measured_seconds=statistics.median(step.seconds for step in measured),
+        measured_bytes=measured[-1].memory_bytes,
+        drift=speed_check_seconds / planned.machine.speed_check_seconds,
+        contention=statistics.fmean(shares) if shares else None,
+    )
+
+
+def describe_plan(planned: Planned) -> str:
+    """`2 x 4 x 256 bf16 compiled`: accumulation, micro-batch, sequence, and what is not default."""
+    plan, parallel = planned.plan, planned.plan.parallel
+    batch = plan.batch
+    phases = max(len(stage.phases) for stage in plan.stages)
+    words = [
+        f"{batch.accumulation} x {batch.micro} x {batch.sequence}",
+        {"bfloat16": "bf16", "float32": "fp32"}.get(plan.precision, plan.precision),
+        "compiled" if plan.compile else "",
+        plan.recompute if plan.recompute != "none" else "",
+        f"{plan.moments} moments" if plan.moments != "float32" else "",
+        f"{phases} phases" if plan.is_offloaded("parameters") else "",
+        "state on disk" if plan.offloads and not plan.is_offloaded("parameters") else "",
+        f"p{parallel.pipeline}" if parallel.pipeline > 1 else "",
+        f"t{parallel.tensor}" if parallel.tensor != 1 else "",
+        f"d{parallel.data}" if parallel.data > 1 else "",
+        f"zero {plan.sharding.parameters}/{plan.sharding.optimizer}"
+        if plan.sharding.optimizer > 1
+        else "",
+    ]
+    return " ".join(filter(None, words))
