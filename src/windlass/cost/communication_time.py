@@ -6,7 +6,9 @@ link that joins them carries their collectives.
 """
 
 from functools import cached_property
+from math import log2
 
+from windlass.cost.op_time import key_value_bytes, plan_micro
 from windlass.cost.ring_bandwidth import LinkCost, RingCosts, message_cost
 from windlass.program import (
     MATCHING_RECEIVE,
@@ -21,7 +23,16 @@ from windlass.program import (
     replicated_gradient_sums,
     updates_per_shard,
 )
-from windlass.schema import Graph, Machine, Plan, TensorAxis, group_size, group_span
+from windlass.schema import (
+    OWN_STACK,
+    Graph,
+    LayerKind,
+    Machine,
+    Plan,
+    TensorAxis,
+    group_size,
+    group_span,
+)
 
 
 class CommunicationCosts:
@@ -36,6 +47,7 @@ class CommunicationCosts:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine
         self._rings = RingCosts(machine.links)
+        self._stack = machine.stack or OWN_STACK
 
     @cached_property
     def _volume(self) -> CommunicationVolume:
@@ -64,10 +76,14 @@ class CommunicationCosts:
         """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""
         degree, shards = self._plan.sharding.parameters, updates_per_shard(self._plan)
         if kind == "unshard_weights":
+            if self._plan.sharding.reshard:
+                return 0.0
             return self._replica_ring(
                 all_gather_bytes(sizes.weights, degree), degree, stride=shards
             )
         if kind == "all_gather_params":
+            if self._stack.overlaps_gather:
+                return 0.0
             return self._replica_ring(all_gather_bytes(sizes.weight_shard, shards), shards)
         return self._reduce_seconds(sizes)
 
@@ -80,24 +96,30 @@ class CommunicationCosts:
 
     def overlapped_reduce_seconds(self, sizes: StateSizes) -> float:
         """The part of a layer's gradient reduction that overlaps with computation."""
-        return self._all_reduce_seconds(sizes) if self.overlaps_reduction else 0.0
+        if not self.overlaps_reduction:
+            return 0.0
+        own = self._stack is OWN_STACK
+        return self._all_reduce_seconds(sizes) if own else self._reduce_seconds(sizes)
 
     @cached_property
     def overlaps_reduction(self) -> bool:
         """Whether the all-reduce of gradients over replicas overlaps with computation.
 
-        All-reduces among replicas that update the same shard are asynchronous; every other
-        collective blocks. Processes that share one host's cores need these cores for a reduction
+        On Windlass's own runtime all-reduces among replicas that update the same shard are
+        asynchronous; every other collective blocks. Other stacks overlap all of it or nothing.
+        Processes that share one host's cores need these cores for a reduction
         too: on 2 cores of an AMD EPYC, two of them take as long for a backward pass with
         overlapping reductions as for one after the other. Between hosts such a reduction costs no
         extra time.
         """
         parallel, machine = self._plan.parallel, self._machine
         on_cores = machine.device.kind == "cpu"
-        within_host = parallel.data * parallel.tensor <= machine.devices_per_host
+        within_host = parallel.replicas * parallel.tensor <= machine.devices_per_host
         if machine.execution_model != "overlapping" or (on_cores and within_host):
             return False
-        return parallel.data > self._plan.sharding.optimizer
+        if self._stack is not OWN_STACK:
+            return self._stack.overlaps_reduction and parallel.replicas > 1
+        return parallel.replicas > self._plan.sharding.optimizer
 
     def _pass_seconds(self, instruction: Instruction) -> float:
         """Seconds of a pass's tensor-parallel collectives, one after the other."""
@@ -105,28 +127,71 @@ class CommunicationCosts:
 
     def tensor_parallel_seconds(self, collective: PassCollective) -> float:
         """Seconds of one tensor-parallel collective."""
-        return self._tensor_parallel_ring(
-            collective.sent_bytes,
-            collective.axis,
-            passes=2 if collective.kind == "all_reduce" else 1,
+        if not collective.sent_bytes:
+            return 0.0
+        rounds = 2 if collective.kind == "all_reduce" else 1
+        ranks = group_size(self._plan.parallel.tensor, collective.axis)
+        fixed = rounds * self._stack.collective_seconds * log2(ranks)
+        return fixed + self._tensor_parallel_ring(
+            collective.sent_bytes, collective.axis, passes=rounds
         )
+
+    def gather_seconds(self, instruction: Instruction) -> float:
+        """Seconds of communication that runs beside a pass: FSDP's and context parallelism's.
+
+        With `sharding.reshard` a forward and a backward pass each gather the layer's parameters,
+        and a backward pass scatters its gradients. A context-parallel rank receives the keys and
+        values of all others, and sends back their gradients.
+        """
+        kind, layer, _ = instruction
+        if layer is None or kind not in ("forward", "backward", "recompute"):
+            return 0.0
+        seconds = self._context_seconds(layer, 2 if kind == "backward" else 1)
+        if self._plan.sharding.reshard and kind != "recompute":
+            sizes, degree = self._state_sizes[layer], self._plan.sharding.parameters
+            sent = all_gather_bytes(sizes.weights, degree)
+            if kind == "backward":
+                sent += all_gather_bytes(round(self._reduced(sizes.gradients)), degree)
+            seconds += self._replica_ring(sent, degree)
+        return seconds
+
+    def _context_seconds(self, layer: int, times: int) -> float:
+        """Seconds in which the keys and values of all other context-parallel ranks arrive."""
+        degree = self._plan.parallel.context or 1
+        if degree == 1:
+            return 0.0
+        kind = self._kinds[layer]
+        cost = kind.cost(self._plan.precision, compiled=self._plan.compile)
+        part = key_value_bytes(cost, self._plan.batch.sequence) * plan_micro(self._plan)
+        sent = round(times * part * (degree - 1))
+        return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)
+
+    @cached_property
+    def _kinds(self) -> tuple[LayerKind, ...]:
+        return tuple(self._graph.shard(self._plan.parallel.tensor).layer_kinds())
+
+    def _reduced(self, nbytes: float) -> float:
+        """Bytes of gradients as replicas reduce them."""
+        each = self._stack.reduce_bytes
+        return nbytes if each is None else nbytes * each / self._plan.gradient_itemsize
 
     def _reduce_seconds(self, sizes: StateSizes) -> float:
         """Seconds of a layer's gradient reduction.
 
         Gradients of weights that tensor-parallel ranks replicate are summed over these ranks, the
         whole is reduce-scattered within the optimizer's sharding group, and the shards are summed
-        over the groups.
+        over the groups. With `sharding.reshard` the passes have scattered them already.
         """
         replicated = sum(
             self._tensor_parallel_ring(sent, axis, passes=2)
             for axis, sent in replicated_gradient_sums(sizes, self._plan)
         )
-        return (
-            replicated
-            + self._reduce_scatter_seconds(sizes.gradients)
-            + self._all_reduce_seconds(sizes)
+        scattered = (
+            0.0
+            if self._plan.sharding.reshard
+            else self._reduce_scatter_seconds(round(self._reduced(sizes.gradients)))
         )
+        return replicated + scattered + self._all_reduce_seconds(sizes)
 
     def _reduce_scatter_seconds(self, nbytes: int) -> float:
         """Seconds of a reduce-scatter of a buffer within the optimizer's sharding group.
@@ -145,10 +210,9 @@ class CommunicationCosts:
     def _all_reduce_seconds(self, sizes: StateSizes) -> float:
         """Seconds of the all-reduce of shards over the replicas that update the same one."""
         degree = self._plan.sharding.optimizer
-        others = self._plan.parallel.data // degree
-        return self._replica_ring(
-            all_reduce_bytes(sizes.gradient_shard, others), others, stride=degree, passes=2
-        )
+        others = self._plan.parallel.replicas // degree
+        nbytes = round(self._reduced(sizes.gradient_shard))
+        return self._replica_ring(all_reduce_bytes(nbytes, others), others, stride=degree, passes=2)
 
     def _tensor_parallel_ring(self, sent_bytes: int, axis: TensorAxis, *, passes: int) -> float:
         """Seconds of one ring of tensor-parallel ranks."""
@@ -175,20 +239,22 @@ class CommunicationCosts:
     def _ring_seconds(self, sent_bytes: int, ranks: int, stride: int, passes: int) -> float:
         """Seconds of one ring whose neighbours are `stride` devices from each other."""
         parallel = self._plan.parallel
-        cost = self._rings.cost(ranks, stride, parallel.data * int(parallel.tensor))
+        cost = self._rings.cost(ranks, stride, parallel.replicas * int(parallel.tensor))
         return sent_bytes * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message to another stage."""
         cost = self.message_cost
-        return nbytes * cost.byte_seconds + cost.hop_seconds
+        return nbytes * cost.byte_seconds + cost.hop_seconds + self._stack.message_seconds
 
     @cached_property
     def message_cost(self) -> LinkCost:
         """Cost of a message to another stage."""
         parallel = self._plan.parallel
         return message_cost(
-            self._machine.links, parallel.devices, active_devices=parallel.data * parallel.tensor
+            self._machine.links,
+            parallel.devices,
+            active_devices=parallel.replicas * parallel.tensor,
         )
 
 

@@ -2,6 +2,8 @@
 
 from functools import cached_property
 
+import numpy as np
+
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.op_time import (
     DeviceRates,
@@ -9,8 +11,11 @@ from windlass.cost.op_time import (
     OpContext,
     TermSeconds,
     batch_load_bytes,
+    exposed_seconds,
     grad_accumulation_bytes,
     pass_seconds,
+    passes_seconds,
+    plan_micro,
     tied_grad_add_bytes,
 )
 from windlass.cost.optimizer_time import (
@@ -21,6 +26,7 @@ from windlass.cost.optimizer_time import (
 )
 from windlass.program import (
     GRADIENT_PASSES,
+    LAYER_PASSES,
     Instruction,
     InstructionKind,
     layers_of_stage,
@@ -49,9 +55,10 @@ class InstructionCosts:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         batch = plan.batch
         mode = OpContext(batch.sequence, plan.precision, plan.compile)
+        self._micro = plan_micro(plan)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)
-        self._rates = DeviceRates(self._device, mode)
+        self._rates = DeviceRates(self._device, mode, machine.stack)
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selective_layers(plan)
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
@@ -108,10 +115,25 @@ class InstructionCosts:
         kind, layer, _ = instruction
         cached = self._communication_cache.get((kind, layer))
         if cached is None:
-            cached = self._communication_cache[kind, layer] = self._communication.seconds(
-                instruction
-            )
+            cached = self._exposed_communication(instruction)
+            self._communication_cache[kind, layer] = cached
         return cached
+
+    def _exposed_communication(self, instruction: Instruction) -> float:
+        """Seconds of communication; of a pass, what it takes longer than without any."""
+        sent = self._communication.seconds(instruction)
+        run = self._layer_pass(instruction)
+        if run is None or instruction.layer is None:
+            return sent
+        gather = self._communication.gather_seconds(instruction)
+        if not sent and not gather:
+            return 0.0
+        tensor = int(self._plan.parallel.tensor)
+        micros = np.array([self._micro])
+        parts = passes_seconds((run,), self._rates, micros, tensor=tensor)
+        work, host = (float(each[0, 0]) for each in parts)
+        alone = exposed_seconds(self._rates, work, host)
+        return float(exposed_seconds(self._rates, work, host, sent, gather) - alone)
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of `communication_seconds` that overlaps with what the device does next."""
@@ -134,17 +156,11 @@ class InstructionCosts:
             return update_seconds(self._plan, self._kinds[layer], self._device)
         if kind == "accumulate_tied_grads":
             return self._accumulate_tied_grads(layer)
-        cost = self._kinds[layer].cost(
-            self._plan.precision,
-            compiled=self._plan.compile,
-            selective=layer in self._selective,
-        )
-        ops = pass_ops(kind, self._kinds[layer], cost, first=layer == 0)
-        forward = kind in ("forward", "recompute")
-        if not forward and kind not in (*GRADIENT_PASSES, "backward_input"):
+        run = self._layer_pass(instruction)
+        if run is None:
             return TermSeconds()
-        run = LayerPass(ops, cost, backward=not forward)
-        passed = pass_seconds(run, self._rates, self._plan.batch.micro)
+        tensor = int(self._plan.parallel.tensor)
+        passed = pass_seconds(run, self._rates, self._micro, tensor=tensor)
         summed = (
             self._accumulate_grads(layer, first=micro == 0)
             if kind in GRADIENT_PASSES
@@ -152,8 +168,20 @@ class InstructionCosts:
         )
         return passed.plus(summed)
 
+    def _layer_pass(self, instruction: Instruction) -> LayerPass | None:
+        """The operations of an instruction that runs a pass of a layer; None for any other."""
+        kind, layer, _ = instruction
+        if layer is None or kind not in LAYER_PASSES:
+            return None
+        layer_kind = self._kinds[layer]
+        cost = layer_kind.cost(
+            self._plan.precision, compiled=self._plan.compile, selective=layer in self._selective
+        )
+        ops = pass_ops(kind, layer_kind, cost, first=layer == 0)
+        return LayerPass(ops, cost, backward=kind not in ("forward", "recompute"))
+
     def _load_batch(self) -> TermSeconds:
-        moved = batch_load_bytes(self._plan.batch.micro * self._plan.batch.sequence)
+        moved = batch_load_bytes(self._micro * self._plan.batch.sequence)
         return TermSeconds(load=self._copy_seconds(moved) + self._device.pass_seconds)
 
     def _grad_norm(self, device: int) -> TermSeconds:

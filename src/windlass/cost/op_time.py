@@ -1,14 +1,17 @@
 """Time of ATen operations, eager or compiled, split into cost terms.
 
-A matrix product takes `FLOP / rate(FLOP)`, attention `FLOP / rate(sequence, head width)`, every
-other operation `bytes / rate(bytes)`, at the rate measured under its own name if the machine states
-one. Launch time comes on top. On a CPU the two add up, because one thread does both; on an
-accelerator the host launches ahead, and the larger of launch and work counts.
+A matrix product takes `FLOP / rate(FLOP)`, or the time of its tiles in waves over the device's
+processors; attention takes `FLOP / rate(sequence, head width)`, every other operation
+`bytes / rate(bytes)`, at the rate measured under its own name if the machine states one.
+
+On a CPU launches and communication add to the work, because the same threads do all of it. On an
+accelerator the host launches ahead and collectives are kernels too, so a pass takes the longer of
+its kernels and its launches (`exposed_seconds`).
 
 The operations of any number of passes are priced together, for any number of micro-batch sizes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import log
 from typing import Literal, NamedTuple, TypeVar
@@ -16,18 +19,23 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.arrays import Floats, Ints
+from windlass.cost.arrays import FloatOrFloats, Floats, Ints
 from windlass.schema import (
+    OWN_STACK,
     PRECISION_BYTES,
     AttentionRate,
     Curve,
     Device,
     LayerCost,
     LayerKind,
+    MatmulRate,
     Op,
+    Plan,
     Point,
     Polynomial,
     Precision,
+    Stack,
+    TileRate,
 )
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
@@ -42,6 +50,9 @@ _WORK: dict[str, CostTerm] = {
 }  # fmt: skip
 """The term of each operation kind. A tensor-parallel exchange copies on the device itself; its time
 on the links is in `CommunicationCosts`."""
+
+
+_PAIRS_OF_8 = 8 * 7
 
 
 class TermSeconds(NamedTuple):
@@ -94,11 +105,13 @@ class DeviceRates:
     Args:
         device: the device.
         mode: how all operations run.
+        stack: software that runs them; None means Windlass's own runtime.
     """
 
-    def __init__(self, device: Device, mode: OpContext) -> None:
+    def __init__(self, device: Device, mode: OpContext, stack: Stack | None = None) -> None:
         self.device = device
         self.mode = mode
+        self.stack = stack or OWN_STACK
         self._products = device.rate(mode.precision)
         plain = device.fused_traffic if mode.compiled else None
         self.traffic = plain or device.traffic
@@ -109,6 +122,11 @@ class DeviceRates:
                 if op.precision == mode.precision and op.compiled == compiled:
                     self._named[op.name] = op.curve
 
+    def products(self, op: Op) -> MatmulRate:
+        """Rates of a matrix product, in the precision of its factors."""
+        precision = op.precision or self._products.precision
+        return self._products if precision == self._products.precision else self._other(precision)
+
     def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
         """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
 
@@ -118,20 +136,42 @@ class DeviceRates:
             head_width: width of the layer's attention heads.
         """
         if op.kind == "matmul":
-            biased = self._products.biased if op.name == "addmm" else None
-            return (biased or self._products.curve,)
+            rate = self.products(op)
+            return ((rate.biased if op.name == "addmm" else None) or rate.curve,)
         if op.kind == "attention":
             return (self._attention(head_width, backward=backward),)
         named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
         return named or (self.traffic,)
 
+    def share(self, op: Op) -> float:
+        """Rate of an operation on this stack over the machine's rate."""
+        stack = self.stack
+        shares = {"matmul": stack.products, "attention": stack.attention_rate}
+        return shares.get(op.kind, stack.traffic)
+
+    @property
+    def launch_seconds(self) -> float:
+        """Host time to launch one operation."""
+        own = self.stack.launch_seconds
+        return self.device.launch_seconds if own is None else own
+
+    def _other(self, precision: Precision) -> MatmulRate:
+        return self.device.rate(precision)
+
     def _attention(self, head_width: float, *, backward: bool) -> Curve:
         """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
-        measured = self._products.attention_rates
+        measured = self._attention_rates
         if not measured:
             return self._products.attention
         nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
         return self._attention_curves[nearest.head_width][backward]
+
+    @cached_property
+    def _attention_rates(self) -> tuple[AttentionRate, ...]:
+        """Rates of the stack's kernel, else those of the kernel that was measured."""
+        rates = self._products.attention_rates
+        own = tuple(rate for rate in rates if rate.kernel == self.stack.attention)
+        return own or tuple(rate for rate in rates if rate.kernel is None)
 
     @cached_property
     def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
@@ -142,65 +182,182 @@ class DeviceRates:
 
         return {
             rate.head_width: (flat(rate.forward), flat(rate.backward))
-            for rate in self._products.attention_rates
+            for rate in self._attention_rates
         }
 
 
-class OpSeconds(NamedTuple):
-    """Seconds of operations, arrays `[op, micro-batch size]`."""
+class PassSeconds(NamedTuple):
+    """Seconds of passes, arrays `[pass, micro-batch size]`."""
 
     work: Floats
-    launch: Floats
-    """Launch time that the work does not hide."""
+    """Kernels, or the device's own work on a CPU."""
+    host: Floats
+    """Launches, and the host's overhead of a pass."""
 
 
-def ops_seconds(passes: Iterable[LayerPass], rates: DeviceRates, micros: Ints) -> OpSeconds:
-    """Seconds of all operations of some passes, pass by pass in execution order.
+def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats | Ints) -> Floats:
+    """Seconds of work of all operations of some passes, `[op, micro-batch size]`, pass by pass.
 
     Args:
         passes: the passes that run them.
         rates: rates of the device.
         micros: micro-batch sizes in sequences, one for each column of the result.
     """
-    device, mode = rates.device, rates.mode
+    mode = rates.mode
     ops: list[Op] = []
+    shares: list[float] = []
     by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
+    by_tiles: dict[int, tuple[MatmulRate, list[int]]] = {}
     for layer_pass in passes:
         width = _head_width(layer_pass.cost, mode)
         for op in layer_pass.ops:
-            curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
-            by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
+            if op.shape is not None and (rate := rates.products(op)).tiles is not None:
+                by_tiles.setdefault(id(rate), (rate, []))[1].append(len(ops))
+            else:
+                curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
+                by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
             ops.append(op)
+            shares.append(rates.share(op))
     amounts = _amounts(ops, micros, mode.sequence)
     work = np.empty_like(amounts)
     for curves, rows in by_curves.values():
         amount = amounts[rows]
         work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
-    launch = device.launch_seconds * np.array([op.calls for op in ops], dtype=np.float64)[:, None]
-    hidden = 0.0 if device.kind == "cpu" else work
-    return OpSeconds(work, np.maximum(0.0, launch - hidden))
+    for rate, rows in by_tiles.values():
+        shapes = [op.shape for op in (ops[row] for row in rows) if op.shape is not None]
+        sides = [
+            quantity_values(list(side), micros, mode.sequence) for side in zip(*shapes, strict=True)
+        ]
+        work[rows] = tile_seconds(rate, *sides)
+    return np.asarray(work / np.array(shares).reshape(-1, 1))
 
 
-def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
-    """Seconds of one pass of a layer: its operations in turn, and the host's overhead.
+def passes_seconds(
+    passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats | Ints, *, tensor: int = 1
+) -> PassSeconds:
+    """Seconds of work and of the host, of each pass.
+
+    Args:
+        passes: the passes.
+        rates: rates of the device.
+        micros: micro-batch sizes in sequences, one for each column of the result.
+        tensor: tensor-parallel degree of the layers.
+    """
+    counts = [len(each.ops) for each in passes]
+    owner = np.repeat(np.arange(len(passes)), counts)
+    member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
+    calls = np.array([op.calls for each in passes for op in each.ops], dtype=np.float64)
+    pairs = rates.stack.pair_launches * tensor * (tensor - 1) / _PAIRS_OF_8
+    launches = member @ calls * rates.launch_seconds * (1.0 + pairs) + host_seconds(rates)
+    work = member @ ops_seconds(passes, rates, micros)
+    return PassSeconds(work, np.broadcast_to(launches[:, None], work.shape))
+
+
+def exposed_seconds(
+    rates: DeviceRates,
+    work: FloatOrFloats,
+    host: FloatOrFloats,
+    exchange: FloatOrFloats = 0.0,
+    gather: FloatOrFloats = 0.0,
+) -> Floats:
+    """Seconds of a pass from those of its parts, over arrays of any common shape.
+
+    On a CPU the parts add up. On an accelerator kernels, collectives among them, run while the host
+    launches the next ones, and FSDP's gathers run beside both; two activities of nearly equal
+    length seldom hide each other fully (`smooth_max`).
+
+    Args:
+        rates: rates of the device and its stack.
+        work: kernels.
+        host: launches.
+        exchange: tensor-parallel and context-parallel communication.
+        gather: FSDP's gathers of parameters and scatters of gradients.
+    """
+    stack = rates.stack
+    if rates.device.kind == "cpu":
+        return np.asarray(work + host + exchange + gather)
+    kernels = work + (1.0 - stack.tensor_overlap) * np.asarray(exchange)
+    return smooth_max(smooth_max(kernels, host), gather) + stack.gather_exposed * np.asarray(gather)
+
+
+def smooth_max(one: FloatOrFloats, other: FloatOrFloats) -> Floats:
+    """`(one^4 + other^4)^(1/4)`: the longer of two that overlap, and more if they are close."""
+    most = np.maximum(np.maximum(one, other), 1e-30)
+    return np.asarray(most * ((one / most) ** 4 + (other / most) ** 4) ** 0.25)
+
+
+def plan_micro(plan: Plan) -> float:
+    """Sequences of a micro-batch for each context-parallel rank, which has a part of each.
+
+    Operations on tokens and attention to a whole sequence both take a rank's share of the time.
+    """
+    return plan.batch.micro / (plan.parallel.context or 1)
+
+
+def pass_seconds(
+    run: LayerPass, rates: DeviceRates, micro: float, *, tensor: int = 1
+) -> TermSeconds:
+    """Seconds of one pass of a layer without its communication.
 
     Args:
         run: the pass.
         rates: rates of the device.
         micro: sequences of the micro-batch.
+        tensor: tensor-parallel degree of the layer.
     """
-    times = ops_seconds((run,), rates, np.array([micro]))
+    micros = np.array([micro])
     terms: dict[CostTerm, float] = dict.fromkeys(TERMS, 0.0)
-    for op, seconds in zip(run.ops, times.work[:, 0].tolist(), strict=True):
+    for op, seconds in zip(run.ops, ops_seconds((run,), rates, micros)[:, 0].tolist(), strict=True):
         terms[_WORK[op.kind]] += seconds
-    terms["launch"] = host_seconds(rates) + float(times.launch.sum())
+    parts = passes_seconds((run,), rates, micros, tensor=tensor)
+    work, host = (float(each[0, 0]) for each in parts)
+    terms["launch"] = max(0.0, float(exposed_seconds(rates, work, host)) - work)
     return TermSeconds(**terms)
 
 
 def host_seconds(rates: DeviceRates) -> float:
-    """Host overhead of each pass of a layer."""
+    """Host overhead of each pass of a layer apart from its launches."""
     device = rates.device
     return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
+
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.5))
+"""Rows and columns of the tile that one processor computes at once, and its speed relative to the
+fastest tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (the smaller tiles'
+shares are read off its figure 3)."""
+
+
+def tile_seconds(
+    rate: MatmulRate, batch: Floats, rows: Floats, columns: Floats, depth: Floats
+) -> Floats:
+    """Seconds of `batch` products of (rows, depth) by (depth, columns), with the best tile.
+
+    Each tile costs `2 rows columns (depth + ramp)` FLOP of one processor, and tiles run in waves of
+    as many as there are processors. Sides are rounded up to whole tiles.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, "tile quantization" and "wave
+    quantization".
+
+    Args:
+        rate: rate of a device that states `tiles`.
+        batch: number of products of this shape.
+        rows: rows of the left factor.
+        columns: columns of the right factor.
+        depth: length of the summed dimension.
+    """
+    tiles = rate.tiles or TileRate(processors=1, efficiency=1.0)
+    flop_rate = rate.peak * tiles.efficiency
+    seconds = []
+    for high, wide, speed in _TILES:
+        full = np.ceil(rows / high) * np.ceil(columns / wide) * batch / tiles.processors
+        waves = tiles.waves * np.ceil(full) + (1.0 - tiles.waves) * np.maximum(full, 1.0)
+        flop = 2.0 * high * wide * (depth + tiles.ramp) * waves * tiles.processors
+        seconds.append(flop / (flop_rate * speed))
+    odd, part = (
+        np.logical_or.reduce([np.mod(side, by) > 0 for side in (columns, depth)]) for by in (8, 64)
+    )
+    longer = 1.0 + np.where(odd, tiles.unaligned, np.where(part, tiles.uneven, 0.0))
+    return np.asarray(np.minimum.reduce(seconds) * longer)
 
 
 def rates_at(curve: Curve, sizes: Floats) -> Floats:
@@ -210,14 +367,16 @@ def rates_at(curve: Curve, sizes: Floats) -> Floats:
     return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
 
 
-def quantity_values(quantities: Sequence[Polynomial], micros: Ints, sequence: int) -> Floats:
+def quantity_values(
+    quantities: Sequence[Polynomial], micros: Floats | Ints, sequence: int
+) -> Floats:
     """`Quantity.at` of many quantities, `[quantity, micro-batch size]`."""
     powers = float(sequence) ** np.arange(3)
     basis = np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
     return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
 
 
-def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
+def _amounts(ops: Sequence[Op], micros: Floats | Ints, sequence: int) -> Floats:
     """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`."""
     none = Polynomial()
     counted = [op.kind in ("matmul", "attention") for op in ops]
@@ -237,12 +396,30 @@ def _head_width(cost: LayerCost, mode: OpContext) -> float:
     """
     for op in cost.forward:
         if op.kind == "attention":
-            results = op.flop.at(1, mode.sequence) / (4 * mode.sequence)
+            results = _attention_results(op, mode.sequence)
             written = op.written_bytes.at(1, mode.sequence)
             sums = (written - results * PRECISION_BYTES[mode.precision]) / 4
             if sums >= 1 and results / sums >= 1:
                 return results / sums
     return 64.0
+
+
+def key_value_bytes(cost: LayerCost, sequence: int) -> float:
+    """Bytes of the keys and values of one sequence in a layer; 0 without fused attention.
+
+    Fused attention reads queries, as many as its results, with keys and values.
+    """
+    width = PRECISION_BYTES[cost.precision]
+    return sum(
+        max(0.0, op.read_bytes.at(1, sequence) - width * _attention_results(op, sequence))
+        for op in cost.forward
+        if op.kind == "attention"
+    )
+
+
+def _attention_results(op: Op, sequence: int) -> float:
+    """Numbers that fused attention to one sequence gives, `h s k`."""
+    return op.flop.at(1, sequence) / (4 * sequence)
 
 
 def _log_distance(rate: AttentionRate, head_width: float) -> float:

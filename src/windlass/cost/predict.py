@@ -66,7 +66,7 @@ def predict_time(
     if plan.parallel.pipeline == 1 and not plan.offloads and not costs.overlaps_reduction:
         by_kind, by_term = _totals_of_equal_instructions(costs, programs[0])
     else:
-        devices_per_stage = plan.parallel.tensor * plan.parallel.data
+        devices_per_stage = plan.parallel.tensor * plan.parallel.replicas
         stage_programs = programs[::devices_per_stage]
         spans = simulate_programs(plan, graph, machine, costs, stage_programs)
         last = max(

@@ -22,6 +22,7 @@ from windlass.program.communication_volume import (
     all_gather_bytes,
     all_reduce_bytes,
     collective_bytes,
+    op_collectives,
     replicated_gradient_sums,
 )
 from windlass.program.device_mesh import (
@@ -81,8 +82,13 @@ from windlass.program.memory.values import (
 )
 from windlass.program.phases import (
     gradients_reuse_weight_space,
+    phase_needs,
+)
+from windlass.program.pipeline_schedules import (
+    schedule_passes,
 )
 from windlass.program.tensor_parallel import (
+    LAYER_PASSES,
     pass_ops,
 )
 from windlass.program.tied_weights import (
@@ -116,6 +122,7 @@ __all__ = [
     "BOUNCE_BYTES",
     "GLOBAL_COLLECTIVES",
     "GRADIENT_PASSES",
+    "LAYER_PASSES",
     "MATCHING_RECEIVE",
     "REPLICATED_SIZES",
     "STAGING_BYTES",
@@ -152,10 +159,12 @@ __all__ = [
     "mesh_coord",
     "offloaded_bytes_by_tier",
     "offloaded_state_bytes",
+    "op_collectives",
     "optimizer_shard_index",
     "padded_elements",
     "parameter_gather_group",
     "pass_ops",
+    "phase_needs",
     "plan_errors",
     "plan_layer_sizes",
     "plan_state_sizes",
@@ -164,6 +173,7 @@ __all__ = [
     "replicated_gradient_sums",
     "require_valid_plan",
     "schedule_errors",
+    "schedule_passes",
     "selective_layers",
     "selective_recompute_errors",
     "stages_by_layer",

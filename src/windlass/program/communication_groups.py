@@ -29,7 +29,7 @@ def communication_group(instruction: Instruction, device: int, plan: Plan) -> tu
         return tuple(rank_of(coord._replace(tensor_rank=rank), plan.parallel) for rank in ranks)
     if instruction.kind == "reduce_grads":
         first = rank_of(coord._replace(tensor_rank=0, data_rank=0), plan.parallel)
-        return tuple(range(first, first + plan.parallel.data * plan.parallel.tensor))
+        return tuple(range(first, first + plan.parallel.replicas * plan.parallel.tensor))
     if instruction.kind == "unshard_weights":
         replicas: tuple[int, ...] = parameter_gather_group(coord.data_rank, plan)
     elif instruction.kind == "all_gather_params":

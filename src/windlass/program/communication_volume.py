@@ -19,7 +19,7 @@ from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
 from windlass.program.tensor_parallel import pass_ops
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import CollectiveKind, Graph, Plan, TensorAxis, group_size
+from windlass.schema import CollectiveKind, Graph, Op, Plan, TensorAxis, group_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,20 +136,24 @@ class CommunicationVolume:
         degree = self._plan.sharding.optimizer
         over_ranks = sum(sent for _, sent in replicated_gradient_sums(sizes, self._plan))
         scattered = all_gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        copies = self._plan.parallel.data // degree
+        copies = self._plan.parallel.replicas // degree
         return over_ranks + scattered + all_reduce_bytes(sizes.gradient_shard, copies)
 
     def _find_collectives(self, kind: InstructionKind, layer: int) -> Iterator[PassCollective]:
         plan, layer_kind = self._plan, self._kinds[layer]
         selective = layer in self._selective
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
-        for op in pass_ops(kind, layer_kind, cost, first=layer == 0):
-            if op.collective is not None:
-                collective, buffer, axis = op.collective
-                nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
-                ranks = group_size(plan.parallel.tensor, axis)
-                sent = collective_bytes(collective, nbytes, ranks)
-                yield PassCollective(collective, axis, sent)
+        return op_collectives(pass_ops(kind, layer_kind, cost, first=layer == 0), plan)
+
+
+def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
+    """The tensor-parallel collectives of some ops under a plan."""
+    for op in ops:
+        if op.collective is not None:
+            collective, buffer, axis = op.collective
+            nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
+            ranks = group_size(plan.parallel.tensor, axis)
+            yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))
 
 
 def replicated_gradient_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:

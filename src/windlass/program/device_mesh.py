@@ -25,13 +25,13 @@ def mesh_coord(rank: int, parallel: Parallelism) -> MeshCoord:
     communicate most and stages least, so tensor parallelism gets the fastest links.
     """
     group, tensor_rank = divmod(rank, parallel.tensor)
-    stage, data_rank = divmod(group, parallel.data)
+    stage, data_rank = divmod(group, parallel.replicas)
     return MeshCoord(stage, tensor_rank, data_rank)
 
 
 def rank_of(coord: MeshCoord, parallel: Parallelism) -> int:
     """The global rank at these coordinates."""
-    return (coord.stage * parallel.data + coord.data_rank) * parallel.tensor + coord.tensor_rank
+    return (coord.stage * parallel.replicas + coord.data_rank) * parallel.tensor + coord.tensor_rank
 
 
 def chunks_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:

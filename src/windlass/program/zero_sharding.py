@@ -59,7 +59,7 @@ def gradient_scatter_group(data_rank: int, plan: Plan) -> _Group:
 def gradient_reduce_group(data_rank: int, plan: Plan) -> _Group:
     """The r / rts' replicas that store the same optimizer shard and all-reduce its gradient."""
     shard, degree = optimizer_shard_index(data_rank, plan), plan.sharding.optimizer
-    return tuple(range(shard, plan.parallel.data, degree))
+    return tuple(range(shard, plan.parallel.replicas, degree))
 
 
 def _sharding_group_start(data_rank: int, plan: Plan) -> int:

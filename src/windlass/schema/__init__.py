@@ -117,6 +117,7 @@ from windlass.schema.run_record import (
     Step,
 )
 from windlass.schema.stack import (
+    OWN_STACK,
     AttentionKernel,
     Capabilities,
     Fusion,
@@ -143,6 +144,7 @@ from windlass.schema.verification import (
 )
 
 __all__ = [
+    "OWN_STACK",
     "ATTEMPTS_FOLDER",
     "CHECKPOINT_FOLDER",
     "DEVICE_TIER",

@@ -94,6 +94,8 @@ class Stack(Document):
     """Fixed time of a message to another stage beyond the link's latency."""
     step_seconds: Seconds = 0.0
     """Host time of each step outside passes and updates: data, logging, loss scaling."""
+    reduce_bytes: float | None = Field(default=None, gt=0)
+    """Bytes of each gradient element that replicas reduce; None means those of the plan's sums."""
     gather_exposed: float = Field(default=0.0, ge=0, le=1)
     """Share of FSDP's gathers and scatters that passes do not cover."""
     products: float = Field(default=1.0, gt=0)
@@ -116,3 +118,21 @@ class Stack(Document):
     def __hash__(self) -> int:
         """Hash of the name; the sources are not hashable."""
         return hash(self.name)
+
+
+OWN_STACK = Stack(
+    name="windlass",
+    about="Windlass's own runtime on PyTorch",
+    can=Capabilities(
+        schedules=("gpipe", "1f1b", "interleaved", "zero-bubble"),
+        precisions=("float32", "bfloat16", "float64"),
+        sharding=("none", "optimizer", "parameters"),
+        replica_groups=True,
+        compile=True,
+        offload=True,
+    ),
+    fusion="eager",
+    selective="products",
+    overlaps_reduction=True,
+)
+"""What drives a machine that names no stack."""

@@ -206,14 +206,13 @@ class Took:
     """Seconds of the instructions of one plan, as the clock has them."""
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
-        self._costs, self._links = (
-            InstructionCosts(plan, graph, machine),
-            CommunicationCosts(plan, graph, machine),
-        )
+        self._costs = InstructionCosts(plan, graph, machine)
 
     def of(self, kind: InstructionKind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
-        exchanged = 0.0 if kind == "accumulate_tied_grads" else self._links.seconds(instruction)
+        exchanged = self._costs.communication_seconds(instruction)
+        if kind == "accumulate_tied_grads":
+            exchanged = 0.0
         return self._costs.terms(instruction).total + exchanged
 
 

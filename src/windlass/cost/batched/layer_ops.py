@@ -16,8 +16,7 @@ from windlass.cost.op_time import (
     DeviceRates,
     LayerPass,
     OpContext,
-    host_seconds,
-    ops_seconds,
+    passes_seconds,
     quantity_values,
 )
 from windlass.program import InstructionKind, collective_bytes, pass_ops, weight_gradient_elements
@@ -28,6 +27,7 @@ from windlass.schema import (
     LayerCost,
     LayerKind,
     Op,
+    Stack,
     TensorAxis,
     group_size,
 )
@@ -46,7 +46,8 @@ HELD = (
 class PassArrays(NamedTuple):
     """Costs of passes alone, `[micro-batch size, pass, kind]`."""
 
-    seconds: Floats
+    work: Floats
+    host: Floats
     sent: Floats
     """Bytes that a device sends inside them, with a first axis over `AMONG`."""
     hops: Floats
@@ -102,7 +103,12 @@ class ChainOps:
         return self._graph.shard(tensor).kinds
 
     def alone(
-        self, device: Device, mode: OpContext, tensor: int, micros: Sequence[int]
+        self,
+        device: Device,
+        mode: OpContext,
+        tensor: int,
+        micros: Sequence[int],
+        stack: Stack | None = None,
     ) -> PassArrays:
         """Costs of passes alone at one tensor degree, for each micro-batch size.
 
@@ -111,20 +117,20 @@ class ChainOps:
             mode: how operations run.
             tensor: tensor-parallel degree.
             micros: micro-batch sizes in sequences.
+            stack: software that drives it.
 
         Raises:
             KeyError: the device states no rate for the precision, or the graph has no such cost.
         """
         passes = list(self._passes(mode, tensor))
-        rates, sizes = DeviceRates(device, mode), np.array(micros)
-        found = ops_seconds(passes, rates, sizes)
-        owner = np.repeat(np.arange(len(passes)), [len(each.ops) for each in passes])
-        member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
-        seconds = member @ (found.work + found.launch) + host_seconds(rates)
-        by_pass = seconds.T.reshape(len(micros), len(PASSES), len(self.variants))
+        rates, sizes = DeviceRates(device, mode, stack), np.array(micros)
+        work, host = (
+            each.T.reshape(len(micros), len(PASSES), len(self.variants))
+            for each in passes_seconds(passes, rates, sizes, tensor=int(tensor))
+        )
         held = [self._bytes(tensor, variant, mode, sizes) for variant in self.variants]
         by_name = np.reshape(held, (len(held), len(HELD), len(micros))).transpose(2, 1, 0)
-        return PassArrays(by_pass, *self._sent(passes, mode, tensor, sizes), by_name)
+        return PassArrays(work, host, *self._sent(passes, mode, tensor, sizes), by_name)
 
     def _rows(self, tensor: int, sequences: int) -> Floats:
         layers = (self.kinds(tensor)[variant.name] for variant in self.variants)

@@ -17,8 +17,10 @@ from windlass.cost.batched.config_keys import LayerConfig, priced_plan
 from windlass.cost.batched.layer_ops import AMONG, HELD, PASSES, ChainOps, PassArrays
 from windlass.cost.communication_time import tensor_parallel_ring
 from windlass.cost.op_time import (
+    DeviceRates,
     OpContext,
     batch_load_bytes,
+    exposed_seconds,
     grad_accumulation_bytes,
     rates_at,
     tied_grad_add_bytes,
@@ -129,7 +131,12 @@ class PassCostModel:
         )
         alone = PassArrays(*map(np.stack, zip(*each, strict=True)))
         exchanged = self._exchanged(alone, tensors, replicas, (tensor, micro))
-        seconds = alone.seconds[tensor, micro] + exchanged
+        rates = DeviceRates(
+            device, OpContext(self._sequence, like.precision, like.compiled), self._machine.stack
+        )
+        seconds = exposed_seconds(
+            rates, alone.work[tensor, micro], alone.host[tensor, micro], exchanged
+        )
         summed = self._summed(like, tensors, micros)[tensor, micro]
         kinds = [self.ops.kinds(each) for each in tensors]
         held = alone.held[tensor, micro]
@@ -160,7 +167,11 @@ class PassCostModel:
     ) -> PassArrays:
         device = self._machine.device.effective(offloads=moves)
         return self.ops.alone(
-            device, OpContext(self._sequence, precision, compiled), tensor, micros
+            device,
+            OpContext(self._sequence, precision, compiled),
+            tensor,
+            micros,
+            self._machine.stack,
         )
 
     def lent_elements(self, tensor: int) -> int:
@@ -182,7 +193,7 @@ class PassCostModel:
             place: index of the tensor degree and of the micro-batch size, `[config]`.
         """
         tensor, micro = place
-        found = np.zeros_like(alone.seconds[place])
+        found = np.zeros_like(alone.work[place])
         exchanging = replicas * np.array([int(each) for each in tensors])[tensor]
         for at, among in enumerate(AMONG):
             sent, hops = (each[tensor, at, micro] for each in (alone.sent, alone.hops))

@@ -96,7 +96,7 @@ class StageTensors:
         replicated = (
             sizes.replicated_gradients + sizes.replicated_in_columns + sizes.replicated_in_rows
         )
-        return self.plan.parallel.data > 1 or replicated > 0
+        return self.plan.parallel.replicas > 1 or replicated > 0
 
     def weights_between_passes(self, layer: int) -> TensorId:
         """A layer's weights between uses: this device's shard, or all weights without sharding."""
