@@ -4,11 +4,8 @@ from hypothesis import given, settings, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict_plan
-from windlass.planner.search.min_recompute import (
-    RecomputeSteps,
-    min_recompute_plans,
-    stage_peak_bytes,
-)
+from windlass.planner.search.extrapolate import stage_peak_bytes
+from windlass.planner.search.min_recompute import RecomputeSteps, min_recompute_plans
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile

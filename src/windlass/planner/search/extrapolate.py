@@ -131,6 +131,18 @@ def steady_state_microbatches(plan: Plan) -> Plan:
     )
 
 
+def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
+    """Peak device memory of each stage, `[stage]`."""
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    programs = lower(steady_state_microbatches(plan), graph)[
+        :: plan.parallel.tensor * plan.parallel.data
+    ]
+    return tuple(
+        memory_profile(program, plan, graph, runtime_bytes=process_bytes).peak_bytes
+        for program in programs
+    )
+
+
 def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
     """The prediction with another capacity of device memory, which is the first tier."""
     device, *others = prediction.peaks

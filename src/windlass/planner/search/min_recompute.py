@@ -25,12 +25,10 @@ from windlass.cost import (
     stage_seconds,
     step_seconds,
 )
-from windlass.planner.search.extrapolate import steady_state_microbatches
+from windlass.planner.search.extrapolate import stage_peak_bytes
 from windlass.planner.space.plan_space import PlanBatch
 from windlass.program import (
     chunks_of_stage,
-    lower,
-    memory_profile,
     recomputable_layers,
     selective_recompute_errors,
     with_recompute,
@@ -296,15 +294,3 @@ class RecomputeSteps:
             [whole[stage] for stage in chunks],
             [selective[stage] for stage in chunks],
         )
-
-
-def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
-    """Peak device memory of each stage, `[stage]`."""
-    process_bytes = machine.device.process_bytes(compiled=plan.compile)
-    programs = lower(steady_state_microbatches(plan), graph)[
-        :: plan.parallel.tensor * plan.parallel.data
-    ]
-    return tuple(
-        memory_profile(program, plan, graph, runtime_bytes=process_bytes).peak_bytes
-        for program in programs
-    )
