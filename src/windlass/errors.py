@@ -36,6 +36,10 @@ class MachineError(WindlassError):
     """A machine that is unknown or cannot be measured."""
 
 
+class StackError(WindlassError):
+    """A software stack that is unknown, or that cannot do what is asked of it."""
+
+
 class PlanError(WindlassError):
     """A plan that does not fit, is not valid, or whose program does not verify."""
 

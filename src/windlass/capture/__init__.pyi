@@ -8,6 +8,9 @@ from .graph_cache import (
     load_graph,
     save_graph,
 )
+from .stack_graph import (
+    stack_graph,
+)
 
 __all__ = [
     "capture_graph",
@@ -16,4 +19,5 @@ __all__ = [
     "graph_key",
     "load_graph",
     "save_graph",
+    "stack_graph",
 ]

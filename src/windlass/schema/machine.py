@@ -328,6 +328,9 @@ class Link(Document):
     shared_by: int | None = Field(default=None, ge=1)
     """Number of neighbouring devices that share one port, such as a host's network card; 1 means
     each has its own. None means that all devices share it, as processes share host memory."""
+    crowding: float = Field(default=0.0, ge=0, lt=inf)
+    """Share by which a byte takes longer where several rings, each with several members behind
+    shared ports, choose among these ports without knowing of each other."""
 
 
 class Machine(Document):

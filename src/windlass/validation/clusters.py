@@ -1,0 +1,112 @@
+"""Clusters of published runs: their machine, network and software stack, found from a row."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib.resources import files
+from math import ceil
+from typing import Literal
+
+from pydantic import Field
+
+from windlass.document import Document
+from windlass.hardware import load_machine
+from windlass.schema import Machine
+from windlass.units import BytesPerSecond
+from windlass.validation.csv_table import TableRow
+
+
+class Cluster(Document):
+    """Where and with which software published runs ran."""
+
+    name: str
+    match: dict[str, str] = Field(default_factory=dict)
+    """Column -> regular expression that its cell must contain."""
+    stack: str
+    network: BytesPerSecond | None = None
+    """Bytes/s of one network card in one direction; None means the machine's number."""
+    shared_by: int | None = None
+    """Devices that share one card; None means the machine's number."""
+    small_host_network: BytesPerSecond | None = None
+    """Bytes/s of the only card of a host with an unusual number of devices."""
+    filled: float = 1.0
+    """Share of each sequence that is computed; the rest is padding that the software leaves out."""
+    old_software: str | None = None
+    """Pattern in a row's notes that recognizes runs from before a software update."""
+    microbatch_split: Literal["fastest", "stages"] = "fastest"
+    """How a replica's batch is split if a row does not state it: the fastest way that fits, or as
+    many micro-batches as pipeline stages."""
+    about: str
+
+    def machine(self, family: str, devices: int, per_host: float | None = None) -> Machine:
+        """The machine of a run.
+
+        Args:
+            family: host family of the catalog.
+            devices: devices of the run.
+            per_host: devices of each host; None means the family's number.
+        """
+        machine = _machine(family, devices, None if per_host is None else round(per_host))
+        if self.network is None and self.shared_by is None:
+            return machine
+        links = tuple(
+            link
+            if place == 0
+            else link.model_copy(
+                update={
+                    "rate": self.network or link.rate,
+                    "shared_by": self.shared_by or link.shared_by,
+                }
+            )
+            for place, link in enumerate(machine.links)
+        )
+        return machine.model_copy(update={"links": links})
+
+
+@lru_cache(maxsize=1024)
+def _machine(family: str, devices: int, per_host: int | None) -> Machine:
+    usual = load_machine(family)
+    each = per_host or usual.devices_per_host
+    machine = load_machine(f"{family}:{ceil(devices / usual.devices_per_host)}")
+    if each == usual.devices_per_host:
+        return machine
+    inner, *outer = machine.links
+    links = (inner.model_copy(update={"joins": each}), *outer)
+    return machine.model_copy(
+        update={"devices_per_host": each, "hosts": ceil(devices / each), "links": links}
+    )
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, str]]:
+    text = files("windlass.validation").joinpath("clusters.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def clusters() -> tuple[Cluster, ...]:
+    """All clusters, in the order in which rows are matched with them; the last matches any row."""
+    return tuple(
+        Cluster.model_validate({"name": name, **table})  # type: ignore[dict-item]
+        for name, table in _tables()["clusters"].items()
+    )
+
+
+def find_cluster(row: TableRow) -> Cluster:
+    """The first cluster whose patterns a row matches."""
+    return next(
+        cluster
+        for cluster in clusters()
+        if all(
+            re.search(pattern, row.text(name), re.IGNORECASE)
+            for name, pattern in cluster.match.items()
+        )
+    )
+
+
+def find_host_family(row: TableRow) -> str | None:
+    """The host family of a row's device; None if none is known."""
+    device = row.text("device")
+    families = _tables()["devices"].items()
+    return next((name for pattern, name in families if re.search(pattern, device, re.I)), None)
