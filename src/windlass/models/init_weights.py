@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from windlass.errors import ModelError
 
 
-def init_from_seed(module: nn.Module, name: str, seed: int) -> nn.Module:
+def init_from_seed(
+    module: nn.Module, name: str, seed: int, *, empty: Collection[str] = ()
+) -> nn.Module:
     """A copy of `module` on the CPU whose weights depend only on (seed, name).
 
     Each submodule that owns tensors draws them with its own `reset_parameters`, from a generator
@@ -20,14 +22,24 @@ def init_from_seed(module: nn.Module, name: str, seed: int) -> nn.Module:
         module: a module on the meta device, which is not changed.
         name: its full name in the model.
         seed: random seed of all weights of the model.
+        empty: names of parameters that become empty tensors, because they are another layer's.
 
     Raises:
         ModelError: a submodule owns tensors and has no `reset_parameters`.
     """
-    real = copy.deepcopy(module).to_empty(device="cpu")
+    real = copy.deepcopy(module)
     for path, submodule in real.named_modules():
-        if not any(True for _ in parameters_and_buffers(submodule, recurse=False)):
+        names = [
+            ".".join(filter(None, (path, leaf)))
+            for leaf, _ in submodule.named_parameters(recurse=False)
+        ]
+        buffers = any(True for _ in submodule.buffers(recurse=False))
+        if not names and not buffers:
             continue
+        if not buffers and all(each in empty for each in names):
+            _replace_by_empty(real, names)
+            continue
+        submodule.to_empty(device="cpu", recurse=False)
         full_name = ".".join(filter(None, (name, path)))
         reset = getattr(submodule, "reset_parameters", None)
         if reset is None:
@@ -38,7 +50,13 @@ def init_from_seed(module: nn.Module, name: str, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_generator_seed(seed, full_name))
             reset()
+        _replace_by_empty(real, [each for each in names if each in empty])
     return real
+
+
+def _replace_by_empty(module: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        set_parameter(module, name, nn.Parameter(torch.empty(0)))
 
 
 def meta_copy(layer: nn.Module) -> nn.Module:

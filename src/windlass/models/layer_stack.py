@@ -143,7 +143,9 @@ def layer_that_looks_ahead(stack: LayerStack) -> str | None:
     return None
 
 
-def materialize_layer(stack: LayerStack, index: int, *, seed: int, device: str) -> nn.Module:
+def materialize_layer(
+    stack: LayerStack, index: int, *, seed: int, device: str, tied: bool = True
+) -> nn.Module:
     """One layer of a stack with real weights, each drawn from (seed, parameter name) alone.
 
     Which layers are built, in what order and on what device does not change the weights. A
@@ -157,6 +159,8 @@ def materialize_layer(stack: LayerStack, index: int, *, seed: int, device: str) 
         index: index of the layer in the stack.
         seed: random seed of all weights of the model.
         device: device to put the layer on.
+        tied: whether parameters that are tied to an earlier layer get the owner's values; if not,
+            they are empty, for a caller that takes those of the owner.
 
     Raises:
         ModelError: a module of the layer cannot draw its own weights.
@@ -164,10 +168,14 @@ def materialize_layer(stack: LayerStack, index: int, *, seed: int, device: str) 
     name, layer = stack.names[index], stack.layers[index]
     if not any(tensor.is_meta for tensor in parameters_and_buffers(layer)):
         return layer.to(device)
-    real = init_from_seed(layer, name, seed)
-    for tied, owner in stack.tied_weights.items():
-        if tied.startswith(f"{name}."):
-            path = tied.removeprefix(f"{name}.")
+    owners = {
+        full_name.removeprefix(f"{name}."): owner
+        for full_name, owner in stack.tied_weights.items()
+        if full_name.startswith(f"{name}.")
+    }
+    real = init_from_seed(layer, name, seed, empty=owners.keys())
+    for path, owner in owners.items():
+        if tied or owner.startswith(f"{name}."):
             set_parameter(real, path, _owner_parameter(stack, real, name, owner, seed))
     return real.to(device)
 

@@ -110,6 +110,7 @@ __all__ = [
     "InstrumentedRun",
     "LocalLauncher",
     "Manifest",
+    "MemoryLimit",
     "ParentProcess",
     "RankContext",
     "Rendezvous",

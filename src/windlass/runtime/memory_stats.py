@@ -5,11 +5,13 @@ import os
 import re
 import resource
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from windlass.hardware import available_memory_bytes
+from windlass.torch_ext import FREE_MEMORY_BYTES, allocator_stats, set_memory_limit
 from windlass.units import format_bytes, parse_bytes
 
 _STATUS = Path("/proc/self/status")
@@ -41,6 +43,31 @@ def current_bytes(device: torch.device) -> int:
     if _STATM.exists():
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return _usage_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """Keeps a process under its memory budget by limiting what torch's allocator keeps free."""
+
+    tensor_bytes: int
+    """Largest memory of live tensors."""
+    budget_bytes: int
+    """Resident memory that the process may take."""
+
+    def apply(self) -> None:
+        """Sets the limit for what the process takes now; the allocator returns what is above it.
+
+        The process itself grows in its first steps, as code is first used. Memory that is kept
+        free gives way to that.
+        """
+        stats = allocator_stats()
+        if stats is None:
+            return
+        process_bytes = current_bytes(torch.device("cpu")) - stats.reserved
+        # Before the first tensor the process has its growth still ahead of it.
+        growth_bytes = FREE_MEMORY_BYTES if not stats.total_mapped else FREE_MEMORY_BYTES // 8
+        free = self.budget_bytes - process_bytes - growth_bytes - self.tensor_bytes
+        set_memory_limit(self.tensor_bytes + min(max(free, 0), FREE_MEMORY_BYTES))
 
 
 class PeakMemory:

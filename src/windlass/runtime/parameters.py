@@ -206,7 +206,7 @@ def resident_layers(
     weights: dict[str, MasterParameter] = {}
     layers = []
     for index, name in enumerate(stack.names):
-        layer = materialize_layer(stack, index, seed=seed, device=str(device))
+        layer = materialize_layer(stack, index, seed=seed, device=str(device), tied=False)
         names = [f"{name}.{inner}" for inner, _ in layer.named_parameters()]
         owned = []
         for full, parameter in zip(names, layer.parameters(), strict=True):

@@ -7,6 +7,7 @@ import torch
 
 from windlass.models import LayerStack
 from windlass.program import Program
+from windlass.runtime.memory_stats import MemoryLimit
 from windlass.schema import STATE_FOLDER, Graph, Plan, TrainSettings
 
 
@@ -29,6 +30,8 @@ class RankContext:
     """The graph that the plan divides over several devices; None on a single device."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """The device that holds the tensors and computes."""
+    memory_limit: MemoryLimit | None = None
+    """What keeps this process under its memory budget; None leaves the allocator's limit alone."""
 
     @property
     def rank(self) -> int:

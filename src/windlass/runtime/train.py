@@ -273,6 +273,8 @@ class _Run:
             recorder.record(step, self._interpreter.timeline(memory))
         if self._groups:
             self._groups.wait_for_sends()
+        if self._context.memory_limit is not None:
+            self._context.memory_limit.apply()
 
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""

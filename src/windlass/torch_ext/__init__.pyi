@@ -2,7 +2,9 @@ from .compile_cache import (
     sealed_compile_cache,
 )
 from .cpu_allocator import (
-    FREE_MEMORY_FRACTION,
+    FREE_MEMORY_BYTES,
+    AllocatorStats,
+    allocator_stats,
     install_allocator,
     set_memory_limit,
     trim_heap,
@@ -17,10 +19,12 @@ from .quantized_moments import (
 )
 
 __all__ = [
-    "FREE_MEMORY_FRACTION",
+    "FREE_MEMORY_BYTES",
     "PART_ELEMENTS",
+    "AllocatorStats",
     "MomentCodec",
     "StoredMoment",
+    "allocator_stats",
     "block_count",
     "dither_key",
     "install_allocator",

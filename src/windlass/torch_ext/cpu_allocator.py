@@ -31,10 +31,11 @@ from typing import NamedTuple
 
 from windlass.atomic_files import cache_folder, hash_file
 
-FREE_MEMORY_FRACTION = 0.05
-"""Free memory kept beyond the predicted peak, as a fraction of it. Without any, a step that
-alternates between many sizes remaps pages all the time: gpt-mini, 2 x 256, bfloat16, compiled,
-recompute takes 166 ms a step without and 133 to 141 ms with it."""
+FREE_MEMORY_BYTES = 32 * 2**20
+"""Free memory kept beyond that of live tensors, counted as memory of the process. Without any, a
+step that alternates between many sizes remaps pages all the time: gpt-mini, 2 x 256, bfloat16,
+compiled, recompute takes 166 ms a step without and 133 to 141 ms with it. Five percent of the peak
+in its place make no step faster, up to tensors of 2.1 GiB."""
 
 _SOURCE = "blocks.cpp"
 _HASH_DIGITS = 16

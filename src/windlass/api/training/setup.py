@@ -24,13 +24,13 @@ from windlass.schema import (
     Step,
     Timeline,
 )
-from windlass.torch_ext import FREE_MEMORY_FRACTION, install_allocator, set_memory_limit, trim_heap
+from windlass.torch_ext import install_allocator, trim_heap
 from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
     from windlass.models import LayerStack
-    from windlass.runtime import Checkpoint
+    from windlass.runtime import Checkpoint, MemoryLimit
 
 _RECORDED_STEP = 3
 """Step whose timeline is measured, counted within an attempt: caches are warm by then."""
@@ -293,10 +293,17 @@ def train_rank(
 def _prepare_memory(planned: Planned) -> None:
     """Limits the memory of this process to what its rank needs; precedes torch's first tensor."""
     install_allocator()
+    _memory_limit(planned).apply()
+
+
+def _memory_limit(planned: Planned) -> "MemoryLimit":
+    from windlass.runtime import MemoryLimit
+
     peak = planned.prediction.peaks[0]
-    tensor_bytes = peak.peak_bytes - peak.by_class["runtime"]
-    limit_bytes = tensor_bytes + round(FREE_MEMORY_FRACTION * peak.peak_bytes)
-    set_memory_limit(min(limit_bytes, _tensor_budget_bytes(planned)))
+    return MemoryLimit(
+        tensor_bytes=peak.peak_bytes - peak.by_class["runtime"],
+        budget_bytes=planned.request.memory or planned.machine.device.memory.capacity_bytes,
+    )
 
 
 def _training_loop(
@@ -355,6 +362,7 @@ def _attempt(
         checkpoints=folder / CHECKPOINT_FOLDER,
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
         device=torch.device(planned.machine.device.kind),
+        memory_limit=_memory_limit(planned),
     )
     return train_loop(
         context,

@@ -134,7 +134,9 @@ class OffloadedStore:
     def _create_states(self) -> None:
         with storage_errors(self._folder):
             for index, state in self._states.items():
-                layer = materialize_layer(self._stack, index, seed=self._context.seed, device="cpu")
+                layer = materialize_layer(
+                    self._stack, index, seed=self._context.seed, device="cpu", tied=False
+                )
                 named = dict(layer.named_parameters())
                 prefix = f"{self._stack.names[index]}."
                 owned = self.layers[index].owned
