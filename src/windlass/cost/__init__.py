@@ -35,11 +35,16 @@ from windlass.cost.batched.plan_table import (
     LayerConfigTable,
     PlanTable,
 )
-from windlass.cost.batched.schedule_index import (
-    PipelineShape,
-)
 from windlass.cost.batched.sharding_table import (
     ShardingTable,
+)
+from windlass.cost.clock.array_clock import (
+    ArrayClock,
+)
+from windlass.cost.clock.plan_columns import (
+    LayerConfig as ClockConfig,
+    PipelineShape,
+    PlanColumns,
 )
 from windlass.cost.instruction_time import (
     InstructionCosts,
@@ -63,7 +68,9 @@ from windlass.cost.simulator.timeline import (
 )
 
 __all__ = [
+    "ArrayClock",
     "Bools",
+    "ClockConfig",
     "Floats",
     "InstructionCosts",
     "Ints",
@@ -72,6 +79,7 @@ __all__ = [
     "LayerCosts",
     "MemoryLimit",
     "PipelineShape",
+    "PlanColumns",
     "PlanTable",
     "PlanTotals",
     "RecomputeConfig",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Ints
+from windlass.cost.clock.plan_columns import PipelineShape as PipelineShape
 from windlass.schema import PipelineSchedule
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
@@ -137,40 +138,3 @@ class ScheduleIndex:
             found.micros[self.stages, place] = micro
             found.chunks[self.stages, place] = chunk
         return found
-
-
-_FEW_MORE = 5
-"""Micro-batches beyond the number of stages from which on steps of plain schedules repeat."""
-
-
-class PipelineShape(NamedTuple):
-    """How a step runs through the stages."""
-
-    schedule: PipelineSchedule
-    pipeline: int
-    virtual_stages: int
-    microbatches: int
-    """Micro-batches of a step; plans with more than `settled` share a shape."""
-
-    @classmethod
-    def of(
-        cls, order: PipelineSchedule, pipeline: int, interleave: int, micros: int
-    ) -> "PipelineShape":
-        """The shape of plans with this many micro-batches."""
-        shape = cls(order, pipeline, interleave, micros)
-        return shape._replace(microbatches=min(micros, shape.settled + pipeline + 1))
-
-    @property
-    def settled(self) -> int:
-        """Micro-batches from which on each further one takes as long as the last."""
-        return 3 * self.pipeline if self.virtual_stages > 1 else self.pipeline + _FEW_MORE
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it stands for any larger number of micro-batches too."""
-        return self.microbatches > self.settled + self.pipeline
-
-    @property
-    def chunks(self) -> int:
-        """Model chunks of all stages."""
-        return self.pipeline * self.virtual_stages

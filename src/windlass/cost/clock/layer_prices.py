@@ -1,0 +1,357 @@
+"""Layer prices: seconds of each kind of layer, found once for each way that plans compute.
+
+All formulas are those of the event simulator (`op_time`, `communication_time`, `optimizer_time`),
+asked for plans that stand for all others of the same configuration.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property, partial
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.cost.communication_time import CommunicationCosts
+from windlass.cost.op_time import (
+    DeviceRates,
+    LayerPass,
+    OpContext,
+    PassSeconds,
+    batch_load_bytes,
+    exposed_seconds,
+    grad_accumulation_bytes,
+    passes_seconds,
+    plan_micro,
+    rates_at,
+)
+from windlass.cost.optimizer_time import norm_launch_seconds, norm_rate, update_seconds
+from windlass.program import (
+    Instruction,
+    InstructionKind,
+    StateSizes,
+    layer_kind_state_sizes,
+    offloaded_state_bytes,
+    op_collectives,
+    pass_ops,
+    tied_owner_layers,
+)
+from windlass.schema import (
+    DEVICE_TIER,
+    Batch,
+    Device,
+    Graph,
+    LayerKind,
+    Machine,
+    Offload,
+    Parallelism,
+    Plan,
+    ShardingDegrees,
+    Stage,
+)
+
+PASSES: tuple[InstructionKind, ...] = (
+    "forward", "recompute", "backward", "backward_input", "backward_weight",
+)  # fmt: skip
+
+
+class StatePrice(NamedTuple):
+    """Seconds of what happens to a layer's state in a step, by layer column."""
+
+    gather: Floats
+    reduce: Floats
+    """Gradient reduction on the links."""
+    overlapped: Floats
+    """The part of `reduce` that overlaps with computation."""
+    update: Floats
+    spread: Floats
+    """All-gather of updated parameters."""
+    moving: Floats
+    """Seconds to read and write back offloaded optimizer state."""
+    norm_bytes: Floats
+    norm_launches: Floats
+
+
+class StateKey(NamedTuple):
+    """What the state of layers depends on."""
+
+    config: LayerConfig
+    accumulates: bool
+    data: int
+    parameters: int
+    optimizer: int
+
+
+class LayerPrices:
+    """Seconds of a graph's layers on a machine.
+
+    Layers have one column for each kind, the first layer and each owner of tied weights one of
+    their own.
+
+    Args:
+        base: states sequence length, moments, clipping and stack.
+        graph: graph of the layers.
+        machine: the machine that they run on.
+    """
+
+    def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
+        self._base, self._graph, self._machine = base, graph, machine
+        names = [kind.name for kind in graph.layer_kinds()]
+        owners = {owner for owned in tied_owner_layers(graph) for owner in owned}
+        columns: dict[tuple[str, int], int] = {}
+        self.columns: Ints = np.array(
+            [
+                columns.setdefault((name, layer if layer in {0, *owners} else -1), len(columns))
+                for layer, name in enumerate(names)
+            ]
+        )
+        """Column of each layer, `[layer]`."""
+        self.layers: tuple[int, ...] = tuple(
+            int(layer) for layer in np.unique(self.columns, return_index=True)[1]
+        )
+        """The first layer of each column."""
+        self._names = tuple(names[layer] for layer in self.layers)
+        self._passes: dict[tuple[LayerConfig, int, int, int], Floats] = {}
+        self._passes_of = cache(self._layer_passes)
+        self._alone = cache(self._alone_seconds)
+        self.kinds: Callable[[int], tuple[LayerKind, ...]] = cache(self._kinds)
+        """The layer kind of each column, whole or as one of t tensor-parallel shards."""
+        self.state: Callable[[StateKey], StatePrice] = cache(self._state)
+        self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        return (Stage(phases=((0, len(self.columns)),)),)
+
+    def device(self, config: LayerConfig) -> Device:
+        """The device as it computes under a configuration."""
+        return self._machine.device.effective(offloads=config.optimizer_tier != DEVICE_TIER)
+
+    def plan(
+        self,
+        config: LayerConfig,
+        *,
+        micro: int = 1,
+        accumulates: bool = False,
+        data: int = 1,
+        sharding: tuple[int, int] = (1, 1),
+        pipeline: int = 1,
+    ) -> Plan:
+        """A plan that stands for all of a configuration, of one stage unless `pipeline` is given.
+
+        Args:
+            config: the configuration.
+            micro: sequences of a micro-batch.
+            accumulates: whether a step has several micro-batches.
+            data: data-parallel degree.
+            sharding: sharding degrees of parameters and of optimizer state.
+            pipeline: number of stages, for costs of messages.
+        """
+        parallel = Parallelism.model_construct(
+            pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
+        )
+        degrees = ShardingDegrees.model_construct(
+            parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
+        )
+        batch = Batch.model_construct(
+            sequence=self._base.batch.sequence, micro=micro, accumulation=2 if accumulates else 1
+        )
+        return self._base.model_copy(
+            update={
+                "precision": config.precision,
+                "compile": config.compiled,
+                "parallel": parallel,
+                "sharding": degrees,
+                "offload": Offload.model_construct(optimizer=config.optimizer_tier),
+                "batch": batch,
+                "stages": self._stages,
+            }
+        )
+
+    def passes(
+        self, config: LayerConfig, micros: Sequence[int], data: int, parameters: int = 1
+    ) -> list[Floats]:
+        """Seconds of passes for each of some micro-batch sizes, each `[pass, selective, column]`.
+
+        Args:
+            config: how layers compute.
+            micros: sequences of a micro-batch.
+            data: data-parallel degree: replicas exchange on the same links.
+            parameters: sharding degree of parameters that passes gather.
+
+        Raises:
+            KeyError: the machine states no rate or link, or the graph no cost, that is needed.
+        """
+        missing = [
+            micro for micro in micros if (config, micro, data, parameters) not in self._passes
+        ]
+        if missing:
+            found = self._pass_seconds(config, missing, data, parameters)
+            for micro, seconds in zip(missing, found, strict=True):
+                self._passes[config, micro, data, parameters] = seconds
+        return [self._passes[config, micro, data, parameters] for micro in micros]
+
+    def _kinds(self, tensor: int) -> tuple[LayerKind, ...]:
+        kinds = self._graph.shard(tensor).kinds
+        return tuple(kinds[name] for name in self._names)
+
+    def _pass_seconds(
+        self, config: LayerConfig, micros: Sequence[int], data: int, parameters: int
+    ) -> Iterable[Floats]:
+        rates, (work, host) = self._rates(config), self._alone(config, tuple(micros))
+        beside = [np.zeros((2, len(work)))] * len(micros)
+        if config.tensor > 1 or config.reshard or config.context:
+            sharding = parameters, parameters
+            beside = [
+                self._exchanged(
+                    config, self.plan(config, micro=micro, data=data, sharding=sharding)
+                )
+                for micro in micros
+            ]
+        seconds = exposed_seconds(rates, work, host, *np.moveaxis(np.array(beside), 0, 2))
+        return list(seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers)))
+
+    def least_seconds(self, config: LayerConfig, micros: tuple[int, ...]) -> Floats:
+        """Seconds of both passes of each layer without any communication, `[micro, layer]`."""
+        seconds = exposed_seconds(self._rates(config), *self._alone(config, micros))
+        plain = seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers))[:, :, 0]
+        both = plain[:, PASSES.index("forward")] + plain[:, PASSES.index("backward")]
+        return np.asarray(both[:, self.columns])
+
+    def _rates(self, config: LayerConfig) -> DeviceRates:
+        mode = OpContext(self._base.batch.sequence, config.precision, config.compiled)
+        return DeviceRates(self.device(config), mode, self._machine.stack)
+
+    def _alone_seconds(self, config: LayerConfig, micros: tuple[int, ...]) -> PassSeconds:
+        """Seconds of all passes without communication, `[pass, micro]`."""
+        parts = [plan_micro(self.plan(config, micro=micro)) for micro in micros]
+        passes = [each for _, _, each in self._passes_of(config)]
+        return passes_seconds(
+            passes, self._rates(config), np.array(parts), tensor=int(config.tensor)
+        )
+
+    def _layer_passes(self, config: LayerConfig) -> list[tuple[InstructionKind, int, LayerPass]]:
+        """The passes of all columns, plain and selectively recomputed where they can be."""
+        found = []
+        for kind, selective in product(PASSES, (False, True)):
+            for layer, each in zip(self.layers, self.kinds(config.tensor), strict=True):
+                can = selective and any(
+                    (cost.precision, cost.compiled) == (config.precision, config.compiled)
+                    for cost in each.selective_costs
+                )
+                cost = each.cost(config.precision, compiled=config.compiled, selective=can)
+                ops = pass_ops(kind, each, cost, first=layer == 0)
+                found.append((kind, layer, LayerPass(ops, cost, backward="backward" in kind)))
+        return found
+
+    def _exchanged(self, config: LayerConfig, plan: Plan) -> Floats:
+        """Seconds of tensor-parallel collectives and of gathers of each pass, `[2, pass]`."""
+        costs = CommunicationCosts(plan, self._graph, self._machine)
+        seconds, gather = cache(costs.tensor_parallel_seconds), cache(costs.gather_seconds)
+        return np.array(
+            [
+                (sum(map(seconds, op_collectives(run.ops, plan))), gather(Instruction(kind, layer)))
+                for kind, layer, run in self._passes_of(config)
+            ]
+        ).T
+
+    def _sums(
+        self, config: LayerConfig, accumulates: bool, micro: int, shared: tuple[int, ...]
+    ) -> Floats:
+        """Seconds to accumulate gradients of the first and of a later micro-batch, `[2, column]`.
+
+        Args:
+            config: how layers compute.
+            accumulates: whether a step has several micro-batches.
+            micro: sequences of a micro-batch.
+            shared: elements of each column that another layer of its stage uses.
+        """
+        device = self.device(config)
+        plan = self.plan(config, micro=micro, accumulates=accumulates)
+        return np.array(
+            [
+                [
+                    sum(
+                        copy_seconds(nbytes, device)
+                        for nbytes in grad_accumulation_bytes(
+                            kind,
+                            plan.parameter_itemsize,
+                            plan.gradient_itemsize,
+                            shared=elements,
+                            rows=sum(kind.pass_gradient_elements(micro, plan.batch.sequence)),
+                            first=first,
+                        )
+                    )
+                    for kind, elements in zip(self.kinds(config.tensor), shared, strict=True)
+                ]
+                for first in (True, False)
+            ]
+        )
+
+    def load_seconds(self, config: LayerConfig, accumulates: bool, micro: int) -> float:
+        """Seconds to load a micro-batch."""
+        device, plan = self.device(config), self.plan(config, micro=micro, accumulates=accumulates)
+        moved = batch_load_bytes(plan_micro(plan) * self._base.batch.sequence)
+        return copy_seconds(moved, device) + device.pass_seconds
+
+    def output_bytes(self, config: LayerConfig, micro: int) -> Floats:
+        """Bytes of the output of each column's layer, `[column]`."""
+        return np.array(
+            [
+                round(
+                    kind.cost(config.precision, compiled=config.compiled).output_bytes.at(
+                        micro, self._base.batch.sequence
+                    )
+                )
+                for kind in self.kinds(config.tensor)
+            ],
+            dtype=np.float64,
+        )
+
+    def norm_seconds(self, key: StateKey, nbytes: Floats, launches: Floats) -> Floats:
+        """Seconds of the gradient norm over the gradients of a stage."""
+        device = self.device(key.config)
+        plan = self.plan(key.config, accumulates=key.accumulates)
+        rate = norm_rate(plan, device)
+        rates = rate if rate is not None else rates_at(device.traffic, nbytes)
+        return np.where(nbytes > 0, nbytes / rates + launches, 0.0)
+
+    def _state(self, key: StateKey) -> StatePrice:
+        config, accumulates, data, parameters, optimizer = key
+        plan = self.plan(
+            config, accumulates=accumulates, data=data, sharding=(parameters, optimizer)
+        )
+        device, kinds = self.device(config), self.kinds(config.tensor)
+        costs = CommunicationCosts(plan, self._graph, self._machine)
+        sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]
+        moving = [0.0] * len(kinds)
+        if config.optimizer_tier != DEVICE_TIER:
+            (tier,) = (each for each in device.tiers if each.name == config.optimizer_tier)
+            moved = [offloaded_state_bytes(plan, each) for each in sizes]
+            moving = [tier.transfer_seconds(nbytes, nbytes) for nbytes in moved]
+
+        def seconds(price: Callable[[StateSizes], float]) -> Floats:
+            return np.array([price(each) if each.weights else 0.0 for each in sizes])
+
+        return StatePrice(
+            gather=seconds(partial(costs.state_seconds, "unshard_weights")),
+            reduce=seconds(partial(costs.state_seconds, "reduce_grads")),
+            overlapped=seconds(costs.overlapped_reduce_seconds),
+            update=np.array([update_seconds(plan, kind, device).total for kind in kinds]),
+            spread=seconds(partial(costs.state_seconds, "all_gather_params")),
+            moving=np.array(moving),
+            norm_bytes=np.array([each.gradient_shard for each in sizes], dtype=np.float64),
+            norm_launches=np.array([norm_launch_seconds(kind, device) for kind in kinds]),
+        )
+
+    def message_cost(self, config: LayerConfig, data: int, pipeline: int) -> tuple[float, float]:
+        """Seconds of a byte to another stage, and of a message apart from its bytes."""
+        plan = self.plan(config, data=data, pipeline=pipeline)
+        costs = CommunicationCosts(plan, self._graph, self._machine)
+        return costs.message_cost.byte_seconds, costs.message_seconds(0.0)
+
+
+def copy_seconds(nbytes: float, device: Device) -> float:
+    """Seconds of one operation that moves this many bytes."""
+    return nbytes / device.traffic.at(nbytes)

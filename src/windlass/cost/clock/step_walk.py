@@ -1,0 +1,225 @@
+"""Step walk: one step of a batch of plans, level by level of their passes.
+
+Each stage has a lane for computation, one for messages, one for gradient reductions and one for
+transfers of optimizer state, as in the event simulator. All plans of a batch run the same passes in
+the same order, so a lane's time is an array over plans.
+
+Most passes only take time. In the first forward pass of a model chunk weights are gathered, tied
+weights arrive, and layers wait for updates of the step before; in its last backward pass gradients
+are reduced, and those of tied weights leave. There the layers are walked one by one.
+"""
+
+import numpy as np
+
+from windlass.cost.arrays import Floats
+from windlass.cost.clock.batch_seconds import BatchSeconds
+from windlass.cost.clock.schedule_levels import FORWARD, EdgePass, Level, schedule_levels
+
+
+def step_end(batch: BatchSeconds, microbatches: int, *, clips: bool) -> Floats:
+    """Seconds of a step of so many micro-batches, `[plan]`.
+
+    Where optimizer state is offloaded, its updates overlap with the next step: the second of two
+    steps counts.
+
+    Args:
+        batch: seconds of what the plans do.
+        microbatches: micro-batches of the step.
+        clips: whether updates wait for the global gradient norm.
+    """
+    walk = _StepWalk(batch, microbatches, None)
+    end = walk.end(clips=clips)
+    if not batch.offloads.any():
+        return end
+    ready = np.where(batch.offloads, walk.updated - end, -np.inf)
+    return _StepWalk(batch, microbatches, ready).end(clips=clips)
+
+
+class _StepWalk:
+    """The lanes of all stages in one step.
+
+    Args:
+        batch: seconds of what the plans do.
+        microbatches: micro-batches of the step.
+        ready: time at which each layer's update of the step before has ended, `[layer, plan]`; None
+            if there was no step before.
+    """
+
+    def __init__(self, batch: BatchSeconds, microbatches: int, ready: Floats | None) -> None:
+        self._batch, self._ready, self._microbatches = batch, ready, microbatches
+        schedule = schedule_levels(batch.shape._replace(microbatches=microbatches))
+        self._levels = schedule.levels
+        stages, plans = batch.shape.pipeline, batch.columns.count
+        self._now, self._sent, self._reduced = np.zeros((3, stages, plans))
+        """Times at which a stage has computed, sent and reduced all so far, `[stage, plan]`."""
+        self._came = np.zeros((schedule.slots, plans))
+        """Arrival of the message in each slot."""
+        self._tied_weights, self._tied_gradients = np.zeros((2, len(batch.tied), plans))
+        """Arrival of tied weights, and of their gradients."""
+        self.updated = np.full((batch.columns.layers, plans), -np.inf)
+        """End of each layer's update of offloaded state, `[layer, plan]`."""
+
+    def end(self, *, clips: bool) -> Floats:
+        """End of the step, `[plan]`."""
+        self._send_tied_weights(None)
+        for level in self._levels:
+            if level.stages.size:
+                self._pass_level(level)
+            for edge in level.edges:
+                if edge.kind == FORWARD:
+                    self._first_forward(edge)
+                else:
+                    self._last_backward(edge)
+        begin = np.maximum(self._now, self._reduced)
+        if clips:
+            begin = begin.max(axis=0) + self._batch.norm
+        return np.asarray(self._update(begin).max(axis=0))
+
+    def _pass_level(self, level: Level) -> None:
+        """Runs passes that do not wait for each other."""
+        batch, now = self._batch, self._now[level.stages]
+        if level.loads.size:
+            now[level.loads] += batch.load
+        if batch.bulk_synchronous:
+            now += batch.received[level.rows]
+        begin = np.maximum(now, self._came[level.needs], out=now)
+        begin += batch.durations[level.rows]
+        self._now[level.stages] = begin
+        if level.senders.size:
+            stages = level.stages[level.senders]
+            sent = np.maximum(self._sent[stages], begin[level.senders])
+            sent += batch.sending[level.rows[level.senders]]
+            self._came[level.sends] = self._sent[stages] = sent
+            if batch.bulk_synchronous:
+                self._now[stages] = sent
+
+    def _first_forward(self, edge: EdgePass) -> None:
+        """Runs the first forward pass of a chunk, once its weights are there."""
+        batch, chunk, stage = self._batch, edge.chunk, edge.chunk % self._batch.shape.pipeline
+        self._gather(chunk, stage)
+        self._send_tied_weights(chunk)
+        now = self._now[stage]
+        if chunk in (0, batch.shape.chunks - 1):
+            now = now + batch.load
+        if edge.needs:
+            now = self._receive(now, batch.messages[chunk - 1], self._came[edge.needs])
+        users = {tied.user: place for place, tied in enumerate(batch.tied)}
+        for layer in batch.chunks[chunk]:
+            if layer in users:
+                place = users[layer]
+                arrival = self._tied_weights[place]
+                now = self._receive(now, batch.tied[place].weights, arrival)
+            for target in batch.targets[layer] if self._ready is not None else ():
+                now = np.maximum(now, self._ready[target])
+            now = now + batch.passes.forward[layer]
+        self._now[stage] = now
+        if edge.sends:
+            self._came[edge.sends] = self._send(stage, batch.messages[chunk])
+
+    def _gather(self, chunk: int, stage: int) -> None:
+        """Gathers weights that a chunk is the first of its stage to use."""
+        batch = self._batch
+        if not batch.gathers:
+            return
+        for layer in batch.needs[chunk]:
+            if self._ready is not None:
+                ready = np.where(batch.is_sharded, self._ready[layer], -np.inf)
+                self._now[stage] = np.maximum(self._now[stage], ready)
+            self._now[stage] += batch.state.gather[layer]
+
+    def _send_tied_weights(self, chunk: int | None) -> None:
+        """Sends tied weights to the stages that use them, once they are whole.
+
+        Args:
+            chunk: the chunk whose weights have been gathered; None for weights that are always
+                whole, which leave as the step begins.
+        """
+        batch = self._batch
+        for place, tied in enumerate(batch.tied):
+            if chunk is not None and tied.owner not in batch.needs[chunk]:
+                continue
+            stage, leaves = batch.stage_of[tied.owner], batch.is_sharded == (chunk is not None)
+            now, sent = self._now[stage].copy(), self._sent[stage].copy()
+            if self._ready is not None:
+                self._now[stage] = np.maximum(now, self._ready[tied.owner])
+            arrival = self._send(stage, tied.weights)
+            self._tied_weights[place] = np.where(leaves, arrival, self._tied_weights[place])
+            self._now[stage] = np.where(leaves, self._now[stage], now)
+            self._sent[stage] = np.where(leaves, self._sent[stage], sent)
+
+    def _last_backward(self, edge: EdgePass) -> None:
+        """Runs the last backward pass of a chunk, and reduces its gradients.
+
+        Stages before it wait for the gradient of the chunk's input, so that leaves first; only with
+        a single micro-batch, or if no stage waits, each layer's gradient is reduced at once.
+        """
+        batch, chunk, stage = self._batch, edge.chunk, edge.chunk % self._batch.shape.pipeline
+        passes, layers = batch.passes, batch.chunks[chunk]
+        seconds = passes.weight if batch.splits else passes.backward
+        added = passes.first if self._microbatches == 1 else passes.later
+        at_once = self._microbatches == 1 or not edge.sends
+        if edge.needs:
+            self._now[stage] = self._receive(
+                self._now[stage], batch.messages[chunk], self._came[edge.needs]
+            )
+        for layer in reversed(layers):
+            self._now[stage] += seconds[layer] + added[layer]
+            for place, tied in enumerate(batch.tied):
+                if tied.user == layer:
+                    self._tied_gradients[place] = self._send(stage, tied.gradients)
+            if at_once:
+                self._reduce(layer, stage)
+        if edge.sends:
+            self._came[edge.sends] = self._send(stage, batch.messages[chunk - 1])
+        for layer in reversed(layers) if not at_once else ():
+            self._reduce(layer, stage)
+
+    def _reduce(self, layer: int, stage: int) -> None:
+        """Adds the gradient of tied weights and reduces that of a layer over replicas."""
+        batch = self._batch
+        for place, tied in enumerate(batch.tied):
+            if tied.owner == layer:
+                arrival = self._tied_gradients[place]
+                now = self._receive(self._now[stage], tied.gradients, arrival)
+                self._now[stage] = now + tied.adding
+        if batch.reduces:
+            whole, overlapped = batch.state.reduce[layer], batch.state.overlapped[layer]
+            ended = np.maximum(self._now[stage], self._reduced[stage]) + whole
+            self._reduced[stage] = np.where(overlapped > 0, ended, self._reduced[stage])
+            self._now[stage] += whole - overlapped
+
+    def _update(self, now: Floats) -> Floats:
+        """End of all updates of each stage, `[stage, plan]`."""
+        batch, state = self._batch, self._batch.state
+        if not batch.offloads.any():
+            return now + batch.by_stage(state.update + state.spread)
+        overlaps = batch.machine.overlaps_transfers
+        shares_cores = batch.machine.device.kind == "cpu"
+        ends = now.copy()
+        for stage, layers in enumerate(batch.stages):
+            at = idle = now[stage]
+            for layer in layers:
+                if not batch.owned[layer]:
+                    continue
+                work = state.update[layer]
+                begun = np.maximum(at, idle)
+                idle = begun + np.maximum(work, state.moving[layer])
+                beside = at + work if shares_cores else at
+                offloaded = np.where(batch.scatters, idle, beside if overlaps else idle)
+                self.updated[layer] = idle
+                at = np.where(batch.offloads, offloaded, at + work) + state.spread[layer]
+            ends[stage] = at
+        return ends
+
+    def _receive(self, now: Floats, seconds: Floats, arrival: Floats) -> Floats:
+        """Time at which a stage that is free at `now` has received a message."""
+        ready = now + seconds if self._batch.bulk_synchronous else now
+        return np.asarray(np.maximum(ready, arrival))
+
+    def _send(self, stage: int, seconds: Floats) -> Floats:
+        """Sends a message from a stage as it is, and returns when it arrives."""
+        sent = np.maximum(self._sent[stage], self._now[stage]) + seconds
+        self._sent[stage] = sent
+        if self._batch.bulk_synchronous:
+            self._now[stage] = sent
+        return sent
