@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from windlass.program import Program, memory_profile, mesh_coord, offloaded_bytes_by_tier
 from windlass.schema import Graph, Machine, MemoryClass, OffloadClass, Plan, TierPeak
 
-
 _MEMORY_ERROR = 0.02
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
 tensors depends on which code it has run. Measured by `windlass validate here`."""

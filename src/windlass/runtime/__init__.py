@@ -59,6 +59,9 @@ from windlass.runtime.interpreter import (
     Handlers,
     HeartbeatSlots,
 )
+from windlass.runtime.memory_stats import (
+    MemoryLimit,
+)
 from windlass.runtime.rank_context import (
     RankContext,
 )
