@@ -9,7 +9,7 @@ from command_line import Windlass
 
 def test_a_list_names_families_their_sizes_and_single_devices(windlass: Windlass) -> None:
     told = windlass("machines").stdout
-    for name in ("here", "dgx-h100:N", "ipu-pod256", "cs-3:N", "sn30:N", "a100-80gb"):
+    for name in ("here", "dgx-h100:N", "gb200-nvl72", "ipu-pod256", "rtx-4090-pc:N", "a100-80gb"):
         assert any(line.split()[:1] == [name] for line in told.splitlines()), name
 
 
@@ -25,12 +25,12 @@ def test_the_list_as_json_has_a_value_for_each_machine(windlass: Windlass) -> No
     told = {line["name"]: line for line in json.loads(windlass("machines", "--json").stdout)}
     assert told["ipu-pod64"]["devices"] == 64
     assert told["ipu-pod64"]["execution_model"] == "bulk-synchronous"
-    assert told["dgx-h100:N"]["devices"] == 8 * 1024
+    assert told["dgx-h100:N"]["devices"] == 8 * 16384
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("dgx-h100:1025", "1 to 1024"), ("h100:2", "`dgx-h100:N`"), ("ipu-pod", "did you mean")],
+    [("dgx-h100:16385", "1 to 16384"), ("h100:2", "`dgx-h100:N`"), ("ipu-pod", "did you mean")],
 )
 def test_a_machine_that_is_not_there_is_one_clear_message(
     windlass: Windlass, name: str, told: str

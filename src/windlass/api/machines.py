@@ -32,7 +32,7 @@ def machines() -> tuple[tuple[str, Machine], ...]:
     here = load_local_machine(cache_folder())
     entries = [] if here is None else [(HERE, here)]
     for family in host_families():
-        largest = load_machine(f"{family.name}:{family.max_hosts}")
+        largest = load_machine(f"{family.name}:{family.max_count}")
         entries.append((f"{family.name}:N", largest))
         entries += [(size, load_machine(size)) for size in family.named_sizes]
     entries += [(name, load_machine(name)) for name in device_names()]

@@ -75,7 +75,7 @@ def smallest_machines(
 
 
 def _machine_sizes(family: str) -> tuple[Machine, ...]:
-    """One device, then the sizes that are sold by name, or else powers of two of hosts."""
+    """One device, the sizes that are sold by name, then twice as many hosts each time."""
     families = {each.name: each for each in host_families()}
     if family not in families:
         return (load_machine(family),)
@@ -85,13 +85,12 @@ def _machine_sizes(family: str) -> tuple[Machine, ...]:
 def _size_names(family: HostFamily) -> Iterator[str]:
     if family.devices_per_host > 1:
         yield family.device
-    if family.named_sizes:
-        yield from sorted(family.named_sizes, key=lambda name: family.named_sizes[name])
-        return
-    hosts = 1
-    while hosts <= family.max_hosts:
-        yield f"{family.name}:{hosts}" if hosts > 1 else family.name
-        hosts *= 2
+    sizes = sorted(family.named_sizes, key=lambda name: family.named_sizes[name])
+    yield from sizes
+    count = 2 * family.named_sizes[sizes[-1]] if sizes else 2 if family.counts == "devices" else 1
+    while count <= family.max_count:
+        yield family.name if count == family.default_count else f"{family.name}:{count}"
+        count *= 2
 
 
 def _capacity_bytes(machine: Machine, *, in_memory: bool) -> int:

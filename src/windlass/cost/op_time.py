@@ -23,6 +23,7 @@ from windlass.cost.arrays import FloatOrFloats, Floats, Ints
 from windlass.schema import (
     OWN_STACK,
     PRECISION_BYTES,
+    AttentionKernel,
     AttentionRate,
     Curve,
     Device,
@@ -53,6 +54,9 @@ on the links is in `CommunicationCosts`."""
 
 
 _PAIRS_OF_8 = 8 * 7
+
+_KERNELS: tuple[AttentionKernel, ...] = ("unfused", "flash1", "flash2", "flash3")
+"""Attention kernels, newest last. A device may lack a stack's kernel, as a V100 lacks all."""
 
 
 class TermSeconds(NamedTuple):
@@ -168,10 +172,16 @@ class DeviceRates:
 
     @cached_property
     def _attention_rates(self) -> tuple[AttentionRate, ...]:
-        """Rates of the stack's kernel, else those of the kernel that was measured."""
-        rates = self._products.attention_rates
-        own = tuple(rate for rate in rates if rate.kernel == self.stack.attention)
-        return own or tuple(rate for rate in rates if rate.kernel is None)
+        """Rates of the newest kernel that the device and the stack have, else the measured ones.
+
+        Attention stays in bfloat16 where products take 8-bit factors.
+        """
+        eight_bits = self.mode.precision == "float8"
+        rates = (self._other("bfloat16") if eight_bits else self._products).attention_rates
+        stated = {rate.kernel for rate in rates}
+        known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]
+        newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
+        return tuple(rate for rate in rates if rate.kernel == newest)
 
     @cached_property
     def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
@@ -444,7 +454,7 @@ def tied_grad_add_bytes(elements: _ByteCount, gradient_bytes: int) -> _ByteCount
 
 
 def grad_accumulation_bytes(
-    kind: LayerKind, weight_bytes: int, gradient_bytes: int, *, shared: int, rows: int, first: bool
+    kind: LayerKind, plan: Plan, stack: Stack | None, *, shared: int, rows: int, first: bool
 ) -> tuple[int, ...]:
     """Bytes moved by each operation that accumulates a layer's new gradients.
 
@@ -454,12 +464,18 @@ def grad_accumulation_bytes(
 
     Args:
         kind: the layer kind.
-        weight_bytes: bytes of an element of a new gradient.
-        gradient_bytes: bytes of an element of an accumulated gradient.
+        plan: states the bytes of an element of a new and of an accumulated gradient.
+        stack: software that sums them; None means Windlass's own runtime.
         shared: elements whose gradient another layer of the stage has already created.
         rows: gradient elements that one pass of an embedding gives.
         first: whether these are the first micro-batch's gradients.
     """
+    weight_bytes, gradient_bytes = plan.parameter_itemsize, plan.gradient_itemsize
+    sums = (stack or OWN_STACK).gradient_sums
+    if sums != "separate":
+        gradient_bytes = weight_bytes
+    if sums == "fused" and not kind.is_embedding:
+        return (0,)
     element_bytes = weight_bytes + 2 * gradient_bytes
     counts = [parameter.count for parameter in kind.parameters]
     if kind.is_embedding:

@@ -1,7 +1,8 @@
 """Machines by name, from the TOML files beside this module or from a file of the user's own.
 
 `a100-80gb` is one device. `dgx-a100-80gb` is a host of eight, and `dgx-a100-80gb:16` sixteen hosts.
-`ipu-pod256` is a name for a number of hosts: 64 of `ipu-m2000`.
+`ipu-pod256` is a name for a number of hosts: 64 of `ipu-m2000`. `rtx-4090-pc:2` is one
+host of two devices.
 """
 
 from pathlib import Path
@@ -50,7 +51,9 @@ def load_machine(name: str) -> Machine:
     base, colon, count = name.partition(":")
     if (_HOSTS / f"{base}.toml").exists():
         family = HostFamily.load(_HOSTS / f"{base}.toml")
-        return _family_machine(family, _host_count(name, count, family) if colon else 1, name)
+        return _family_machine(
+            family, _count(name, count, family) if colon else family.default_count, name
+        )
     if base not in machine_names():
         raise MachineError(
             f"unknown machine `{shorten(base)}`{did_you_mean(base, [*machine_names(), 'here'])}; "
@@ -69,18 +72,20 @@ def load_machine(name: str) -> Machine:
     return _family_machine(family, family.named_sizes[base], name)
 
 
-def _family_machine(family: HostFamily, hosts: int, name: str) -> Machine:
-    return family.machine(hosts, Machine.load(_DEVICES / f"{family.device}.toml"), name)
+def _family_machine(family: HostFamily, number: int, name: str) -> Machine:
+    return family.machine(number, Machine.load(_DEVICES / f"{family.device}.toml"), name)
 
 
-def _host_count(name: str, count: str, family: HostFamily) -> int:
+def _count(name: str, count: str, family: HostFamily) -> int:
     """The number after the colon of `name`."""
     is_number = count.isdecimal() and len(count) <= _MAX_DIGITS
-    if not is_number or not 1 <= int(count) <= family.max_hosts:
+    if not is_number or not 1 <= int(count) <= family.max_count:
+        plural = "s" if family.devices_per_host > 1 else ""
+        each = f" of {family.devices_per_host} device{plural} each"
         raise MachineError(
-            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of hosts; "
-            f"`{family.name}:N` has 1 to {family.max_hosts} of {family.devices_per_host} "
-            f"device{'s' if family.devices_per_host > 1 else ''} each"
+            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of {family.counts}; "
+            f"`{family.name}:N` has 1 to {family.max_count}"
+            f"{each if family.counts == 'hosts' else ''}"
         )
     return int(count)
 

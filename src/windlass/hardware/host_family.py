@@ -1,5 +1,7 @@
 """Host families: equal hosts in any number, where some numbers are sold under a name."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from windlass.document import Document
@@ -7,13 +9,15 @@ from windlass.schema import Link, Machine, Source, Tier
 
 
 class HostFamily(Document):
-    """Equal hosts of equal devices; `NAME:N` is a machine of N of them."""
+    """Equal hosts of equal devices, or one host of 1 to n devices; `NAME:N` is N of them."""
 
     name: str
     device: str
     """Name of the single-device machine that describes each device."""
     devices_per_host: int = Field(ge=1)
     max_hosts: int = Field(ge=1)
+    counts: Literal["hosts", "devices"] = "hosts"
+    """What N of `NAME:N` counts. `devices`: those of one host, 1 to `devices_per_host`."""
     named_sizes: dict[str, int] = Field(default_factory=dict)
     """Product name -> number of hosts that it has."""
     tiers: tuple[Tier, ...] = ()
@@ -27,18 +31,30 @@ class HostFamily(Document):
     date: str
     sources: dict[str, Source]
 
-    def machine(self, hosts: int, device: Machine, name: str) -> Machine:
-        """The machine with this number of hosts.
+    @property
+    def max_count(self) -> int:
+        """The largest N of `NAME:N`."""
+        return self.max_hosts if self.counts == "hosts" else self.devices_per_host
+
+    @property
+    def default_count(self) -> int:
+        """The N of `NAME` alone: one whole host."""
+        return 1 if self.counts == "hosts" else self.devices_per_host
+
+    def machine(self, number: int, device: Machine, name: str) -> Machine:
+        """The machine with this number of hosts, or of devices in its one host.
 
         A link joins at most all devices of the machine. A link that joins no more devices than the
         link inside it is left out.
 
         Args:
-            hosts: number of hosts, 1 to `max_hosts`.
+            number: number of what the family counts, 1 to `max_count`.
             device: the single-device machine that the field `device` names.
             name: name of the new machine.
         """
-        count = hosts * self.devices_per_host
+        per_host = self.devices_per_host if self.counts == "hosts" else number
+        hosts = number if self.counts == "hosts" else 1
+        count = hosts * per_host
         links: list[Link] = []
         for link in self.links:
             joins = min(link.joins, count)
@@ -52,7 +68,7 @@ class HostFamily(Document):
             update={
                 "name": name,
                 "hosts": hosts,
-                "devices_per_host": self.devices_per_host,
+                "devices_per_host": per_host,
                 "device": device.device.model_copy(update={"tiers": tiers}),
                 "links": tuple(links),
                 "stragglers": self.stragglers,

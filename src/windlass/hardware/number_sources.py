@@ -87,10 +87,14 @@ def _matmul(rate: MatmulRate) -> Iterator[_PathValueText]:
     ):
         if curve is not None:
             yield f"{path}.{name}", tuple(curve.points), _flop_range(curve)
+    if rate.tiles is not None:
+        yield from ((f"{path}.tiles.{name}", value, f"{value:g}") for name, value in rate.tiles)
     for each in rate.attention_rates:
+        kernel = f"{each.kernel}." if each.kernel else ""
         for name, curve in (("forward", each.forward), ("backward", each.backward)):
             text = _curve_range(curve, format_flop_rate, lambda size: f"{size:g} tokens")
-            yield f"{path}.attention_rates.{each.head_width}.{name}", tuple(curve.points), text
+            place = f"{path}.attention_rates.{kernel}{each.head_width}.{name}"
+            yield place, tuple(curve.points), text
 
 
 def _tier(tier: Tier) -> Iterator[_PathValueText]:

@@ -47,6 +47,16 @@ def test_every_machine_has_a_line_that_fits_a_terminal():
         )
 
 
+def test_a_narrow_terminal_shows_fewer_numbers_and_cuts_none():
+    known = [(name, catalog.load_machine(name)) for name in ("dgx-h100", "ipu-pod256")]
+    known += [("rtx-a5000-server:N", catalog.load_machine("rtx-a5000-server:512"))]
+    for width in (48, 64, WIDTH):
+        text = render(machines_table(known, width), width)
+        assert "…" not in text
+        assert all(name in text for name, _ in known)
+        assert ("160, 64, 25" in text) == (width > 62)
+
+
 def test_every_number_is_shown_with_how_it_is_known_and_by_whom():
     pod = catalog.load_machine("ipu-pod256")
     text = render(numbers_table(pod, stated_numbers(pod)), 300)

@@ -17,8 +17,6 @@ BF16: Precision = "bfloat16"
     [
         ("a100-80gb", "vtrain", "mosaic-a100-80gb", "a100-80gb"),
         ("a100-40gb", "mosaic-a100-40gb", "mosaic-a100-40gb", "a100-40gb"),
-        ("h100", "mosaic-h100-80gb", "mosaic-h100-80gb", "h100-80gb"),
-        ("h200", "mosaic-h100-80gb", "mosaic-h100-80gb", "h100-80gb"),
     ],
 )
 def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
@@ -39,9 +37,7 @@ def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
         assert stack in found.source_of(f"device.matmul.bfloat16.{place}").source
 
 
-@pytest.mark.parametrize(
-    ("family", "stack"), [("dgx-a100-80gb", "vtrain"), ("dgx-h100", "mosaic-h100-80gb")]
-)
+@pytest.mark.parametrize(("family", "stack"), [("dgx-a100-80gb", "vtrain")])
 def test_how_long_hosts_wait_for_the_slowest_is_what_the_stack_says_that_their_source_names(
     family: str, stack: str
 ):

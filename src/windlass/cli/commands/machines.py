@@ -33,7 +33,7 @@ def list_machines(*, as_json: AsJson = False) -> None:
         return
     if entries[0][0] != api.HERE:
         console.print(f"{api.HERE}: this machine, not measured yet; `windlass probe` does so")
-    console.print(machines_table(entries))
+    console.print(machines_table(entries, console.width))
 
 
 def show_machine(name: str = api.HERE, *, as_json: AsJson = False) -> None:

@@ -14,6 +14,7 @@ from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import tensor_parallel_errors
 from windlass.schema import (
     DEVICE_TIER,
+    OWN_STACK,
     PRECISION_BYTES,
     Batch,
     Graph,
@@ -46,7 +47,7 @@ def open_single_stage_plans(
     Raises:
         InputErrors: everything that the request asks for and that is impossible.
     """
-    faults = (*single_device_faults(request), *_all_faults(request, graph, machine))
+    faults = (*single_device_faults(request), *single_stage_faults(request, graph, machine))
     if faults:
         raise InputErrors(faults)
     return open_plans(base_plan(request, graph, machine), request, graph, machine)
@@ -80,7 +81,7 @@ def open_plans(
     Raises:
         InputErrors: what the request pins is impossible.
     """
-    faults = tuple(_all_faults(request, graph, machine))
+    faults = tuple(single_stage_faults(request, graph, machine))
     if faults:
         raise InputErrors(faults)
     choices = product(
@@ -152,9 +153,10 @@ def open_recompute(request: ResolvedRequest) -> tuple[Recompute, ...]:
 
 
 def precisions(machine: Machine) -> tuple[Precision, ...]:
-    """Precisions that the machine states a rate for, float32 first."""
+    """Precisions that the machine states a rate for and its stack can run, float32 first."""
     stated = {rate.precision for rate in machine.device.matmul}
-    return tuple(precision for precision in PRECISION_BYTES if precision in stated)
+    can = (machine.stack or OWN_STACK).can.precisions
+    return tuple(each for each in PRECISION_BYTES if each in stated and each in can)
 
 
 def smaller_moments(moments: MomentFormat) -> tuple[MomentFormat, ...]:
@@ -226,7 +228,8 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
     yield from pin_faults(request, machine)
 
 
-def _all_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
+def single_stage_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
+    """Faults of a request for one replica that no plan of one stage can meet."""
     degree = request.parallel.tensor or 1
     if degree <= machine.devices:
         yield from tensor_parallel_errors(degree, request.train.sequence, graph)

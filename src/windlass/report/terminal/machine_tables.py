@@ -1,6 +1,7 @@
 """Tables of machines: a summary of one, one row for each, and every number with its source."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -54,35 +55,77 @@ def machine_table(machine: Machine) -> RenderableType:
     return table
 
 
-def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
-    """One row for each machine.
+def machines_table(machines: Sequence[tuple[str, Machine]], width: int = 80) -> RenderableType:
+    """One row for each machine, in groups: this one, clusters of GPUs, other clusters, devices.
 
     Args:
         machines: the name to write in a request and the machine; for `NAME:N` the largest one.
+        width: columns of the terminal; a narrow one shows fewer of a machine's numbers.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("machine", no_wrap=True)
-    for name in ("devices", "memory", "offload", "FLOP/s", "links GB/s", "transfers"):
-        table.add_column(name, justify="left" if name == "transfers" else "right", no_wrap=True)
-    for name, machine in machines:
-        device, *offload = machine.device.tiers
-        fewest = f"{machine.devices_per_host}–" if name.endswith(":N") else ""
-        largest = max((tier.capacity_bytes for tier in offload), default=0)
-        peak = max(rate.peak for rate in machine.device.matmul)
-        table.add_row(
-            Text(name),
-            f"{fewest}{machine.devices}",
-            format_bytes(device.capacity_bytes),
-            format_bytes(largest) if largest else "–",
-            format_flop_rate(peak).removesuffix("FLOP/s"),
-            _rates(machine.links),
-            "overlap" if machine.execution_model == "overlapping" else "serial",
+    shown = [column for column, least in _COLUMNS if width >= least]
+    for column in shown:
+        justify: Literal["left", "right"] = (
+            "left" if column in ("machine", "transfers") else "right"
         )
+        table.add_column(column, justify=justify, no_wrap=True)
+    groups: dict[str, list[tuple[str, Machine]]] = {name: [] for name in _GROUPS}
+    for name, machine in machines:
+        groups[_group(name, machine)].append((name, machine))
+    for group, members in groups.items():
+        if members:
+            table.add_section()
+            table.add_row(Text(group, style="bold"))
+        for name, machine in members:
+            row = _machine_row(name, machine)
+            table.add_row(*(row[column] for column in shown))
     note = (
-        "NAME:N is N hosts. Memory and FLOP/s are per device; links, innermost first, per port. "
-        "Transfers overlap compute, or are serial with it (bulk-synchronous)."
+        "NAME:N is N hosts, or N devices of a PC. Memory and TFLOP/s are per device; links, "
+        "innermost first, per port. Transfers overlap compute, or are serial with it "
+        "(bulk-synchronous). `windlass machines new` writes a file for a machine of your own."
     )
     return Group(table, Text(note))
+
+
+_COLUMNS = (
+    ("machine", 0), ("devices", 0), ("memory\nGiB", 0), ("offload\nGiB", 76),
+    ("TFLOP/s\n16 bit", 0), ("links\nGB/s", 62), ("transfers", 76),
+)  # fmt: skip
+"""Columns of the list, and the columns of a terminal that is wide enough for them."""
+
+_GROUPS = ("measured here", "GPU hosts", "other hosts", "one GPU", "one other device")
+
+
+def _group(name: str, machine: Machine) -> str:
+    """The heading that a machine is listed under."""
+    if machine.noise is not None:
+        return "measured here"
+    is_gpu = machine.device.kind in ("cuda", "amd")
+    if machine.devices > 1 or name.endswith(":N"):
+        return "GPU hosts" if is_gpu else "other hosts"
+    return "one GPU" if is_gpu else "one other device"
+
+
+def _machine_row(name: str, machine: Machine) -> dict[str, RenderableType]:
+    device, *offload = machine.device.tiers
+    fewest = 1 if machine.hosts == 1 else machine.devices_per_host
+    largest = max((tier.capacity_bytes for tier in offload), default=0)
+    rates = {rate.precision: rate.peak for rate in machine.device.matmul}
+    cells: tuple[RenderableType, ...] = (
+        Text(name),
+        f"{fewest}–{machine.devices}" if name.endswith(":N") else str(machine.devices),
+        _short(device.capacity_bytes / 2**30),
+        _short(largest / 2**30) if largest else "–",
+        _short(rates.get("bfloat16", max(rates.values())) / 1e12),
+        _rates(machine.links),
+        "overlap" if machine.execution_model == "overlapping" else "serial",
+    )
+    return {column: cell for (column, _), cell in zip(_COLUMNS, cells, strict=True)}
+
+
+def _short(value: float) -> str:
+    """`0.88`, `74.5`, `2,250`: at least three digits."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def numbers_table(machine: Machine, numbers: Sequence[StatedNumber]) -> RenderableType:
