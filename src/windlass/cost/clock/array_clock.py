@@ -6,7 +6,9 @@ import numpy as np
 
 from windlass.cost.arrays import Floats
 from windlass.cost.clock.batch_seconds import BatchSeconds
+from windlass.cost.clock.layer_bytes import LayerBytes
 from windlass.cost.clock.layer_prices import LayerPrices
+from windlass.cost.clock.least_bytes import least_bytes
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.cost.clock.step_walk import step_end
 from windlass.schema import Graph, Machine, Plan
@@ -24,6 +26,7 @@ class ArrayClock:
     def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
         self.base, self.graph, self.machine = base, graph, machine
         self._prices = LayerPrices(base, graph, machine)
+        self._sizes = LayerBytes(self._prices, base.batch.sequence)
 
     def step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step, `[plan]`.
@@ -68,6 +71,11 @@ class ArrayClock:
             ways = ways + batch.messages[:stages] + backward
         before = np.cumsum(ways, axis=0) - ways
         return np.asarray((busy + before).max(axis=0) * batch.pace)
+
+    def least_bytes(self, columns: PlanColumns) -> Floats:
+        """Device memory that each stage needs at least, `[plan, stage]`."""
+        batch = BatchSeconds(columns, self._prices, self.graph, self.machine)
+        return least_bytes(batch, self._sizes, self.base.batch.sequence)
 
     def layer_seconds(self, config: LayerConfig, micros: Sequence[int]) -> Floats:
         """Least seconds of both passes of each layer, without recompute, `[micro, layer]`.

@@ -56,6 +56,8 @@ class TiedSeconds:
     """Message with their gradient."""
     adding: Floats
     """Adding it to the owner's."""
+    weight_bytes: Floats
+    gradient_bytes: Floats
 
 
 class BatchSeconds:
@@ -72,7 +74,7 @@ class BatchSeconds:
         self, columns: PlanColumns, prices: LayerPrices, graph: Graph, machine: Machine
     ) -> None:
         self.columns, self.shape = columns, columns.shape
-        self._prices, self._graph, self.machine = prices, graph, machine
+        self.prices, self._graph, self.machine = prices, graph, machine
         bounds = columns.chunk_bounds
         self.chunks = tuple(range(bounds[at], bounds[at + 1]) for at in range(len(bounds) - 1))
         """Layers of each model chunk."""
@@ -84,7 +86,7 @@ class BatchSeconds:
     def _shape_plan(self, tensor: int) -> Plan:
         """A plan of the batch's shape and tensor-parallel degree."""
         config = self.columns.configs[0]._replace(tensor=tensor)
-        plan = self._prices.plan(config, pipeline=self.shape.pipeline)
+        plan = self.prices.plan(config, pipeline=self.shape.pipeline)
         stages = (Stage.model_construct(phases=((c.start, c.stop),)) for c in self.chunks)
         parallel = plan.parallel.model_copy(
             update={
@@ -127,7 +129,7 @@ class BatchSeconds:
     @cached_property
     def passes(self) -> PassArrays:
         """Seconds of passes; the same for all micro-batches."""
-        columns, prices = self.columns, self._prices
+        columns, prices = self.columns, self.prices
         gathers = [bool(each.reshard) for each in columns.configs]
         sharing = np.where(np.array(gathers)[columns.config], columns.parameters, 1)
         keys, place = distinct(columns.config, columns.data, sharing, columns.micro)
@@ -160,13 +162,13 @@ class BatchSeconds:
         """Seconds to accumulate gradients, `[2, column]`."""
         shard = self._graph.shard(config.tensor)
         elements = tied_elements_within_stage(stages_by_layer(self._plan), shard)
-        shared = tuple(elements.get(layer, 0) for layer in self._prices.layers)
-        return self._prices.sums(config, accumulates, micro, shared)
+        shared = tuple(elements.get(layer, 0) for layer in self.prices.layers)
+        return self.prices.sums(config, accumulates, micro, shared)
 
     @cached_property
     def load(self) -> Floats:
         """Seconds to load a micro-batch, `[plan]`."""
-        return self._by_config(self._prices.load_seconds, self.columns.micro)
+        return self._by_config(self.prices.load_seconds, self.columns.micro)
 
     @cached_property
     def messages(self) -> Floats:
@@ -175,9 +177,9 @@ class BatchSeconds:
             return np.zeros((self.shape.chunks, self.columns.count))
         last = np.array([chunk.stop - 1 for chunk in self.chunks])
         nbytes = self._by_config(
-            lambda config, _, micro: self._prices.output_bytes(config, micro), self.columns.micro
+            lambda config, _, micro: self.prices.output_bytes(config, micro), self.columns.micro
         )
-        return self._message_seconds(nbytes[:, self._prices.columns[last]].T)
+        return self._message_seconds(nbytes[:, self.prices.columns[last]].T)
 
     @cached_property
     def tied(self) -> tuple[TiedSeconds, ...]:
@@ -191,14 +193,16 @@ class BatchSeconds:
                 weights=self._message_seconds(weights),
                 gradients=self._message_seconds(gradients),
                 adding=adding,
+                weight_bytes=weights,
+                gradient_bytes=gradients,
             )
             for tied, (weights, gradients, adding) in zip(found, sizes, strict=True)
         )
 
     def _tied_sizes(self, config: LayerConfig, accumulates: bool) -> Floats:
         """Bytes of tied weights and of their gradient, and seconds to add it, `[tied, 3]`."""
-        plan = self._prices.plan(config, accumulates=accumulates)
-        device, nbytes = self._prices.device(config), plan.gradient_itemsize
+        plan = self.prices.plan(config, accumulates=accumulates)
+        device, nbytes = self.prices.device(config), plan.gradient_itemsize
         found = tied_across_stages(self._shape_plan(config.tensor), self._graph)
         return np.array(
             [
@@ -221,7 +225,7 @@ class BatchSeconds:
         """Seconds of a byte to another stage, and of a message apart from its bytes."""
         pipeline = self.shape.pipeline
         return self._by_config(
-            lambda config, _, data: self._prices.message_cost(config, data, pipeline),
+            lambda config, _, data: self.prices.message_cost(config, data, pipeline),
             self.columns.data,
         ).T
 
@@ -229,19 +233,19 @@ class BatchSeconds:
     def state(self) -> StatePrice:
         """Seconds of state, `[layer, plan]`."""
         prices, place = self._states
-        layer = self._prices.columns[:, None]
+        layer = self.prices.columns[:, None]
         return StatePrice(*(np.array(each)[place, layer] for each in zip(*prices, strict=True)))
 
     @cached_property
     def norm(self) -> Floats:
         """Seconds of the gradient norm, `[stage, plan]`."""
-        member = np.zeros((self.shape.pipeline, len(self._prices.layers)))
+        member = np.zeros((self.shape.pipeline, len(self.prices.layers)))
         for stage, layers in enumerate(self.stages):
-            np.add.at(member[stage], self._prices.columns[list(layers)], 1.0)
+            np.add.at(member[stage], self.prices.columns[list(layers)], 1.0)
         prices, place = self._states
         rows = [
-            self._prices.norm_seconds(key, member @ price.norm_bytes, member @ price.norm_launches)
-            for key, price in zip(self._state_keys, prices, strict=True)
+            self.prices.norm_seconds(key, member @ price.norm_bytes, member @ price.norm_launches)
+            for key, price in zip(self.state_keys, prices, strict=True)
         ]
         return np.array(rows).T[:, place]
 
@@ -317,10 +321,13 @@ class BatchSeconds:
         return bool(self.state.reduce.any())
 
     @cached_property
-    def _state_keys(self) -> list[StateKey]:
+    def state_keys(self) -> list[StateKey]:
+        """The distinct ways in which plans hold and exchange state."""
+        stack = self.machine.stack
+        between = self.shape.pipeline if stack is not None and stack.stages_adjacent else 1
         return [
-            StateKey(self.columns.configs[key[0]], bool(key[1]), *key[2:])
-            for key in self._distinct_states[0]
+            StateKey(self.columns.configs[config], bool(accumulates), data, parts, degree, between)
+            for config, accumulates, data, parts, degree in self._distinct_states[0]
         ]
 
     @cached_property
@@ -332,7 +339,29 @@ class BatchSeconds:
 
     @cached_property
     def _states(self) -> tuple[list[StatePrice], Ints]:
-        return [self._prices.state(key) for key in self._state_keys], self._distinct_states[1]
+        return [self.prices.state(key) for key in self.state_keys], self.state_place
+
+    @property
+    def state_place(self) -> Ints:
+        """Index of each plan's among `state_keys`, `[plan]`."""
+        return self._distinct_states[1]
+
+    @cached_property
+    def process_bytes(self) -> Floats:
+        """Memory of the process before it allocates any tensor, `[plan]`."""
+        device = self.machine.device
+        held = [device.process_bytes(compiled=each.compiled) for each in self.columns.configs]
+        return np.array(held, dtype=np.float64)[self.columns.config]
+
+    @cached_property
+    def chunk_of(self) -> Ints:
+        """The model chunk of each layer."""
+        return np.repeat(np.arange(len(self.chunks)), [len(chunk) for chunk in self.chunks])
+
+    @cached_property
+    def is_embedding(self) -> Bools:
+        """Whether each layer only looks up rows of its weights."""
+        return np.array([kind.is_embedding for kind in self._graph.layer_kinds()])
 
     @cached_property
     def offloads(self) -> Bools:

@@ -42,6 +42,7 @@ from windlass.schema import (
     Batch,
     Device,
     Graph,
+    LayerCost,
     LayerKind,
     Machine,
     Offload,
@@ -81,6 +82,8 @@ class StateKey(NamedTuple):
     data: int
     parameters: int
     optimizer: int
+    pipeline: int = 1
+    """Number of stages if they lie between replicas, else 1."""
 
 
 class LayerPrices:
@@ -221,7 +224,8 @@ class LayerPrices:
 
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(self._base.batch.sequence, config.precision, config.compiled)
-        return DeviceRates(self.device(config), mode, self._machine.stack)
+        in_turn = self._machine.execution_model == "bulk-synchronous"
+        return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)
 
     def _alone_seconds(self, config: LayerConfig, micros: tuple[int, ...]) -> PassSeconds:
         """Seconds of all passes without communication, `[pass, micro]`."""
@@ -232,18 +236,22 @@ class LayerPrices:
         )
 
     def _layer_passes(self, config: LayerConfig) -> list[tuple[InstructionKind, int, LayerPass]]:
-        """The passes of all columns, plain and selectively recomputed where they can be."""
+        """The passes of all columns, plain and selectively recomputed."""
         found = []
         for kind, selective in product(PASSES, (False, True)):
             for layer, each in zip(self.layers, self.kinds(config.tensor), strict=True):
-                can = selective and any(
-                    (cost.precision, cost.compiled) == (config.precision, config.compiled)
-                    for cost in each.selective_costs
-                )
-                cost = each.cost(config.precision, compiled=config.compiled, selective=can)
+                cost = self.cost(config, each, selective=selective)
                 ops = pass_ops(kind, each, cost, first=layer == 0)
                 found.append((kind, layer, LayerPass(ops, cost, backward="backward" in kind)))
         return found
+
+    def cost(self, config: LayerConfig, kind: LayerKind, *, selective: bool) -> LayerCost:
+        """The cost of a layer; the plain one if it has none that is recomputed selectively."""
+        mode = config.precision, config.compiled
+        can = selective and any(
+            mode == (cost.precision, cost.compiled) for cost in kind.selective_costs
+        )
+        return kind.cost(config.precision, compiled=config.compiled, selective=can)
 
     def _exchanged(self, config: LayerConfig, plan: Plan) -> Floats:
         """Seconds of tensor-parallel collectives and of gathers of each pass, `[2, pass]`."""
@@ -276,8 +284,8 @@ class LayerPrices:
                         copy_seconds(nbytes, device)
                         for nbytes in grad_accumulation_bytes(
                             kind,
-                            plan.parameter_itemsize,
-                            plan.gradient_itemsize,
+                            plan,
+                            self._machine.stack,
                             shared=elements,
                             rows=sum(kind.pass_gradient_elements(micro, plan.batch.sequence)),
                             first=first,
@@ -317,11 +325,18 @@ class LayerPrices:
         rates = rate if rate is not None else rates_at(device.traffic, nbytes)
         return np.where(nbytes > 0, nbytes / rates + launches, 0.0)
 
-    def _state(self, key: StateKey) -> StatePrice:
-        config, accumulates, data, parameters, optimizer = key
-        plan = self.plan(
-            config, accumulates=accumulates, data=data, sharding=(parameters, optimizer)
+    def state_plan(self, key: StateKey) -> Plan:
+        """A plan whose layers have this state."""
+        return self.plan(
+            key.config,
+            accumulates=key.accumulates,
+            data=key.data,
+            sharding=(key.parameters, key.optimizer),
+            pipeline=key.pipeline,
         )
+
+    def _state(self, key: StateKey) -> StatePrice:
+        config, plan = key.config, self.state_plan(key)
         device, kinds = self.device(config), self.kinds(config.tensor)
         costs = CommunicationCosts(plan, self._graph, self._machine)
         sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]

@@ -57,7 +57,7 @@ class ScheduleLevels:
     """Number of message slots, that for none included."""
 
 
-class _Passes(NamedTuple):
+class StagePasses(NamedTuple):
     """All passes, `[stage, turn]`, in each stage's order; messages are numbered from 1."""
 
     kinds: Ints
@@ -70,7 +70,7 @@ class _Passes(NamedTuple):
 @lru_cache(maxsize=256)
 def schedule_levels(shape: PipelineShape) -> ScheduleLevels:
     """The passes of a step of this many micro-batches."""
-    passes = _passes(shape)
+    passes = stage_passes(shape)
     depths = _depths(passes)
     slot, slots = _slots(passes, depths, shape.microbatches)
     order = np.argsort(depths.ravel(), kind="stable")
@@ -113,7 +113,8 @@ def schedule_levels(shape: PipelineShape) -> ScheduleLevels:
     return ScheduleLevels(tuple(levels), slots)
 
 
-def _passes(shape: PipelineShape) -> _Passes:
+@lru_cache(maxsize=256)
+def stage_passes(shape: PipelineShape) -> StagePasses:
     """All passes with their messages: an output for the next chunk, its gradient for the last."""
     schedule, pipeline, virtual_stages, micros = shape
     turns = [
@@ -130,10 +131,10 @@ def _passes(shape: PipelineShape) -> _Passes:
     ahead, behind = chunks < shape.chunks - 1, chunks > 0
     needs = np.where(forward & behind, output - micros, np.where(backward & ahead, gradient, 0))
     sends = np.where(forward & ahead, output, np.where(backward & behind, gradient - micros, 0))
-    return _Passes(kinds, micro, chunks, needs, sends)
+    return StagePasses(kinds, micro, chunks, needs, sends)
 
 
-def _depths(passes: _Passes) -> Ints:
+def _depths(passes: StagePasses) -> Ints:
     """Length of the longest chain of passes before each, `[stage, turn]`."""
     stages, turns = passes.kinds.shape
     depths = np.zeros((stages, turns), dtype=np.int64)
@@ -153,7 +154,7 @@ def _depths(passes: _Passes) -> Ints:
     return depths
 
 
-def _slots(passes: _Passes, depths: Ints, micros: int) -> tuple[Ints, int]:
+def _slots(passes: StagePasses, depths: Ints, micros: int) -> tuple[Ints, int]:
     """The slot of each message, and the number of slots.
 
     A chunk receives the messages of another one in the order of their micro-batches, so that a few

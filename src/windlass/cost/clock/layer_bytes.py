@@ -1,0 +1,104 @@
+"""Layer bytes: sizes of each kind of layer, found once for each way that plans compute.
+
+The same sizes as `program.memory.layer_sizes`, for many micro-batch sizes at once.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.clock.layer_prices import LayerPrices, StateKey
+from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.cost.op_time import quantity_values
+from windlass.program import layer_kind_state_sizes, weight_gradient_elements
+from windlass.schema import PRECISION_BYTES, LayerCost, LayerKind
+
+
+class ActivationBytes(NamedTuple):
+    """Bytes of one micro-batch in a layer; names as in `LayerSizes`."""
+
+    output: Floats
+    saved: Floats
+    backward_peak: Floats
+    pass_gradients: Floats
+
+
+class StateBytes(NamedTuple):
+    """Bytes of a layer's model state; names as in `LayerSizes`."""
+
+    weights: Floats
+    weight_shard: Floats
+    optimizer: Floats
+    gradients: Floats
+    gradient_shard: Floats
+
+
+class LayerBytes:
+    """Bytes of a graph's layers, by the columns of their prices.
+
+    Args:
+        prices: prices of the layers.
+        sequence: tokens of a sequence.
+    """
+
+    def __init__(self, prices: LayerPrices, sequence: int) -> None:
+        self._prices, self._sequence = prices, sequence
+        self._activations: dict[tuple[LayerConfig, int], Floats] = {}
+        self.state: Callable[[StateKey], Floats] = cache(self._state)
+        """`StateBytes` of all columns, `[name, column]`."""
+
+    def activations(self, config: LayerConfig, micros: Sequence[int]) -> list[Floats]:
+        """`ActivationBytes` of some micro-batch sizes, each `[name, selective, column]`."""
+        missing = [micro for micro in micros if (config, micro) not in self._activations]
+        if missing:
+            sides = len(ActivationBytes._fields), 2, len(self._prices.layers), len(missing)
+            found = np.empty(sides)
+            for selective in (False, True):
+                for column, kind in enumerate(self._prices.kinds(config.tensor)):
+                    cost = self._prices.cost(config, kind, selective=selective)
+                    found[:, int(selective), column] = self._sizes(kind, cost, np.array(missing))
+            for place, micro in enumerate(missing):
+                self._activations[config, micro] = found[..., place]
+        return [self._activations[config, micro] for micro in micros]
+
+    def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Ints) -> ActivationBytes:
+        """Bytes of a layer, `[micro]`; as `program.memory.layer_sizes.layer_kind_sizes`."""
+        sequence, element_bytes = self._sequence, PRECISION_BYTES[cost.precision]
+        saved, output = np.rint(
+            quantity_values([cost.saved_bytes, cost.output_bytes], micros, sequence)
+        )
+        made = np.array(
+            [float(sum(kind.pass_gradient_elements(micro, sequence))) for micro in micros.tolist()]
+        )
+        elements = np.array([float(weight_gradient_elements(op)) for op in cost.backward])
+        so_far = np.maximum(0.0, made - elements.sum()) + np.cumsum(elements)[:, None]
+        live = quantity_values([op.live_bytes for op in cost.backward], micros, sequence)
+        peak = np.rint((live + so_far * element_bytes).max(axis=0, initial=0.0))
+        return ActivationBytes(
+            output=output,
+            saved=saved,
+            backward_peak=np.maximum(0.0, peak - saved),
+            pass_gradients=made * element_bytes,
+        )
+
+    def _state(self, key: StateKey) -> Floats:
+        plan = self._prices.state_plan(key)
+        sizes = [
+            layer_kind_state_sizes(plan, kind) for kind in self._prices.kinds(key.config.tensor)
+        ]
+        return np.array([[getattr(each, name) for each in sizes] for name in StateBytes._fields])
+
+    def rows_bytes(self, config: LayerConfig, micro: int, accumulation: int) -> Floats:
+        """`sparse_rows` of `LayerSizes` of all columns, `[column]`."""
+        before = micro * (accumulation - 1)
+        return np.array(
+            [
+                4.0 * sum(kind.pass_gradient_elements(before, self._sequence))
+                if kind.is_embedding and before
+                else 0.0
+                for kind in self._prices.kinds(config.tensor)
+            ]
+        )
