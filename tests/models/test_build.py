@@ -6,7 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from windlass.errors import ModelError
 from windlass.models import catalog
-from windlass.models.build import apply_model_arguments, build_layer_stack
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import apply_model_arguments
 from windlass.models.layer_stack import LayerStack, materialize_layer
 
 SMALL = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 32, "sequence": 12}

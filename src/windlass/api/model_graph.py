@@ -1,6 +1,7 @@
-"""Captures the graph of a requested model, once; the graph is cached between processes.
+"""The graph of a requested model: computed from a catalogue model's configuration, else captured.
 
-Modules that import torch load only when something must be captured for the first time.
+A model of one's own is captured once, and its graph cached between processes. Modules that import
+torch load only when something must be captured for the first time.
 """
 
 from collections.abc import Iterable
@@ -8,12 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
-from windlass.api.objects import NO_OBJECTS, PlannedObjects
+from windlass.api.objects import NO_OBJECTS, PlannedObjects, model_arguments
 from windlass.atomic_files import cache_folder
-from windlass.capture import graph_key, load_graph, save_graph
-from windlass.models import model_config
+from windlass.capture import (
+    analytic_graph,
+    analytic_tensor_shards,
+    check_analytic_degrees,
+    graph_key,
+    load_graph,
+    save_graph,
+    stack_graph,
+)
+from windlass.errors import RequestError
+from windlass.models import TransformerConfig, apply_model_arguments, model_config
 from windlass.planner import every_tensor_degree, open_tensor_degrees
-from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest
+from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest, Stack, grid_columns
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
@@ -24,16 +34,25 @@ _MOST_PARAMETERS_TRIED = 500_000_000
 """Largest model whose layers are tried for a causal mask: 2 GB in float32."""
 
 
-def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
-    """The graph of a model; captured once, then cached until the model or Windlass changes.
+def capture(
+    model: ModelRequest, objects: PlannedObjects = NO_OBJECTS, stack: Stack | None = None
+) -> Graph:
+    """The graph of a model; what is captured is cached until the model or Windlass changes.
 
     Args:
-        model: the model to capture.
+        model: the model.
         objects: a model or a loss that no file holds, whose graph is not cached.
+        stack: software that computes it; None means Windlass's own runtime.
 
     Raises:
         ModelError: the model is unknown, or is no sequence of layers.
+        RequestError: another stack, whose kernels are known for catalogue models only.
     """
+    if stack is not None:
+        return _graph_on_stack(model, stack, (), objects)
+    config = _catalogue_config(model, objects)
+    if config is not None:
+        return analytic_graph(config)
     if not objects.is_rebuildable:
         install_allocator()
         from windlass.capture import capture_graph
@@ -42,8 +61,6 @@ def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
     folder, key = _cache_entry(model)
     graph = load_graph(folder, key)
     if graph is None:
-        if ".py" not in model.name and ":" not in model.name:
-            model_config(model.name)  # an unknown name, before torch is imported
         # This must precede torch's first tensor, because a run may follow in this process.
         install_allocator()
         from windlass.capture import capture_graph
@@ -51,6 +68,37 @@ def capture(model: ModelRequest, objects: PlannedObjects = NO_OBJECTS) -> Graph:
         graph = _with_look_ahead(capture_graph(build_requested_model(model)), model, objects)
         save_graph(folder, key, graph)
     return graph
+
+
+def _catalogue_config(model: ModelRequest, objects: PlannedObjects) -> TransformerConfig | None:
+    """The configuration from which a model's graph follows; None if it must be captured.
+
+    Raises:
+        ModelError: the model is unknown, or cannot be built with the request's dials.
+    """
+    if not objects.is_rebuildable or model.sharding_rules or ".py" in model.name:
+        return None
+    if ":" in model.name:
+        return None
+    return apply_model_arguments(model_config(model.name), model_arguments(model))
+
+
+def _graph_on_stack(
+    model: ModelRequest, stack: Stack, degrees: Iterable[int], objects: PlannedObjects
+) -> Graph:
+    """The graph of a catalogue model on another stack, with some tensor-parallel degrees.
+
+    Raises:
+        RequestError: the model is one of the user's own.
+    """
+    config = _catalogue_config(model, objects)
+    if config is None:
+        raise RequestError(
+            f"`{model.name}` is a model of your own, and how `{stack.name}` computes it is not "
+            "known; leave `--stack` out, or name a catalogue model of its shape with `model.layers` "
+            "and `model.width`"
+        )
+    return stack_graph(config, stack, degrees)
 
 
 def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str, ...]:
@@ -104,11 +152,13 @@ def capture_open_tensor_degrees(
     Raises:
         ModelError: an operation of a shard cannot be counted.
     """
+    if machine.stack is not None:
+        # Only Windlass's own runtime has grids.
+        wanted = open_tensor_degrees(request, machine, every=every_grid)
+        degrees = [int(degree) for degree in wanted if grid_columns(degree) == 1]
+        return _graph_on_stack(request.model, machine.stack, degrees, objects)
     if every_grid:
-        from windlass.capture import check_tensor_degrees
-
-        stack = objects.stack(request.model, seed=None)
-        graph = check_tensor_degrees(stack, graph, every_tensor_degree(request, machine))
+        graph = _with_tensor_errors(request, graph, machine, objects)
     while True:
         unshardable = graph.unshardable
         degrees = open_tensor_degrees(request, machine, unshardable, every=every_grid)
@@ -119,12 +169,26 @@ def capture_open_tensor_degrees(
             return graph
 
 
+def _with_tensor_errors(
+    request: ResolvedRequest, graph: Graph, machine: Machine, objects: PlannedObjects
+) -> Graph:
+    """The graph with why its model cannot be sharded over some of all degrees."""
+    degrees = every_tensor_degree(request, machine)
+    config = _catalogue_config(request.model, objects)
+    if config is not None:
+        return check_analytic_degrees(config, graph, degrees)
+    from windlass.capture import check_tensor_degrees
+
+    return check_tensor_degrees(objects.stack(request.model, seed=None), graph, degrees)
+
+
 def capture_tensor_degrees(
     model: ModelRequest,
     graph: Graph,
     degrees: Iterable[int],
     *,
     objects: PlannedObjects = NO_OBJECTS,
+    stack: Stack | None = None,
     progress: Progress | None = None,
 ) -> Graph:
     """The graph with the layers' shards for some tensor-parallel degrees; each is captured once.
@@ -136,26 +200,32 @@ def capture_tensor_degrees(
         graph: the model's graph, as `capture` returns it.
         degrees: 2 or more each. The graph lists those that the model cannot be sharded over.
         objects: a model or a loss that no file holds, whose graph is not cached.
+        stack: software that computes it; None means Windlass's own runtime.
         progress: called with the degree that is being captured, some seconds each.
 
     Raises:
         ModelError: an operation of a shard cannot be counted.
     """
+    if stack is not None:
+        return _graph_on_stack(model, stack, (*graph.tensor_shards, *degrees), objects)
     missing = [
         degree
         for degree in degrees
         if degree not in graph.tensor_shards and degree not in graph.unshardable
     ]
+    config = _catalogue_config(model, objects) if missing else None
+    if config is not None:
+        return analytic_tensor_shards(config, graph, missing)
     if missing:
         install_allocator()
         from windlass.capture import capture_tensor_shards
 
-        stack = objects.stack(model, seed=None)
+        layers = objects.stack(model, seed=None)
         for done, degree in enumerate(missing):
             if progress is not None:
                 label = f"{model.name} with tensor-parallel degree {degree}"
                 progress(label, done, len(missing))
-            graph = capture_tensor_shards(stack, graph, (degree,))
+            graph = capture_tensor_shards(layers, graph, (degree,))
             # After each degree, so that a capture that is interrupted goes on from there.
             if objects.is_rebuildable:
                 save_graph(*_cache_entry(model), graph)

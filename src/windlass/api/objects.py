@@ -58,7 +58,7 @@ class PlannedObjects:
         """
         from windlass.models import build_layer_stack, layer_stack_of, set_layer_loss
 
-        arguments = request.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
+        arguments = model_arguments(request)
         if self.model is not None:
             stack = layer_stack_of(
                 deepcopy(self.model) if _is_module(self.model) else self.model,
@@ -77,6 +77,11 @@ class PlannedObjects:
         if self.loss is not None:
             set_layer_loss(stack.layers[-1], _function(self.loss))
         return stack
+
+
+def model_arguments(request: ModelRequest) -> dict[str, int | float]:
+    """What a request says of a model beside its name and its sharding."""
+    return request.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
 
 
 NO_OBJECTS = PlannedObjects()

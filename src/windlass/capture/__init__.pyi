@@ -1,3 +1,8 @@
+from .analytic import (
+    analytic_graph,
+    analytic_tensor_shards,
+    check_analytic_degrees,
+)
 from .capture_layers import (
     capture_graph,
     capture_tensor_shards,
@@ -13,8 +18,11 @@ from .stack_graph import (
 )
 
 __all__ = [
+    "analytic_graph",
+    "analytic_tensor_shards",
     "capture_graph",
     "capture_tensor_shards",
+    "check_analytic_degrees",
     "check_tensor_degrees",
     "graph_key",
     "load_graph",

@@ -10,6 +10,7 @@ from windlass.schema import Collective, LayerCost, MatmulShape, Op, Polynomial, 
 def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
     """Cost of a layer that runs call by call."""
     trace, numbers = fitted.trace, fitted.numbers
+    live_bytes = _live_bytes(fitted)
     ops = tuple(
         Op(
             name=call.name,
@@ -18,7 +19,7 @@ def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
             read_bytes=sum_polynomials(numbers[access.nbytes] for access in call.reads),
             written_bytes=sum_polynomials(numbers[access.nbytes] for access in call.writes),
             live_bytes=sum_polynomials(
-                [_live_bytes(fitted, index), layout_copy_bytes(call, numbers)]
+                [live_bytes[index], layout_copy_bytes(call, numbers)]
             ),
             shape=matmul_shape(call, numbers),
             collective=collective_of(call, numbers),
@@ -91,11 +92,16 @@ def layout_copy_bytes(call: TracedCall, numbers: Sequence[Polynomial]) -> Polyno
     return full.doubled if call.collective[0] == "reduce_scatter" else full
 
 
-def _live_bytes(fitted: FittedTrace, index: int) -> Polynomial:
-    """Bytes of the pass that are allocated while call `index` runs."""
-    forward = index < fitted.trace.forward_calls
-    return sum_polynomials(
-        fitted.numbers[buffer.nbytes]
-        for buffer in fitted.trace.buffers
-        if buffer.is_charged(forward=forward) and buffer.is_live(index)
-    )
+def _live_bytes(fitted: FittedTrace) -> list[Polynomial]:
+    """Bytes of the pass that are allocated while each call runs."""
+    trace, calls = fitted.trace, len(fitted.trace.calls)
+    live: list[list[Polynomial]] = [[] for _ in range(calls)]
+    for buffer in trace.buffers:
+        end = calls if buffer.freed_at is None else buffer.freed_at
+        nbytes = fitted.numbers[buffer.nbytes]
+        passes = ((True, 0, trace.forward_calls), (False, trace.forward_calls, calls))
+        for forward, first, last in passes:
+            if buffer.is_charged(forward=forward):
+                for call in live[max(first, buffer.first_call) : min(last, end)]:
+                    call.append(nbytes)
+    return [sum_polynomials(nbytes) for nbytes in live]

@@ -4,7 +4,6 @@ The tensors claim to be on the CPU, so that torch chooses the same operations as
 there. A buffer counts as freed when its storage is garbage collected, as in a real run.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from windlass.capture.op_counts import (
     ALLOCATIONS,
@@ -27,7 +25,8 @@ from windlass.capture.op_counts import (
     read_tensors,
     touched_bytes,
 )
-from windlass.capture.trace import BufferAccess, BufferRole, LayerTrace, TracedBuffer, TracedCall
+from windlass.capture.trace import BufferAccess, BufferRole, LayerTrace, TracedCall
+from windlass.capture.trace_builder import TraceBuilder
 from windlass.models import checkpoint_selectively, fake_state, layer_loss
 from windlass.schema import OpKind
 
@@ -100,11 +99,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[TracedCall] = []
-        self._numbers: list[int] = []
-        self._buffers: list[TracedBuffer] = []
-        self._ids: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._forward_calls = 0
+        self._trace = TraceBuilder()
 
     def __torch_dispatch__(
         self,
@@ -122,36 +117,28 @@ class _Recorder(TorchDispatchMode):
 
     def set_role(self, tensors: Iterable[Tensor], role: BufferRole) -> None:
         """Sets the role of the buffers of some tensors."""
-        for tensor in tensors:
-            index = self._buffer(tensor)
-            self._buffers[index] = replace(self._buffers[index], role=role)
+        self._trace.set_role([self._buffer(tensor) for tensor in tensors], role)
 
     def end_forward(self, outputs: Sequence[Tensor]) -> None:
         """Marks the end of the forward pass; all later calls belong to the backward pass."""
-        self._forward_calls = len(self._calls)
-        for tensor in outputs:
-            index = self._buffer(tensor)
-            # A layer that returns its input has no output of its own.
-            if self._buffers[index].role == "internal":
-                self._buffers[index] = replace(self._buffers[index], role="output")
+        self._trace.end_forward([self._buffer(tensor) for tensor in outputs])
 
     def finish(self, x: Tensor, y: Tensor, shape: tuple[int, ...]) -> RecordedPass:
         """The recorded pass."""
-        trace = LayerTrace(
-            calls=tuple(self._calls),
-            forward_calls=self._forward_calls,
-            input_bytes=self._number(touched_bytes(x)),
-            output_bytes=self._number(touched_bytes(y)),
-            buffers=tuple(self._buffers),
-        )
-        return RecordedPass(trace=trace, numbers=tuple(self._numbers), output_shape=shape)
+        trace = self._trace.finish(input_bytes=touched_bytes(x), output_bytes=touched_bytes(y))
+        return RecordedPass(trace=trace, numbers=tuple(self._trace.numbers), output_shape=shape)
 
     def _record(
         self, func: OpOverload, args: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]
     ) -> None:
-        old = {self._ids.get(tensor.untyped_storage()) for tensor in inputs}
+        trace = self._trace
+        old = {trace.known_buffer(tensor.untyped_storage()) for tensor in inputs}
         mutates = func._schema.is_mutable  # noqa: SLF001  there is no public way to ask
-        fresh = [t for t in outputs if mutates or self._ids.get(t.untyped_storage()) not in old]
+        fresh = [
+            tensor
+            for tensor in outputs
+            if mutates or trace.known_buffer(tensor.untyped_storage()) not in old
+        ]
         if not fresh:
             return  # a view
         if func.overloadpacket in ALLOCATIONS:
@@ -159,32 +146,29 @@ class _Recorder(TorchDispatchMode):
                 self._buffer(tensor)
             return
         if func.overloadpacket in HIDDEN_IN_PLACE:
-            self._share_buffer(outputs[0], inputs[0])
+            # The output has the buffer of the input that it would have overwritten.
+            trace.share_buffer(outputs[0].untyped_storage(), self._buffer(inputs[0]))
         reads = tuple(
-            BufferAccess(buffer=self._buffer(tensor), nbytes=self._number(nbytes))
-            for tensor, nbytes in read_tensors(func, inputs, outputs)
+            self._access(tensor, nbytes) for tensor, nbytes in read_tensors(func, inputs, outputs)
         )
-        writes = tuple(
-            BufferAccess(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
-            for tensor in fresh
-        )
+        writes = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in fresh)
         collective = collective_call(func, args, outputs)
         call = self._call(func, inputs, reads, writes)
         if collective is not None:
             kind, axis, nbytes = collective
-            call = replace(call, kind="collective", collective=(kind, axis, self._number(nbytes)))
-        self._calls.append(call)
+            call = replace(call, kind="collective", collective=(kind, axis, trace.number(nbytes)))
+        trace.add_call(call)
 
     def _call(
         self, func: OpOverload, inputs: list[Tensor], reads: tuple[BufferAccess, ...],
         writes: tuple[BufferAccess, ...],
     ) -> TracedCall:  # fmt: skip
-        name = func.overloadpacket.__name__
+        name, number = func.overloadpacket.__name__, self._trace.number
         random = torch.Tag.nondeterministic_seeded in func.tags
         sizes = matmul_sizes(func, inputs)
         if sizes is not None:
-            batch, m, n, k = (self._number(size) for size in sizes)
-            flop = self._number(2 * sizes[0] * sizes[1] * sizes[2] * sizes[3])
+            batch, m, n, k = (number(size) for size in sizes)
+            flop = number(2 * sizes[0] * sizes[1] * sizes[2] * sizes[3])
             return TracedCall(
                 name=name, kind="matmul", flop=flop, matmul_sizes=(batch, m, n, k), reads=reads,
                 writes=writes, random=random,
@@ -192,36 +176,15 @@ class _Recorder(TorchDispatchMode):
         count = attention_flop(func, inputs)
         kind: OpKind = "memory" if count is None else "attention"
         return TracedCall(
-            name=name, kind=kind, flop=self._number(count or 0), matmul_sizes=None, reads=reads,
+            name=name, kind=kind, flop=number(count or 0), matmul_sizes=None, reads=reads,
             writes=writes, random=random,
         )  # fmt: skip
+
+    def _access(self, tensor: Tensor, nbytes: int) -> BufferAccess:
+        storage = tensor.untyped_storage()
+        return self._trace.access(storage, storage.nbytes(), nbytes)
 
     def _buffer(self, tensor: Tensor) -> int:
         """Index of a tensor's buffer, which is added if it is new."""
         storage = tensor.untyped_storage()
-        index = self._ids.get(storage)
-        if index is None:
-            index = len(self._buffers)
-            self._ids[storage] = index
-            nbytes = self._number(storage.nbytes())
-            self._buffers.append(
-                TracedBuffer(
-                    role="internal", nbytes=nbytes, first_call=len(self._calls), freed_at=None
-                )
-            )
-            weakref.finalize(storage, self._free, index)
-        return index
-
-    def _share_buffer(self, output: Tensor, source: Tensor) -> None:
-        """Gives an output the buffer of the input that it would have overwritten."""
-        index, storage = self._buffer(source), output.untyped_storage()
-        self._ids[storage] = index
-        weakref.finalize(storage, self._free, index)
-
-    def _free(self, index: int) -> None:
-        self._buffers[index] = replace(self._buffers[index], freed_at=len(self._calls))
-
-    def _number(self, value: int) -> int:
-        """Appends a number and returns its index."""
-        self._numbers.append(value)
-        return len(self._numbers) - 1
+        return self._trace.buffer(storage, storage.nbytes())

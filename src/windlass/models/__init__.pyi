@@ -3,6 +3,7 @@ from .build import (
     layer_stack_of,
 )
 from .catalog import (
+    apply_model_arguments,
     is_causal,
     model_config,
     model_names,
@@ -54,6 +55,9 @@ from .tensor_parallel.shard_params import (
     ParamShard,
     param_shards,
 )
+from .tensor_parallel.sharding_rules import (
+    ShardingRule,
+)
 
 __all__ = [
     "IGNORE_INDEX",
@@ -61,9 +65,11 @@ __all__ = [
     "ParamShard",
     "SampleShard",
     "ShardedDropout",
+    "ShardingRule",
     "TensorParallelRank",
     "TransformerConfig",
     "all_gather",
+    "apply_model_arguments",
     "build_layer_stack",
     "checkpoint_selectively",
     "fake_state",

@@ -7,20 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from windlass.errors import ModelError, did_you_mean
-from windlass.models.catalog import model_config
-from windlass.models.config import TransformerConfig
+from windlass.errors import ModelError
+from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
-
-MODEL_ARGUMENTS = (
-    "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
-    "split_blocks",
-)  # fmt: skip
-"""Fields of a catalog model's configuration that a request may change."""
-_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks"}
 
 
 def build_layer_stack(
@@ -93,43 +85,6 @@ def layer_stack_of(
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
     return layer_stack_from_module(model, name, sharding_rules=sharding_rules)
-
-
-def apply_model_arguments(
-    config: TransformerConfig, arguments: Mapping[str, int | float]
-) -> TransformerConfig:
-    """The configuration after some of its fields are changed.
-
-    Dependent fields follow: the feed-forward width keeps its ratio to the width, the rotary width
-    its share of a head, and `kv_heads` stays equal to `heads` if it was.
-
-    Raises:
-        ModelError: the resulting configuration is invalid; lists all reasons at once.
-    """
-    errors = [
-        f"unknown model argument `{name}`{did_you_mean(name, MODEL_ARGUMENTS)}"
-        for name in arguments
-        if name not in MODEL_ARGUMENTS
-    ]
-    valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
-    changes: dict[str, int | float] = {
-        name: int(value) if name in _COUNTS else value for name, value in valid.items()
-    }
-    new = replace(config, **changes)  # type: ignore[arg-type]  # counts are whole
-    if "ffn" not in valid:
-        new = replace(new, ffn=round(config.ffn * new.width / config.width))
-    if "kv_heads" not in valid and config.kv_heads == config.heads:
-        new = replace(new, kv_heads=new.heads)
-    if config.rotary_width is not None and new.heads > 0:
-        share = config.rotary_width / config.head_width
-        new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
-    errors += new.errors()
-    if errors:
-        raise ModelError(
-            f"model `{config.name}` cannot be built with these arguments:\n"
-            + "\n".join(f"  {error}" for error in errors)
-        )
-    return new
 
 
 def _with_weights(stack: LayerStack, *, seed: int, device: str) -> LayerStack:

@@ -3,12 +3,20 @@
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
 from windlass.models.config import TransformerConfig
+
+MODEL_ARGUMENTS = (
+    "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
+    "split_blocks",
+)  # fmt: skip
+"""Fields of a catalog model's configuration that a request may change."""
+_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks"}
 
 
 def model_names() -> tuple[str, ...]:
@@ -29,6 +37,43 @@ def model_config(name: str) -> TransformerConfig:
     entry.setdefault("kv_heads", entry["heads"])
     entry.setdefault("ffn", 4 * entry["width"])
     return TransformerConfig(name=name, **entry)
+
+
+def apply_model_arguments(
+    config: TransformerConfig, arguments: Mapping[str, int | float]
+) -> TransformerConfig:
+    """The configuration after some of its fields are changed.
+
+    Dependent fields follow: the feed-forward width keeps its ratio to the width, the rotary width
+    its share of a head, and `kv_heads` stays equal to `heads` if it was.
+
+    Raises:
+        ModelError: the resulting configuration is invalid; lists all reasons at once.
+    """
+    errors = [
+        f"unknown model argument `{name}`{did_you_mean(name, MODEL_ARGUMENTS)}"
+        for name in arguments
+        if name not in MODEL_ARGUMENTS
+    ]
+    valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
+    changes: dict[str, int | float] = {
+        name: int(value) if name in _COUNTS else value for name, value in valid.items()
+    }
+    new = replace(config, **changes)  # type: ignore[arg-type]  # counts are whole
+    if "ffn" not in valid:
+        new = replace(new, ffn=round(config.ffn * new.width / config.width))
+    if "kv_heads" not in valid and config.kv_heads == config.heads:
+        new = replace(new, kv_heads=new.heads)
+    if config.rotary_width is not None and new.heads > 0:
+        share = config.rotary_width / config.head_width
+        new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
+    errors += new.errors()
+    if errors:
+        raise ModelError(
+            f"model `{config.name}` cannot be built with these arguments:\n"
+            + "\n".join(f"  {error}" for error in errors)
+        )
+    return new
 
 
 def is_causal(name: str) -> bool:

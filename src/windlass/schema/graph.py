@@ -39,14 +39,14 @@ class Polynomial(NamedTuple):
     B is the micro-batch size in sequences and S the sequence length in tokens.
     """
 
-    constant: float = 0
-    s: float = 0
-    ss: float = 0
-    b: float = 0
-    bs: float = 0
-    bss: float = 0
+    constant: float = 0.0
+    s: float = 0.0
+    ss: float = 0.0
+    b: float = 0.0
+    bs: float = 0.0
+    bss: float = 0.0
 
-    def at(self, micro_batch: int, sequence: int) -> float:
+    def at(self, micro_batch: float, sequence: int) -> float:
         """The value for a micro-batch of `micro_batch` sequences of `sequence` tokens."""
         fixed = self.constant + sequence * (self.s + sequence * self.ss)
         return fixed + micro_batch * (self.b + sequence * (self.bs + sequence * self.bss))
@@ -118,6 +118,14 @@ class LayerCost(Document):
     output."""
     input_bytes: Polynomial
     output_bytes: Polynomial
+    sent_bytes: Polynomial | None = None
+    """Bytes of the output that a tensor-parallel rank sends to the next stage; None means all. Ranks
+    that hold the same output may each send a part of it (Megatron's scatter and gather)."""
+
+    @property
+    def message_bytes(self) -> Polynomial:
+        """Bytes that a tensor-parallel rank sends to the next stage."""
+        return self.output_bytes if self.sent_bytes is None else self.sent_bytes
 
     def as_float64(self) -> Self:
         """The same cost in float64: every float32 byte count doubled."""
@@ -300,7 +308,7 @@ class Graph(Document):
         """FLOP of forward and backward for one micro-batch, without recomputation."""
         total = 0.0
         for run in self.layer_runs:
-            cost = self.kinds[run.kind].cost("float32", compiled=False)
+            cost = next(each for each in self.kinds[run.kind].costs if not each.compiled)
             total += run.count * sum(
                 op.flop.at(micro_batch, sequence) for op in (*cost.forward, *cost.backward)
             )

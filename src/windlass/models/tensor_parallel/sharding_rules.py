@@ -1,18 +1,19 @@
 """Tensor-parallel sharding rules: how each module of a layer is split over ranks.
 
 Each of t tensor-parallel ranks computes a contribution to the gradient of a parameter; the sum of
-the contributions over the ranks is the gradient.
+the contributions over the ranks is the gradient. This module does not import torch.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal, get_args
 
 from windlass.errors import ModelError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ShardingStyle = Literal[
     "region",  # tokens are all-gathered at its entry, partial sums reduce-scattered at its exit
@@ -145,7 +146,7 @@ def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
 
 
 def resolve_sharding(
-    layer: nn.Module, name: str, rules: Mapping[str, ShardingRule], *, is_first: bool
+    layer: "nn.Module", name: str, rules: Mapping[str, ShardingRule], *, is_first: bool
 ) -> LayerSharding:
     """The rules of one layer.
 
@@ -166,7 +167,9 @@ def resolve_sharding(
     return LayerSharding(rules=resolved, is_first=is_first)
 
 
-def matching_paths(layer: nn.Module, name: str, pattern: str, rule: ShardingRule) -> Iterator[str]:
+def matching_paths(
+    layer: "nn.Module", name: str, pattern: str, rule: ShardingRule
+) -> Iterator[str]:
     """Paths inside a layer that a rule's pattern matches."""
     if rule.style == "count":
         paths = _integer_settings(layer)
@@ -235,7 +238,7 @@ def rules_from_hf_tp_plan(
     return regions | rules
 
 
-def _integer_settings(layer: nn.Module) -> Iterator[str]:
+def _integer_settings(layer: "nn.Module") -> Iterator[str]:
     """Paths of attributes of a layer's modules that are integers."""
     for path, module in layer.named_modules():
         for name, value in vars(module).items():

@@ -1,0 +1,128 @@
+"""Makes the graph of a transformer from its configuration."""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from windlass.capture.analytic.collectives import Rank
+from windlass.capture.analytic.record import layer_scope, record_layer
+from windlass.capture.analytic.transformer import LayerType, layer_types
+from windlass.capture.eager_ops import eager_cost, embedding_costs
+from windlass.capture.fused_ops import compiled_cost
+from windlass.models import TransformerConfig
+from windlass.schema import (
+    Graph,
+    LayerCost,
+    LayerKind,
+    LayerRun,
+    Precision,
+    grid_columns,
+    grid_rows,
+)
+
+_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+
+
+def analytic_graph(config: TransformerConfig) -> Graph:
+    """The graph of a transformer, as `capture_graph` captures it from the model itself."""
+    types = layer_types(config)
+    first, *inner, last = (layer.kind for layer in types)
+    blocks = [(kind, 1) for _ in range(config.layers) for kind in inner]
+    if len(inner) == 1:
+        blocks = [(inner[0], config.layers)]
+    return Graph(
+        name=config.name,
+        vocabulary=config.vocabulary,
+        max_sequence=config.sequence,
+        layer_runs=tuple(
+            LayerRun(kind=kind, count=count) for kind, count in ((first, 1), *blocks, (last, 1))
+        ),
+        kinds=_kinds(config, Rank()),
+    )
+
+
+def analytic_tensor_shards(
+    config: TransformerConfig, graph: Graph, degrees: Iterable[int]
+) -> Graph:
+    """Adds to a graph what one rank computes of each kind of layer, at each degree.
+
+    A degree over which the model cannot be sharded is recorded with the reasons.
+
+    Args:
+        config: the model.
+        graph: its graph.
+        degrees: tensor-parallel degrees of 2 or more, numbers or grids.
+    """
+    graph = check_analytic_degrees(config, graph, degrees := tuple(degrees))
+    shards = {
+        degree: _kinds(config, _rank(degree))
+        for degree in degrees
+        if degree not in graph.unshardable
+    }
+    return graph.model_copy(update={"tensor_shards": {**graph.tensor_shards, **shards}})
+
+
+def check_analytic_degrees(
+    config: TransformerConfig, graph: Graph, degrees: Iterable[int]
+) -> Graph:
+    """Adds to a graph why its model cannot be sharded over some degrees.
+
+    Args:
+        config: the model.
+        graph: its graph.
+        degrees: tensor-parallel degrees of 2 or more, numbers or grids.
+    """
+    errors = {degree: tuple(_sharding_errors(config, _rank(degree))) for degree in degrees}
+    unshardable = {degree: reasons for degree, reasons in errors.items() if reasons}
+    return graph.model_copy(update={"unshardable": {**graph.unshardable, **unshardable}})
+
+
+def _rank(degree: int) -> Rank:
+    return Rank(grid_rows(degree), grid_columns(degree))
+
+
+@lru_cache(maxsize=256)
+def _kinds(config: TransformerConfig, rank: Rank) -> dict[str, LayerKind]:
+    return {layer.kind: _kind(config, layer, rank) for layer in layer_types(config)}
+
+
+def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
+    is_embedding = layer.kind == "embedding" and not config.dropout
+    costs: list[LayerCost] = []
+    for precision in _PRECISIONS:
+        fitted = record_layer(config, layer, rank, precision)
+        costs += (
+            embedding_costs(fitted, precision)
+            if is_embedding
+            else (eager_cost(fitted, precision), compiled_cost(fitted, precision))
+        )
+    selective = tuple(
+        eager_cost(record_layer(config, layer, rank, precision, selective=True), precision)
+        for precision in _PRECISIONS
+        if layer.place == "inner"
+    )
+    scope = layer_scope(config, rank, "float32")
+    layer.build(scope)
+    return LayerKind.model_construct(
+        name=layer.kind,
+        parameters=tuple(info for info, _ in scope.parameters),
+        costs=tuple(costs),
+        is_embedding=is_embedding,
+        selective_costs=selective,
+    )
+
+
+def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
+    """Every reason why a model cannot be sharded, in the words of `models.sharding_errors`."""
+    for layer in layer_types(config):
+        scope = layer_scope(config, rank, "float32")
+        layer.build(scope)
+        prefix = f"layer `{layer.name}` of model `{config.name}`: "
+        for path, rule, total, ranks in scope.rules:
+            if error := rule.divisibility_error(total, ranks):
+                yield f"{prefix}`{path}` has {error}"
+        if config.width % rank.columns:
+            for path in scope.feature_paths:
+                yield (
+                    f"{prefix}`{path}` has {config.width} features, which {rank.columns} columns "
+                    "cannot share equally; use a number of columns that divides them"
+                )

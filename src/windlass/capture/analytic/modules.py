@@ -1,0 +1,442 @@
+"""The modules of a transformer as one tensor-parallel rank runs them.
+
+They mirror `models.modules`, `models.tensor_parallel.parallel_modules` and the shards of
+`models.tensor_parallel.shard_params`, expression by expression: a variable that holds a tensor
+longer, or an argument that is replaced, changes the memory that is counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windlass.capture.analytic import products
+from windlass.capture.analytic.autograd import leaf
+from windlass.capture.analytic.collectives import (
+    Rank,
+    all_gather,
+    all_reduce,
+    all_reduce_identity_grad,
+    all_reduce_max,
+    reduce_scatter,
+)
+from windlass.capture.analytic.elementwise import (
+    add,
+    arange,
+    bitwise_not,
+    bitwise_or,
+    cast,
+    compare,
+    div,
+    divide,
+    dropout,
+    exp,
+    gelu,
+    log,
+    masked_fill,
+    mul,
+    rsqrt,
+    scale,
+    shift,
+    silu,
+    square,
+    sub,
+    unary,
+)
+from windlass.capture.analytic.reductions import (
+    amax_last,
+    mean_last,
+    sum_all,
+    sum_last,
+    var_mean_last,
+)
+from windlass.capture.analytic.strides import Shape
+from windlass.capture.analytic.tensor import DataType, Tape, Tensor
+from windlass.capture.analytic.views import (
+    cat,
+    clone,
+    flatten,
+    narrow,
+    reshape,
+    select,
+    split,
+    squeeze,
+    stack,
+    transpose,
+    unbind,
+    unsqueeze,
+)
+from windlass.models import ShardingRule, TransformerConfig
+from windlass.schema import ParameterInfo, TensorAxis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where modules make their parameters: the layer, or a module of it."""
+
+    tape: Tape
+    config: TransformerConfig
+    rank: Rank
+    dtype: DataType
+    """Type of weights and activations."""
+    parameters: list[tuple[ParameterInfo, Tensor]]
+    """All parameters of the layer so far."""
+    rules: list[tuple[str, ShardingRule, int, int]]
+    """Path of each sharded module so far, its rule, and how many features how many ranks share."""
+    feature_paths: list[str]
+    """Paths of the modules so far that take or give the features between layers."""
+    prefix: str = ""
+
+    def inner(self, name: str) -> "Scope":
+        """The scope of a module inside."""
+        return Scope(
+            tape=self.tape, config=self.config, rank=self.rank, dtype=self.dtype,
+            parameters=self.parameters, rules=self.rules, feature_paths=self.feature_paths,
+            prefix=f"{self.prefix}{name}.",
+        )  # fmt: skip
+
+    @property
+    def path(self) -> str:
+        """Path of the module in the layer."""
+        return self.prefix.removesuffix(".")
+
+    def share(self, rule: ShardingRule, total: int, ranks: int) -> None:
+        """Notes that ranks share the module's features by a rule."""
+        self.rules.append((self.path, rule, total, ranks))
+
+    def parameter(
+        self,
+        name: str,
+        shape: Shape,
+        *,
+        sharded: int | None = None,
+        replicated_over: TensorAxis | None = "all",
+        tied_to: str | None = None,
+    ) -> Tensor:
+        """A new parameter.
+
+        Args:
+            name: its name in the module.
+            shape: shape of the rank's part.
+            sharded: the only dimension that the ranks divide; None if there is none.
+            replicated_over: the ranks that have the same part.
+            tied_to: full name of the parameter that owns the memory.
+        """
+        tensor = leaf(Tensor(self.tape, shape, self.dtype))
+        parallel = self.rank.degree > 1
+        info = ParameterInfo.model_construct(
+            name=f"{self.prefix}{name}",
+            shape=shape,
+            tied_to=tied_to,
+            shard_dim=sharded if parallel and replicated_over is None else None,
+            replicated_over=replicated_over if parallel else None,
+        )
+        self.parameters.append((info, tensor))
+        return tensor
+
+    def feature_parameter(self, name: str, shape: Shape) -> Tensor:
+        """A new parameter whose last dimension is features between layers, which a grid shards."""
+        rank, last = self.rank, len(shape) - 1
+        if rank.columns == 1:
+            return self.parameter(name, shape)
+        return self.parameter(
+            name,
+            (*shape[:-1], shape[-1] // rank.columns),
+            sharded=last,
+            replicated_over="tokens" if rank.rows > 1 else None,
+        )
+
+
+class Norm:
+    """The normalisation over d that the configuration asks for.
+
+    Args:
+        scope: of the norm.
+        full: whether each rank has all features, as in the first layer.
+    """
+
+    def __init__(self, scope: Scope, *, full: bool = False) -> None:
+        make = scope.parameter if full else scope.feature_parameter
+        self.rank = Rank() if full else scope.rank
+        if not full:
+            scope.feature_paths.append(scope.path)
+        width = (scope.config.width,)
+        self.weight = make("weight", width)
+        self.bias = None if scope.config.norm == "rms" else make("bias", width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The norm of `[b s d]`."""
+        if self.rank.columns > 1:
+            return self._sharded_rms(x) if self.bias is None else self._sharded(x, self.bias)
+        if self.bias is None:
+            return products.rms_norm(x, self.weight)
+        return products.layer_norm(x, self.weight, self.bias)
+
+    def _sharded(self, x: Tensor, bias: Tensor) -> Tensor:
+        wide = cast(x, "float32")
+        var, mean = var_mean_last(wide)
+        moments = stack((var, mean, square(mean)), 2)
+        var, mean, squared = unbind(divide(all_reduce(moments, self.rank.feature_group)), 2)
+        var = sub(add(var, squared), square(mean))
+        normed = mul(sub(wide, unsqueeze(mean, 2)), unsqueeze(rsqrt(shift(var)), 2))
+        return self._shifted(cast(normed, x.dtype), bias)
+
+    def _shifted(self, x: Tensor, bias: Tensor) -> Tensor:
+        x = mul(x, self.weight)
+        return add(x, bias)
+
+    def _sharded_rms(self, x: Tensor) -> Tensor:
+        wide = cast(x, "float32")
+        local = mean_last(square(wide))
+        squared = divide(all_reduce(local, self.rank.feature_group))
+        return mul(cast(mul(wide, rsqrt(shift(squared))), x.dtype), self.weight)
+
+
+class Column:
+    """A column-parallel linear.
+
+    Args:
+        scope: of the linear.
+        parts: features of all ranks, by part that is shared by itself.
+        unit: features that stay together.
+        bias: whether it has one.
+        divides: whether all ranks of a grid share its outputs, or only the rows do.
+    """
+
+    def __init__(
+        self, scope: Scope, parts: Sequence[int], unit: int, *, bias: bool, divides: bool
+    ) -> None:
+        self.rank, self.divides = scope.rank, divides
+        rows, columns, degree = scope.rank.rows, scope.rank.columns, scope.rank.degree
+        outputs = sum(parts)
+        rule = ShardingRule(style="column", parts=tuple(parts), unit=unit)
+        scope.share(rule, outputs, degree if divides else rows)
+        scope.feature_paths.append(scope.path)
+        self.weight = scope.parameter(
+            "weight",
+            (outputs // rows, scope.config.width // columns),
+            sharded=0 if columns == 1 else None,
+            replicated_over=None,
+        )
+        self.bias = None
+        if bias:
+            self.bias = scope.parameter(
+                "bias",
+                (outputs // (degree if divides else rows),),
+                sharded=0,
+                replicated_over=None if divides else "features",
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d/c]` to `[b s f/t]`, or `[b s f/r]` if each rank has all of its row."""
+        if self.rank.columns == 1:
+            return products.linear(x, self.weight, self.bias)
+        reduce = reduce_scatter if self.divides else all_reduce
+        y = reduce(products.linear(x, self.weight, None), self.rank.feature_group)
+        return y if self.bias is None else add(y, self.bias)
+
+
+class Row:
+    """A row-parallel linear back to d; its arguments are those of `Column`, with its inputs."""
+
+    def __init__(self, scope: Scope, inputs: int, unit: int, *, bias: bool, divides: bool) -> None:
+        self.rank, self.divides = scope.rank, divides
+        rows, columns = scope.rank.rows, scope.rank.columns
+        rule = ShardingRule(style="row", unit=unit)
+        scope.share(rule, inputs, scope.rank.degree if divides else rows)
+        scope.feature_paths.append(scope.path)
+        width = scope.config.width
+        self.weight = scope.parameter(
+            "weight",
+            (width // columns, inputs // rows),
+            sharded=1 if columns == 1 else None,
+            replicated_over=None,
+        )
+        self.bias = scope.feature_parameter("bias", (width,)) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s f/t]` to a partial sum of `[b s d/c]`."""
+        if self.rank.degree == 1:
+            return products.linear(x, self.weight, self.bias)
+        bias = None if self.bias is None else scale(self.bias)
+        gathers = self.rank.columns > 1 and self.divides
+        full = all_gather(x, self.rank.feature_group) if gathers else x
+        return products.linear(full, self.weight, bias)
+
+
+class FeatureLinear:
+    """A linear from d to d outside of regions, as in BERT's head."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.rank, width = scope.rank, scope.config.width
+        scope.feature_paths.append(scope.path)
+        self.weight = scope.feature_parameter("weight", (width, width))
+        self.bias = scope.feature_parameter("bias", (width,))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s/r d/c]` to `[b s/r d/c]`."""
+        if self.rank.columns == 1:
+            return products.linear(x, self.weight, self.bias)
+        y = reduce_scatter(products.linear(x, self.weight, None), self.rank.feature_group)
+        return add(y, self.bias)
+
+
+class Attention:
+    """Multi-head self-attention."""
+
+    def __init__(self, scope: Scope) -> None:
+        config, rank = scope.config, scope.rank
+        divides = config.heads % rank.degree == 0 and config.kv_heads % rank.degree == 0
+        self.rank = rank
+        self.head_width = config.head_width
+        self.rotated = config.rotated_width
+        self.head_counts = [
+            heads // (rank.degree if divides else rank.rows)
+            for heads in (config.heads, config.kv_heads, config.kv_heads)
+        ]
+        unit, bias = config.head_width, config.attention_bias
+        widths = [heads * unit for heads in (config.heads, config.kv_heads, config.kv_heads)]
+        self.input = Column(scope.inner("input"), widths, unit, bias=bias, divides=divides)
+        self.output = Row(scope.inner("output"), widths[0], unit, bias=bias, divides=divides)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
+        full = all_gather(x, self.rank.token_group)
+        y = self._forward(full)
+        return reduce_scatter(y, self.rank.token_group)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        parts = split(self.input(x), [heads * self.head_width for heads in self.head_counts], 2)
+        query, key, value = (
+            transpose(reshape(part, (*part.shape[:2], heads, self.head_width)), 1, 2)
+            for part, heads in zip(parts, self.head_counts, strict=True)
+        )
+        if self.rotated:
+            query, key = self._rotated(query, key)
+        mixed = products.attention(query, key, value)
+        return self.output(flatten(transpose(mixed, 1, 2), 2, 3))
+
+    def _rotated(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        steps = arange(query.tape, self.rotated // 2)
+        positions = arange(query.tape, query.shape[2])
+        column = unsqueeze(positions, 1)
+        angles = mul(column, unary("pow", unary("div", unary("neg", steps))))
+        cos, sin = (
+            cast(unary("cos", angles), query.dtype), cast(unary("sin", angles), query.dtype),
+        )  # fmt: skip
+        return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half, rest = self.rotated // 2, self.head_width - self.rotated
+        first, second, *unrotated = split(x, [half, half, rest] if rest else [half, half], 3)
+        rotated = (
+            sub(mul(first, cos), mul(second, sin)), add(mul(second, cos), mul(first, sin)),
+        )  # fmt: skip
+        return cat((*rotated, *unrotated), 3)
+
+
+class FeedForward:
+    """The feed-forward branch, gated or not."""
+
+    def __init__(self, scope: Scope) -> None:
+        config = scope.config
+        self.rank = scope.rank
+        divides = config.ffn % scope.rank.degree == 0
+        names = ("gate", "input") if config.activation == "swiglu" else ("input",)
+        ffn, bias = config.ffn, config.ffn_bias
+        self.inputs = [
+            Column(scope.inner(name), (ffn,), 1, bias=bias, divides=divides) for name in names
+        ]
+        self.output = Row(scope.inner("output"), ffn, 1, bias=bias, divides=divides)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
+        full = all_gather(x, self.rank.token_group)
+        y = self._forward(full)
+        return reduce_scatter(y, self.rank.token_group)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        if len(self.inputs) == 1:
+            return self.output(gelu(self.inputs[0](x)))
+        gate, up = self.inputs
+        return self.output(mul(silu(gate(x)), up(x)))
+
+
+class Vocabulary:
+    """A rank's rows of the token table: takes all tokens, gives all vectors."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.rank = scope.rank
+        self.weight = vocabulary_weight(scope, None)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`Int[b s]` to `[b s d]`."""
+        if self.rank.degree == 1:
+            return products.embedding(self.weight, tokens)
+        rows = unary("sub", tokens)
+        elsewhere = bitwise_or(compare("lt", rows), compare("ge", rows))
+        vectors = products.embedding(self.weight, masked_fill(rows, elsewhere))
+        return all_reduce(masked_fill(vectors, unsqueeze(elsewhere, 2)), self.rank.all_group)
+
+
+def vocabulary_weight(scope: Scope, tied_to: str | None) -> Tensor:
+    """The first rank's rows of a table of the vocabulary."""
+    vocabulary, degree = scope.config.vocabulary, scope.rank.degree
+    scope.share(ShardingRule(style="vocabulary"), vocabulary, degree)
+    rows = -(-vocabulary // degree)
+    return scope.parameter(
+        "weight", (rows, scope.config.width), sharded=0, replicated_over=None, tied_to=tied_to
+    )
+
+
+class Logits:
+    """A rank's columns of the logits: takes the rank's tokens, gives logits of all tokens."""
+
+    def __init__(self, scope: Scope) -> None:
+        config = scope.config
+        self.rank = scope.rank
+        owner = "embedding.tokens.weight" if config.tied_embeddings else None
+        self.weight = vocabulary_weight(scope, owner)
+        rows = (self.weight.shape[0],)
+        self.bias = None
+        if config.head_bias:
+            self.bias = scope.parameter("bias", rows, sharded=0, replicated_over=None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s/r d/c]` to `[b s v/t]`."""
+        return products.linear(all_gather(x, self.rank.all_group), self.weight, self.bias)
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor, rank: Rank) -> Tensor:
+    """Mean cross-entropy of logits, sharded or not, in float32."""
+    if rank.degree == 1:
+        wide = flatten(cast(logits, "float32"), 0, 1)
+        return products.cross_entropy(wide, flatten(targets, 0, 1))
+    counts = compare("ne", targets)
+    losses = _token_losses(cast(logits, "float32"), targets, rank)
+    return div(sum_all(masked_fill(losses, bitwise_not(counts))), sum_all(counts))
+
+
+def _token_losses(logits: Tensor, targets: Tensor, rank: Rank) -> Tensor:
+    group = rank.all_group
+    largest = all_reduce_max(amax_last(logits.detach()), group)
+    shifted = sub(logits, unsqueeze(largest, 2))
+    column = unary("sub", targets)
+    elsewhere = bitwise_or(compare("lt", column), compare("ge", column))
+    index = unsqueeze(masked_fill(column, elsewhere), 2)
+    target_logits = masked_fill(squeeze(products.gather_last(shifted, index), 2), elsewhere)
+    sums = all_reduce_identity_grad(stack((sum_last(exp(shifted)), target_logits), 0), group)
+    return sub(log(select(sums, 0, 0)), select(sums, 0, 1))
+
+
+def local_part(x: Tensor, rank: Rank) -> Tensor:
+    """The rank's tokens and features of what all ranks have, contiguous."""
+    return x if rank.degree == 1 else clone(_narrowed(x, rank))
+
+
+def _narrowed(x: Tensor, rank: Rank) -> Tensor:
+    tokens = narrow(x, 1, 0, x.shape[1] // rank.rows)
+    return tokens if rank.columns == 1 else narrow(tokens, 2, 0, x.shape[2] // rank.columns)
+
+
+def dropped(x: Tensor, config: TransformerConfig) -> Tensor:
+    """`x` after the configuration's dropout."""
+    return dropout(x, config.dropout)

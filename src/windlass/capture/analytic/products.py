@@ -1,0 +1,221 @@
+"""Matrix products, attention, norms, look-ups and the loss."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+
+from windlass.capture.analytic.autograd import attach, new_node, only
+from windlass.capture.analytic.elementwise import cast, mul, rsqrt, shift_, square
+from windlass.capture.analytic.reductions import mean_last
+from windlass.capture.analytic.strides import Shape, dense_strides, permuted_strides
+from windlass.capture.analytic.tensor import (
+    DTYPE_BYTES,
+    Gradients,
+    Needs,
+    Tensor,
+)
+from windlass.capture.analytic.views import flatten, reshape, transpose
+
+_Saved = Sequence[Tensor]
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x W^T + b` of `x[b s n]`."""
+    rows = flatten(x, 0, 1)
+    factor = transpose(weight, 0, 1)
+    product = _mm(rows, factor) if bias is None else _addmm(bias, rows, factor)
+    return reshape(product, (*x.shape[:-1], weight.shape[0]))
+
+
+def _mm(left: Tensor, right: Tensor) -> Tensor:
+    save = [*([left] if right.node else ()), *([right] if left.node else ())]
+    node = new_node((left, right), _mm_backward, save)
+    return attach(node, _kept(left, lambda: (_product("mm", left, right),))[0])
+
+
+def _mm_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
+    gradient = only(gradients)
+    by_right = _by_right(gradient, saved[0]) if needs[1] else None
+    by_left = _product("mm", gradient, transpose(saved[-1], 0, 1)) if needs[0] else None
+    return [by_left, by_right]
+
+
+def _by_right(gradient: Tensor, left: Tensor) -> Tensor:
+    """The gradient of a right factor that is transposed in memory."""
+    return transpose(_product("mm", transpose(gradient, 0, 1), left), 0, 1)
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    save = [*([left] if right.node else ()), *([right] if left.node else ())]
+    node = new_node((bias, left, right), _addmm_backward, save)
+    return attach(node, _kept(left, lambda: (_product("addmm", left, right, bias),))[0])
+
+
+def _addmm_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
+    gradient = only(gradients)
+    by_left = _product("mm", gradient, transpose(saved[-1], 0, 1)) if needs[1] else None
+    by_right = _by_right(gradient, saved[0]) if needs[2] else None
+    return [gradient, by_left, by_right]
+
+
+def _product(name: str, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    (m, k), n = left.shape, right.shape[1]
+    out = Tensor(left.tape, (m, n), left.dtype)
+    reads = [left, right] if bias is None else [bias, left, right]
+    sizes = (1, m, n, k)
+    left.tape.call(name, reads, [out], kind="matmul", flop=2 * m * n * k, matmul_sizes=sizes)
+    return out
+
+
+def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The outputs of an operation that selective activation checkpointing keeps."""
+    checkpoint = x.tape.checkpoint
+    return run() if checkpoint is None else checkpoint.kept(run)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Fused attention of `[b h s k]` on `[b g s k]`."""
+    node = new_node((query, key, value), _attention_backward, [query, key, value])
+    out, logsumexp = _kept(query, lambda: _attention(query, key, value))
+    if node is not None:
+        node.save([out, logsumexp], query.tape)
+    return attach(node, out)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    out = Tensor(query.tape, query.shape, query.dtype, dense_strides(query.shape, query.strides))
+    logsumexp = Tensor(query.tape, query.shape[:-1], "float32")
+    flop = _attention_flop(query, key, value, 1, 1)
+    out.tape.call(
+        _ATTENTION, [query, key, value], [out, logsumexp], kind="attention", flop=flop, random=True
+    )
+    return out, logsumexp
+
+
+def _attention_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    query, key, value = saved[:3]
+    inner = [
+        Tensor(x.tape, x.shape, x.dtype, permuted_strides(x.shape, (0, 2, 1, 3)))
+        for x in (query, key, value)
+    ]
+    flop = _attention_flop(query, key, value, 3, 2)
+    reads = [only(gradients), *saved]
+    query.tape.call(f"{_ATTENTION}_backward", reads, inner, kind="attention", flop=flop)
+    return inner
+
+
+def _attention_flop(
+    query: Tensor, key: Tensor, value: Tensor, score_products: int, value_products: int
+) -> int:
+    pairs = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * pairs * (score_products * query.shape[-1] + value_products * value.shape[-1])
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`(x - mean) / sqrt(var + eps) * w + b` over the last dimension."""
+    node = new_node((x, weight, bias), _layer_norm_backward, [x, weight, bias])
+    out = Tensor(x.tape, x.shape, x.dtype)
+    moments = [Tensor(x.tape, (*x.shape[:-1], 1), x.dtype) for _ in range(2)]
+    x.tape.call("native_layer_norm", [x, weight, bias], [out, *moments])
+    if node is not None:
+        node.save(moments, x.tape)
+    return attach(node, out)
+
+
+def _layer_norm_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    x, weight, bias, mean, rstd = saved
+    out = [Tensor(x.tape, like.shape, like.dtype) for like in (x, weight, bias)]
+    reads = [only(gradients), x, mean, rstd, weight, bias]
+    x.tape.call("native_layer_norm_backward", reads, out)
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """`x / sqrt(avg(x^2) + eps) * w` over the last dimension, in float32."""
+    # What is freed when is torch's: the inverse outlives the rest.
+    result, _inverse = _rms_norm(cast(x, "float32"), weight)
+    return cast(result, x.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    inverse = _inverse_root_mean_square(x)
+    return mul(mul(x, inverse), weight), inverse
+
+
+def _inverse_root_mean_square(x: Tensor) -> Tensor:
+    # In C++ a temporary lives until the end of its statement.
+    squared = square(x)
+    mean = shift_(mean_last(squared))
+    return rsqrt(mean)
+
+
+def embedding(table: Tensor, index: Tensor) -> Tensor:
+    """The rows of a table that an index picks."""
+    node = new_node((table,), partial(_embedding_backward, table.shape), [index])
+    out = Tensor(table.tape, (*index.shape, table.shape[1]), table.dtype)
+    table.tape.call("embedding", [(table, out.touched_bytes), index], [out])
+    return attach(node, out)
+
+
+def _embedding_backward(
+    shape: Shape, gradients: Gradients, saved: _Saved, _: Needs
+) -> list[Tensor]:
+    gradient = only(gradients)
+    table = Tensor(gradient.tape, shape, gradient.dtype)
+    gradient.tape.call("embedding_dense_backward", [gradient, saved[0]], [table])
+    return [table]
+
+
+def gather_last(x: Tensor, index: Tensor) -> Tensor:
+    """The elements of the last dimension that an index picks."""
+    node = new_node((x,), _gather_backward, [x, index])
+    out = Tensor(x.tape, index.shape, x.dtype)
+    x.tape.call("gather", [(x, out.touched_bytes), index], [out])
+    return attach(node, out)
+
+
+def _gather_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    (x, index), gradient = saved, only(gradients)
+    full = Tensor(gradient.tape, x.shape, gradient.dtype)
+    gradient.tape.call("new_zeros", [gradient], [full])
+    gradient.tape.call("scatter_add", [full, index, gradient], [full])
+    return [full]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of `[n v]` in float32."""
+    return _nll_loss(_log_softmax(logits), targets)
+
+
+def _log_softmax(x: Tensor) -> Tensor:
+    node = new_node((x,), _log_softmax_backward)
+    out = Tensor(x.tape, x.shape, x.dtype)
+    x.tape.call("_log_softmax", [x], [out])
+    if node is not None:
+        node.save([out], x.tape)
+    return attach(node, out)
+
+
+def _log_softmax_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    (result,) = saved
+    out = Tensor(result.tape, result.shape, result.dtype)
+    result.tape.call("_log_softmax_backward_data", [only(gradients), result], [out])
+    return [out]
+
+
+def _nll_loss(x: Tensor, targets: Tensor) -> Tensor:
+    node = new_node((x,), _nll_loss_backward, [x, targets])
+    loss, total = (Tensor(x.tape, (), x.dtype) for _ in range(2))
+    picked = prod(targets.shape) * DTYPE_BYTES[x.dtype]
+    x.tape.call("nll_loss_forward", [(x, picked), targets], [loss, total])
+    if node is not None:
+        node.save([total], x.tape)
+    return attach(node, loss)
+
+
+def _nll_loss_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    x, targets, total = saved
+    out = Tensor(x.tape, x.shape, x.dtype)
+    x.tape.call("nll_loss_backward", [only(gradients), targets, total], [out])
+    return [out]

@@ -1,0 +1,215 @@
+"""The layers of a transformer, which mirror `models.transformer` and `models.bert`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+from windlass.capture.analytic.elementwise import add, gelu
+from windlass.capture.analytic.modules import (
+    Attention,
+    FeatureLinear,
+    FeedForward,
+    Logits,
+    Norm,
+    Scope,
+    Vocabulary,
+    dropped,
+    local_part,
+)
+from windlass.capture.analytic.tensor import Tensor
+from windlass.capture.analytic.views import narrow, select
+from windlass.models import TransformerConfig
+
+SEGMENTS = 2
+"""Segments of a BERT-style model."""
+
+Layer = Callable[[Tensor], Tensor]
+
+
+Place = Literal["first", "inner", "last"]
+
+
+class LayerType(NamedTuple):
+    """A kind of layer: what it is called, and what builds it."""
+
+    kind: str
+    name: str
+    """Name of the model's first layer of this kind."""
+    place: Place
+    """Whether it takes tokens, or the loss follows."""
+    build: Callable[[Scope], Layer]
+
+
+class Embedding:
+    """Token embedding, with learned positions added if the configuration has them."""
+
+    def __init__(self, scope: Scope) -> None:
+        config = scope.config
+        self.config, self.rank = config, scope.rank
+        self.tokens = Vocabulary(scope.inner("tokens"))
+        self.positions = None
+        if config.positions == "learned":
+            shape = config.sequence, config.width
+            self.positions = scope.inner("positions").parameter("weight", shape)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`Int[b s]` to `[b s d]`."""
+        y = self._forward(tokens)
+        return local_part(y, self.rank)
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = add(x, narrow(self.positions, 0, 0, tokens.shape[1]))
+        return dropped(x, self.config)
+
+
+class BertEmbedding:
+    """Sum of token, position and segment embeddings, normalised."""
+
+    def __init__(self, scope: Scope) -> None:
+        config = scope.config
+        self.config, self.rank = config, scope.rank
+        self.tokens = Vocabulary(scope.inner("tokens"))
+        shape = config.sequence, config.width
+        self.positions = scope.inner("positions").parameter("weight", shape)
+        self.segments = scope.inner("segments").parameter("weight", (SEGMENTS, config.width))
+        self.norm = Norm(scope.inner("norm"), full=True)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`Int[b s]` to `[b s d]`."""
+        y = self._forward(tokens)
+        return local_part(y, self.rank)
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        positions = add(narrow(self.positions, 0, 0, tokens.shape[1]), select(self.segments, 0, 0))
+        return dropped(self.norm(add(self.tokens(tokens), positions)), self.config)
+
+
+class Block:
+    """Attention, then feed-forward, each with a norm before it and a residual."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.config = scope.config
+        self.attention_norm = Norm(scope.inner("attention_norm"))
+        self.attention = Attention(scope.inner("attention"))
+        self.hidden_norm = Norm(scope.inner("hidden_norm"))
+        self.hidden = FeedForward(scope.inner("hidden"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to `[b s d]`."""
+        y = add(x, dropped(self.attention(self.attention_norm(x)), self.config))
+        return add(y, dropped(self.hidden(self.hidden_norm(y)), self.config))
+
+
+class BertBlock:
+    """Attention, then feed-forward, each with a residual and then a norm."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.config = scope.config
+        self.attention = Attention(scope.inner("attention"))
+        self.attention_norm = Norm(scope.inner("attention_norm"))
+        self.hidden = FeedForward(scope.inner("hidden"))
+        self.hidden_norm = Norm(scope.inner("hidden_norm"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to `[b s d]`."""
+        y = self.attention_norm(add(x, dropped(self.attention(x), self.config)))
+        return self.hidden_norm(add(y, dropped(self.hidden(y), self.config)))
+
+
+class ParallelBlock:
+    """Attention and feed-forward in parallel on the same input."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.config = scope.config
+        self.attention_norm = Norm(scope.inner("attention_norm"))
+        self.attention = Attention(scope.inner("attention"))
+        two_norms = scope.config.block_layout == "parallel"
+        self.hidden_norm = Norm(scope.inner("hidden_norm")) if two_norms else None
+        self.hidden = FeedForward(scope.inner("hidden"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to `[b s d]`."""
+        attention_input = self.attention_norm(x)
+        ffn_input = attention_input if self.hidden_norm is None else self.hidden_norm(x)
+        return add(
+            add(x, dropped(self.attention(attention_input), self.config)),
+            dropped(self.hidden(ffn_input), self.config),
+        )
+
+
+class HalfBlock:
+    """One branch of a block with its norm before it."""
+
+    def __init__(self, scope: Scope, branch: Callable[[Scope], Layer]) -> None:
+        self.config = scope.config
+        self.norm = Norm(scope.inner("norm"))
+        self.branch = branch(scope.inner("branch"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to `[b s d]`."""
+        return add(x, dropped(self.branch(self.norm(x)), self.config))
+
+
+class BertHalfBlock:
+    """One branch of a block with its norm after it."""
+
+    def __init__(self, scope: Scope, branch: Callable[[Scope], Layer]) -> None:
+        self.config = scope.config
+        self.branch = branch(scope.inner("branch"))
+        self.norm = Norm(scope.inner("norm"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to `[b s d]`."""
+        return self.norm(add(x, dropped(self.branch(x), self.config)))
+
+
+class Head:
+    """Final norm and projection to the vocabulary."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.norm = Norm(scope.inner("norm"))
+        self.projection = Logits(scope.inner("projection"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to logits."""
+        return self.projection(self.norm(x))
+
+
+class BertHead:
+    """Linear, GELU and norm, then a projection to the vocabulary."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.transform = FeatureLinear(scope.inner("transform"))
+        self.norm = Norm(scope.inner("norm"))
+        self.projection = Logits(scope.inner("projection"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s d]` to logits."""
+        return self.projection(self.norm(gelu(self.transform(x))))
+
+
+def layer_types(config: TransformerConfig) -> tuple[LayerType, ...]:
+    """The kinds of layers of a model: the embedding, those of a block, and the head."""
+    if config.block_layout == "post_norm":
+        embedding = LayerType("bert_embedding", "embedding", "first", BertEmbedding)
+        head = LayerType("bert_head", "head", "last", BertHead)
+    else:
+        embedding = LayerType("embedding", "embedding", "first", Embedding)
+        head = LayerType("head", "head", "last", Head)
+    return embedding, *_block_types(config), head
+
+
+def _block_types(config: TransformerConfig) -> tuple[LayerType, ...]:
+    """The kinds of layers of a block, in order."""
+    prefix = "bert_" if config.block_layout == "post_norm" else ""
+    if config.block_layout not in ("pre_norm", "post_norm"):
+        return (LayerType("parallel_block", "block0", "inner", ParallelBlock),)
+    if not config.split_blocks:
+        return (LayerType(f"{prefix}block", "block0", "inner", BertBlock if prefix else Block),)
+    half, name = BertHalfBlock if prefix else HalfBlock, f"{prefix}half_block"
+    return (
+        LayerType(name, "block0.attention", "inner", partial(half, branch=Attention)),
+        LayerType(f"{name}2", "block0.hidden", "inner", partial(half, branch=FeedForward)),
+    )

@@ -1,0 +1,146 @@
+"""A graph that is computed from a configuration equals the one that is captured from the model."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from windlass.capture.analytic import (
+    analytic_graph,
+    analytic_tensor_shards,
+    check_analytic_degrees,
+)
+from windlass.capture.capture_layers import (
+    capture_graph,
+    capture_tensor_shards,
+    check_tensor_degrees,
+)
+from windlass.models import catalog
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
+from windlass.models.shape_inference import fake_state
+from windlass.schema.graph import Graph
+from windlass.schema.tensor_grid import TensorGrid
+
+SMALL = {"layers": 2, "width": 48, "heads": 4, "vocabulary": 50, "sequence": 90}
+FAMILIES: dict[str, tuple[dict[str, float], int]] = {
+    "gpt-tiny": ({"dropout": 0.1}, TensorGrid(2, 2)),
+    "gpt-j-6b": ({}, 4),
+    "gpt-neox-20b": ({}, TensorGrid(1, 2)),
+    "llama-tiny": ({"kv_heads": 2, "ffn": 66}, TensorGrid(2, 3)),  # heads divide by rows alone
+    "bert-tiny": ({"split_blocks": True}, 2),
+}
+"""Dials of models that together have every branch, and a tensor-parallel degree for each."""
+EVERY_DEGREE = (
+    2, 3, 4, 6, 8, 16, 32, 64, TensorGrid(2, 2), TensorGrid(4, 2), TensorGrid(2, 4),
+    TensorGrid(1, 4), TensorGrid(8, 8), TensorGrid(6, 2),
+)  # fmt: skip
+
+
+def both(name: str, degrees: tuple[int, ...] = (), **dials: float) -> tuple[Graph, Graph]:
+    """The captured graph of a model and the computed one, with shards of some degrees."""
+    stack = build_layer_stack(name, dials, device="meta", seed=0)
+    config = catalog.apply_model_arguments(catalog.model_config(name), dials)
+    captured = capture_tensor_shards(stack, capture_graph(stack), degrees)
+    return captured, analytic_tensor_shards(config, analytic_graph(config), degrees)
+
+
+def assert_equal(captured: Graph, computed: Graph) -> None:
+    """Compares op by op first, so that a failure says which one differs."""
+    kinds = {1: (captured.kinds, computed.kinds)} | {
+        degree: (kinds, computed.tensor_shards[degree])
+        for degree, kinds in captured.tensor_shards.items()
+    }
+    for degree, (expected, found) in kinds.items():
+        assert list(expected) == list(found)
+        for name, kind in expected.items():
+            costs = zip(
+                (*kind.costs, *kind.selective_costs),
+                (*found[name].costs, *found[name].selective_costs),
+                strict=True,
+            )
+            for one, other in costs:
+                where = f"{name} in {one.precision} at degree {degree}"
+                for op, computed_op in zip(
+                    (*one.forward, *one.backward), (*other.forward, *other.backward), strict=False
+                ):
+                    assert op == computed_op, where
+                assert one == other, where
+    assert captured == computed
+    assert captured.label == computed.label
+    assert captured.to_json() == computed.to_json()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_computed_graph_and_its_shards_equal_the_captured_ones_to_the_byte(name: str):
+    dials, degree = FAMILIES[name]
+
+    captured, computed = both(name, (degree,), **{**SMALL, **dials})
+
+    assert degree in captured.tensor_shards
+    assert_equal(captured, computed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_every_catalog_model_has_the_graph_that_is_captured(name: str):
+    captured, computed = both(name, EVERY_DEGREE, sequence=4096)
+
+    assert_equal(captured, computed)
+
+
+def test_a_degree_that_is_impossible_has_the_reasons_that_modules_give():
+    degrees = (3, 5, 64, TensorGrid(2, 5), TensorGrid(3, 7), TensorGrid(1, 5), TensorGrid(8, 8))
+    for name, (changes, _) in FAMILIES.items():
+        dials = {**SMALL, "sequence": 4096, **changes}
+        stack = build_layer_stack(name, dials, device="meta", seed=0)
+        config = catalog.apply_model_arguments(catalog.model_config(name), dials)
+        graph = analytic_graph(config)
+
+        found = check_analytic_degrees(config, graph, degrees).unshardable
+
+        assert found == check_tensor_degrees(stack, graph, degrees).unshardable
+        assert found.keys() >= {3, 5, 64}
+
+
+def test_a_graph_is_computed_without_torch():
+    code = (
+        "import sys; from windlass.capture import analytic_graph; "
+        "from windlass.models import model_config; "
+        "analytic_graph(model_config('gpt3-175b')); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_flop_equal_those_of_torchs_counter_on_every_catalog_model(name: str):
+    stack = build_layer_stack(name, {"layers": 2}, device="meta", seed=0)
+    config = catalog.apply_model_arguments(catalog.model_config(name), {"layers": 2})
+
+    assert analytic_graph(config).micro_batch_flop(3, 129) == torch_counts(stack, 3, 129)
+
+
+def torch_counts(stack: LayerStack, micro_batch: int, sequence: int) -> int:
+    """FLOP of the whole stack by torch's own counter, which lacks only the CPU's attention."""
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+            q, k, v
+        ),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda g, q, k, v, *_, **__: (
+            sdpa_backward_flop_count(g, q, k, v)
+        ),
+    }
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        x: Tensor = torch.zeros(micro_batch, sequence, dtype=torch.int64)
+        for layer in stack.layers:
+            x = functional_call(layer, fake_state(layer), (x,))
+        targets = torch.zeros(micro_batch * sequence, dtype=torch.int64)
+        functional.cross_entropy(x.float().flatten(0, 1), targets).backward()
+    return counter.get_total_flops()
