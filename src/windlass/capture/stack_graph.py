@@ -35,19 +35,16 @@ _BYTES = 2
 _RESIDUAL_BYTES: dict[Fusion, float] = {"eager": 10, "fused": 10, "compiled": 8}
 """Bytes for each number of a residual sum and the norm after it, forward: each reads and writes; a
 compiler reads and writes both results once."""
-_RESIDUAL_GRADIENT_BYTES: dict[Fusion, float] = {"eager": 14, "fused": 14, "compiled": 10}
+_RESIDUAL_GRADIENT_BYTES: dict[Fusion, float] = {"eager": 12, "fused": 12, "compiled": 8}
 """The same backward: a norm's gradient reads two numbers and writes one, and the gradients of both
 branches are summed."""
 _DROPOUT_BYTES: dict[Fusion, float] = {"eager": 5, "fused": 1, "compiled": 1}
 """Bytes for each number of a dropout: a mask, and the number itself where nothing is fused."""
 _LOGIT_BYTES: dict[Fusion, tuple[float, float]] = {
-    "eager": (20, 18), "fused": (30, 14), "compiled": (8, 8),
+    "eager": (20, 18), "fused": (46, 30), "compiled": (8, 8),
 }  # fmt: skip
 """Bytes for each logit of the loss, forward and backward: the cast to float32, the softmax, and for
 Megatron's vocabulary-parallel loss its maximum, difference, exponential and sum."""
-_CAST_BYTES = 6
-"""Bytes for each number that becomes an 8-bit one: two read for the tensor's scale, two read again,
-and one written in each layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,6 @@ class _Kernels:
         qkv, projection, widen, narrow = (
             self._product(name, wide, deep) for name, wide, deep in self.linears()
         )
-        yield self._moves("norm", 4 * self.config.width * self.whole)
         yield from self._gather()
         yield from (qkv, self._copies())
         yield from self.attention()
@@ -175,6 +171,10 @@ class _Kernels:
             scores = config.heads / t * (5 if self.stack.dropout else 2)
         return Polynomial(bs=inputs + masks + inside, bss=scores)
 
+    def sent(self) -> Polynomial:
+        """Bytes of the output that one rank sends to the next stage: its part."""
+        return Polynomial(bs=_BYTES * self.config.width / self.tensor)
+
     def working(self) -> float:
         """Bytes for each token that the fullest moment of a backward pass takes beyond that."""
         return _BYTES * (self.widened + self.hidden + 3 * self.config.width)
@@ -233,7 +233,7 @@ class _Kernels:
             width = self.config.width
             factors = 2 * width + width / self.tensor + self.hidden
             gradients = (2 * width + self.attended + self.widened) if backward else 0.0
-            yield self._moves("cast", _CAST_BYTES * (factors + gradients), calls=4)
+            yield self._moves("cast", self.stack.cast_bytes * (factors + gradients), calls=4)
 
     def _gather(self) -> Iterator[Op]:
         if self.tensor > 1 and self.stack.sequence_parallel:
@@ -242,7 +242,9 @@ class _Kernels:
 
     def _scatter(self) -> Iterator[Op]:
         if self.tensor > 1:
-            kind: CollectiveKind = "reduce_scatter" if self.stack.sequence_parallel else "all_reduce"
+            kind: CollectiveKind = (
+                "reduce_scatter" if self.stack.sequence_parallel else "all_reduce"
+            )
             yield self._exchange(kind, _BYTES * self.config.width)
 
     def _exchange(self, kind: CollectiveKind, token_bytes: float) -> Op:
@@ -255,18 +257,24 @@ class _Kernels:
 
 
 def stack_graph(
-    config: TransformerConfig, stack: Stack, tensor: int = 1, *, predicted_share: float = 1.0
+    config: TransformerConfig,
+    stack: Stack,
+    degrees: Iterable[int] = (),
+    *,
+    predicted_share: float = 1.0,
 ) -> Graph:
     """The graph of a transformer on another stack, whole and as one of t tensor-parallel shards.
 
     Args:
         config: the model.
         stack: the software that computes it.
-        tensor: tensor-parallel degree t.
+        degrees: tensor-parallel degrees t; the graph also says which of them the model does not
+            allow.
         predicted_share: share of the positions for which the head computes logits; a masked model
             predicts its masked ones.
     """
-    kinds = {degree: _kinds(config, stack, degree, predicted_share) for degree in {1, tensor}}
+    several = {degree for degree in degrees if degree > 1}
+    kinds = {degree: _kinds(config, stack, degree, predicted_share) for degree in {1, *several}}
     return Graph(
         name=config.name,
         vocabulary=config.vocabulary,
@@ -277,8 +285,22 @@ def stack_graph(
             LayerRun(kind="head", count=1),
         ),
         kinds=kinds[1],
-        tensor_shards={degree: kinds[degree] for degree in kinds if degree > 1},
+        tensor_shards={degree: kinds[degree] for degree in several},
+        unshardable={
+            degree: errors
+            for degree in several
+            if (errors := tuple(_degree_errors(config, degree)))
+        },
     )
+
+
+def _degree_errors(config: TransformerConfig, degree: int) -> Iterator[str]:
+    """Why heads cannot be divided over a tensor-parallel degree."""
+    for name in ("heads", "kv_heads"):
+        count = getattr(config, name)
+        if count % degree:
+            yield f"`{config.name}` has {count} `{name}`, which {degree} does not divide; lower it"
+            return
 
 
 def _kinds(
@@ -298,9 +320,7 @@ def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
         ParameterInfo(name=f"{name}.weight", shape=(round(wide), round(deep)))
         for name, wide, deep in plain.linears()
     )
-    norms = tuple(
-        ParameterInfo(name=name, shape=(config.width,)) for name in ("norm", "ffn_norm")
-    )
+    norms = tuple(ParameterInfo(name=name, shape=(config.width,)) for name in ("norm", "ffn_norm"))
     biases = ()
     if config.ffn_bias:
         biases = tuple(
@@ -312,7 +332,9 @@ def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
         name="block",
         parameters=(*weights, *biases, *norms),
         costs=tuple(_block_cost(config, stack, tensor, each, False) for each in precisions),
-        selective_costs=tuple(_block_cost(config, stack, tensor, each, True) for each in precisions),
+        selective_costs=tuple(
+            _block_cost(config, stack, tensor, each, True) for each in precisions
+        ),
     )
 
 
@@ -324,18 +346,23 @@ def _block_cost(
     boundary = Polynomial(bs=_BYTES * config.width * kernels.whole)
     return _cost(
         precision, kernels.forward(), chain(again, kernels.backward()),
-        kernels.saved(selective=selective), boundary, kernels.working(),
+        kernels.saved(selective=selective), boundary, kernels.working(), sent=kernels.sent(),
     )  # fmt: skip
 
 
 def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
-    share = 1.0 / tensor if stack.sequence_parallel else 1.0
+    kernels = _Kernels(config, stack, tensor, float8=False)
+    share = kernels.whole
     numbers = _BYTES * config.width * (2 + (1 if stack.dropout else 0) * share)
     ops = [_op("embedding", "memory", read=numbers, calls=3)]
     if tensor > 1:
         kind: CollectiveKind = "reduce_scatter" if stack.sequence_parallel else "all_reduce"
         ops.append(
-            _op(kind, "collective", collective=Collective(kind, Polynomial(bs=_BYTES * config.width)))
+            _op(
+                kind,
+                "collective",
+                collective=Collective(kind, Polynomial(bs=_BYTES * config.width)),
+            )
         )
     rows = -(-config.vocabulary // tensor)
     tables = [ParameterInfo(name="tokens.weight", shape=(rows, config.width))]
@@ -347,7 +374,7 @@ def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKin
         name="embedding",
         parameters=tuple(tables),
         costs=tuple(
-            _cost(each, ops, back, Polynomial(), output, 0.0, first=True)
+            _cost(each, ops, back, Polynomial(), output, 0.0, first=True, sent=kernels.sent())
             for each in _PRECISIONS
         ),
         is_embedding=True,
@@ -372,13 +399,20 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
         kind: CollectiveKind = "reduce_scatter" if stack.sequence_parallel else "all_reduce"
         sums = (_op(kind, "collective", collective=Collective(kind, exchange)),)
         if stack.sequence_parallel:
-            gathers = (_op("all_gather", "collective", collective=Collective("all_gather", exchange)),)
+            gathers = (
+                _op("all_gather", "collective", collective=Collective("all_gather", exchange)),
+            )
     product = MatmulShape(one, tokens, columns, depth)
     forward = (
         _op("norm", "memory", read=norm),
         *gathers,
         _op("logits", "matmul", flop, shape=product),
-        _op("loss", "memory", read=there, calls={"eager": 4, "fused": 9, "compiled": 2}[stack.fusion]),
+        _op(
+            "loss",
+            "memory",
+            read=there,
+            calls={"eager": 4, "fused": 9, "compiled": 2}[stack.fusion],
+        ),
     )
     backward = (
         _op("loss", "memory", read=back, calls=3),
@@ -409,6 +443,7 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
 def _cost(
     precision: Precision, forward: Iterable[Op], backward: Iterable[Op], saved: Polynomial,
     output: Polynomial, working: float, *, first: bool = False, entrance: Polynomial | None = None,
+    sent: Polynomial | None = None,
 ) -> LayerCost:  # fmt: skip
     """A layer's cost; every operation of a pass holds what the fullest does."""
     there = Polynomial(*map(sum, zip(saved, output, strict=True)))
@@ -421,6 +456,7 @@ def _cost(
         saved_bytes=saved,
         input_bytes=Polynomial(bs=8) if first else entrance or output,
         output_bytes=output,
+        sent_bytes=sent,
     )
 
 

@@ -234,12 +234,13 @@ class CommunicationCosts:
         """
         if ranks == 1:
             return 0.0
-        return self._ring_seconds(sent_bytes, ranks, stride * self._plan.parallel.tensor, passes)
+        parallel = self._plan.parallel
+        apart = parallel.tensor * (parallel.pipeline if self._stack.stages_adjacent else 1)
+        return self._ring_seconds(sent_bytes, ranks, stride * apart, passes)
 
     def _ring_seconds(self, sent_bytes: int, ranks: int, stride: int, passes: int) -> float:
         """Seconds of one ring whose neighbours are `stride` devices from each other."""
-        parallel = self._plan.parallel
-        cost = self._rings.cost(ranks, stride, parallel.replicas * int(parallel.tensor))
+        cost = self._rings.cost(ranks, stride, self._active_devices)
         return sent_bytes * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
 
     def message_seconds(self, nbytes: float) -> float:
@@ -250,12 +251,21 @@ class CommunicationCosts:
     @cached_property
     def message_cost(self) -> LinkCost:
         """Cost of a message to another stage."""
-        parallel = self._plan.parallel
+        parallel, tensor = self._plan.parallel, int(self._plan.parallel.tensor)
+        adjacent = self._stack.stages_adjacent
         return message_cost(
             self._machine.links,
-            parallel.devices,
-            active_devices=parallel.replicas * parallel.tensor,
+            parallel.pipeline * tensor if adjacent else parallel.devices,
+            active_devices=tensor if adjacent else parallel.replicas * tensor,
         )
+
+    @property
+    def _active_devices(self) -> int:
+        """Neighbours among which rings lie: those of a stage, or of all if stages are adjacent."""
+        parallel = self._plan.parallel
+        if self._stack.stages_adjacent:
+            return parallel.devices
+        return parallel.replicas * int(parallel.tensor)
 
 
 def tensor_parallel_ring(degree: int, axis: TensorAxis) -> tuple[int, int]:

@@ -54,11 +54,13 @@ class InstructionCosts:
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         batch = plan.batch
-        mode = OpContext(batch.sequence, plan.precision, plan.compile)
+        context = plan.parallel.context or 1
+        mode = OpContext(batch.sequence, plan.precision, plan.compile, context)
         self._micro = plan_micro(plan)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)
-        self._rates = DeviceRates(self._device, mode, machine.stack)
+        in_turn = machine.execution_model == "bulk-synchronous"
+        self._rates = DeviceRates(self._device, mode, machine.stack, in_turn=in_turn)
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selective_layers(plan)
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
@@ -204,8 +206,8 @@ class InstructionCosts:
         plan, kind = self._plan, self._kinds[layer]
         moved = grad_accumulation_bytes(
             kind,
-            plan.parameter_itemsize,
-            plan.gradient_itemsize,
+            plan,
+            self._machine.stack,
             shared=self._shared_elements.get(layer, 0),
             rows=sum(kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)),
             first=first,

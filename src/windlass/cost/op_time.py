@@ -4,9 +4,10 @@ A matrix product takes `FLOP / rate(FLOP)`, or the time of its tiles in waves ov
 processors; attention takes `FLOP / rate(sequence, head width)`, every other operation
 `bytes / rate(bytes)`, at the rate measured under its own name if the machine states one.
 
-On a CPU launches and communication add to the work, because the same threads do all of it. On an
-accelerator the host launches ahead and collectives are kernels too, so a pass takes the longer of
-its kernels and its launches (`exposed_seconds`).
+On a CPU launches and communication add to the work, because the same threads do all of it, and on a
+bulk-synchronous device because it does one after the other. On other accelerators the host launches
+ahead and collectives are kernels too, so a pass takes the longer of its kernels and its launches
+(`exposed_seconds`).
 
 The operations of any number of passes are priced together, for any number of micro-batch sizes.
 """
@@ -90,6 +91,8 @@ class OpContext(NamedTuple):
     sequence: int
     precision: Precision
     compiled: bool
+    context: int = 1
+    """Context-parallel degree."""
 
 
 class LayerPass(NamedTuple):
@@ -110,10 +113,19 @@ class DeviceRates:
         device: the device.
         mode: how all operations run.
         stack: software that runs them; None means Windlass's own runtime.
+        in_turn: whether the device computes, exchanges and synchronizes in turn (bulk-synchronous).
     """
 
-    def __init__(self, device: Device, mode: OpContext, stack: Stack | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        mode: OpContext,
+        stack: Stack | None = None,
+        *,
+        in_turn: bool = False,
+    ) -> None:
         self.device = device
+        self.in_turn = in_turn or device.kind == "cpu"
         self.mode = mode
         self.stack = stack or OWN_STACK
         self._products = device.rate(mode.precision)
@@ -150,7 +162,8 @@ class DeviceRates:
     def share(self, op: Op) -> float:
         """Rate of an operation on this stack over the machine's rate."""
         stack = self.stack
-        shares = {"matmul": stack.products, "attention": stack.attention_rate}
+        parted = 1.0 + stack.context_attention * (1.0 - 1.0 / self.mode.context)
+        shares = {"matmul": stack.products, "attention": stack.attention_rate / parted}
         return shares.get(op.kind, stack.traffic)
 
     @property
@@ -272,9 +285,9 @@ def exposed_seconds(
 ) -> Floats:
     """Seconds of a pass from those of its parts, over arrays of any common shape.
 
-    On a CPU the parts add up. On an accelerator kernels, collectives among them, run while the host
-    launches the next ones, and FSDP's gathers run beside both; two activities of nearly equal
-    length seldom hide each other fully (`smooth_max`).
+    On a CPU and on a bulk-synchronous device the parts add up. Elsewhere kernels, collectives among
+    them, run while the host launches the next ones, and FSDP's gathers run beside both; two
+    activities of nearly equal length seldom hide each other fully (`smooth_max`).
 
     Args:
         rates: rates of the device and its stack.
@@ -284,7 +297,7 @@ def exposed_seconds(
         gather: FSDP's gathers of parameters and scatters of gradients.
     """
     stack = rates.stack
-    if rates.device.kind == "cpu":
+    if rates.in_turn:
         return np.asarray(work + host + exchange + gather)
     kernels = work + (1.0 - stack.tensor_overlap) * np.asarray(exchange)
     return smooth_max(smooth_max(kernels, host), gather) + stack.gather_exposed * np.asarray(gather)

@@ -109,8 +109,11 @@ def predict_time(
 def _deviation(machine: Machine) -> float:
     """Standard deviation of log(step time) around the prediction.
 
-    Measured on runs of such machines if the machine states it; else noise and model error together.
+    Measured on runs of the stack, else of such machines, if these state it; else noise and model
+    error together.
     """
+    if machine.stack is not None and machine.stack.deviation is not None:
+        return machine.stack.deviation
     if machine.deviation is not None:
         return machine.deviation
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise

@@ -125,7 +125,8 @@ class CommunicationVolume:
     def _output_bytes(self, layer: int) -> int:
         batch = self._plan.batch
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        return round(cost.output_bytes.at(batch.micro, batch.sequence))
+        micro = batch.micro / (self._plan.parallel.context or 1)
+        return round(cost.message_bytes.at(micro, batch.sequence))
 
     def _gradient_reduce_bytes(self, sizes: StateSizes) -> int:
         """Bytes sent to sum a layer's gradient over tensor-parallel ranks and replicas.

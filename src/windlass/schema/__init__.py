@@ -43,6 +43,8 @@ from windlass.schema.machine import (
     MomentRate,
     OpRate,
     Point,
+    ProductRate,
+    ProductRole,
     Tier,
     TileRate,
 )
@@ -74,6 +76,7 @@ from windlass.schema.prediction import (
 )
 from windlass.schema.provenance import (
     Source,
+    source_of,
 )
 from windlass.schema.request import (
     BatchRequest,
@@ -144,7 +147,6 @@ from windlass.schema.verification import (
 )
 
 __all__ = [
-    "OWN_STACK",
     "ATTEMPTS_FOLDER",
     "CHECKPOINT_FOLDER",
     "DEVICE_TIER",
@@ -163,6 +165,7 @@ __all__ = [
     "MERGED_CHECKPOINT_FOLDER",
     "MOMENT_BLOCK",
     "MOMENT_TOLERANCE",
+    "OWN_STACK",
     "PLAN_FILE",
     "PRECISION_BYTES",
     "PREDICTED_TIMELINE_FILE",
@@ -224,6 +227,8 @@ __all__ = [
     "Precision",
     "PredictedMeasured",
     "Prediction",
+    "ProductRate",
+    "ProductRole",
     "QuantityComparison",
     "Recompute",
     "ReferenceCheck",
@@ -253,5 +258,6 @@ __all__ = [
     "grid_rows",
     "group_size",
     "group_span",
+    "source_of",
     "tensor_degree",
 ]

@@ -147,6 +147,27 @@ class TileRate(Document):
     """The same if a side is a multiple of 8 but not of 64 elements."""
 
 
+ProductRole = Literal["forward", "biased", "input_gradient", "weight_gradient"]
+"""What a matrix product computes: a layer's output, the same with a bias, the gradient of its
+input, or that of its weights."""
+
+
+class ProductRate(Document):
+    """Measured time of products (m, k) by (k, n) with one role.
+
+    It is `call + 2 m n k / flop_rate + (bytes of factors) / read + (bytes of result) / write`.
+    Weights and saved activations come from memory and count as read; the gradient or the activation
+    that was just made is still in the cache and does not.
+    """
+
+    role: ProductRole
+    call_seconds: Seconds
+    flop_rate: FlopPerSecond
+    read: BytesPerSecond | None = None
+    """None means that reading takes no time of its own."""
+    write: BytesPerSecond | None = None
+
+
 class MatmulRate(Document):
     """Rate of matrix products and attention in one precision."""
 
@@ -157,6 +178,8 @@ class MatmulRate(Document):
     """FLOP/s over FLOP of one product."""
     tiles: TileRate | None = None
     """Rate by a product's sides, used in place of `curve` where it is stated."""
+    products: tuple[ProductRate, ...] = ()
+    """Measured times by a product's sides and role, used in place of `curve` where they are."""
     biased: Curve | None = None
     """The same for a product with a bias; None means that a bias takes no extra time."""
     attention: Curve
@@ -271,6 +294,15 @@ class Device(Document):
                         name: _curve_over(getattr(rate, name), times)
                         for name in ("curve", "biased", "attention")
                     },
+                    "products": tuple(
+                        product.model_copy(
+                            update={
+                                name: _over(getattr(product, name), times)
+                                for name in ("flop_rate", "read", "write")
+                            }
+                        )
+                        for product in rate.products
+                    ),
                     "attention_rates": tuple(
                         attention.model_copy(
                             update={

@@ -6,10 +6,13 @@ from typing import Literal
 
 from windlass.document import Document
 
-SourceKind = Literal["published", "measured", "fitted", "derived", "convention", "unverified"]
+SourceKind = Literal[
+    "published", "measured", "fitted", "derived", "convention", "guess", "unverified"
+]  # fmt: skip
 """`published`: by the vendor or an operator. `measured`: by a program with a clock. `fitted`: to
 measured runs. `derived`: computed from published figures. `convention`: assumed for lack of any
-source. `unverified`: stated somewhere, but its source could not be read."""
+source. `guess`: by who wrote the file. `unverified`: stated somewhere, but its source could not be
+read."""
 
 
 class Source(Document):

@@ -157,6 +157,8 @@ class ParallelRequest(RequestTable):
     """Tensor-parallel degree: a number, or a grid such as `8x8`."""
     data: Count | None = None
     """Data-parallel degree."""
+    context: Count | None = None
+    """Context-parallel degree: ranks that divide each sequence among them."""
     schedule: PipelineSchedule | None = None
     """Pipeline schedule."""
     virtual_stages: Count | None = None
@@ -170,6 +172,9 @@ class ShardingRequest(RequestTable):
     """Sharding degree of parameters (FSDP, ZeRO-3)."""
     optimizer: Count | None = None
     """Sharding degree of optimizer state (ZeRO-1)."""
+    reshard: bool | None = None
+    """Whether full parameters are freed after each pass and gathered again for the next (FSDP's
+    `reshard_after_forward`)."""
 
 
 class OffloadRequest(RequestTable):
@@ -196,6 +201,9 @@ class Request(RequestTable):
     machine: Name = "here"
     """A name that `windlass machines` lists, `NAME:N` for N hosts of a family, or a `.toml` file
     of your own."""
+    stack: Name | None = None
+    """Software whose run is planned and predicted: a name that `windlass stacks` lists, or a
+    `.toml` file of your own; None means Windlass's own runtime."""
     memory: Bytes | None = Field(default=None, gt=0)
     """Budget of device memory, such as `4GiB`; None means the machine's capacity."""
     data: DataRequest = DataRequest()

@@ -1,12 +1,12 @@
 """Stack: the software that runs a plan on a machine, as a few constants and capabilities."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
-from windlass.schema.plan import PipelineSchedule
+from windlass.schema.plan import PipelineSchedule, Recompute
 from windlass.schema.provenance import Source
 from windlass.units import Bytes, Seconds
 
@@ -24,39 +24,60 @@ ParameterSharding = Literal["none", "optimizer", "parameters"]
 """What data-parallel ranks share: nothing, optimizer state (ZeRO-1), or parameters too (ZeRO-3)."""
 
 
-class Capabilities(Document):
+HostSeconds = Annotated[Seconds, Field(ge=0, le=60)]
+"""A time that a host takes each time; more than a minute is none."""
+
+Rate = Annotated[float, Field(ge=0.01, le=100)]
+"""A rate over the machine's."""
+
+
+class _StackTable(Document):
+    """A table of a stack's file: its numbers are finite, and its keys have meanings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Capabilities(_StackTable):
     """What a stack can run; planning for it is bound by that."""
 
     schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    """Pipeline schedules."""
+    precisions: tuple[Precision, ...] = ("bfloat16",)
+    """Number formats of matrix products."""
     sharding: tuple[ParameterSharding, ...] = ("none", "optimizer")
+    """What data-parallel ranks can share: nothing, optimizer state (ZeRO-1), parameters (ZeRO-3)."""
     reshard: bool = False
     """Whether parameters can be freed after each pass and gathered again for the next (FSDP)."""
     replica_groups: bool = False
     """Whether parameters can be sharded within groups of replicas (HSDP)."""
     tensor: bool = True
+    """Whether layers can be divided over ranks (tensor parallelism)."""
     context: bool = False
     """Whether a sequence can be divided over ranks (context parallelism)."""
     pipeline: bool = True
+    """Whether layers can be on pipeline stages."""
     compile: bool = False
+    """Whether a plan says if layers are compiled; else `fusion` does."""
+    recompute: tuple[Recompute, ...] = ("none", "selective", "full")
+    """How activations can be recomputed."""
     offload: bool = False
     """Whether optimizer state and weights can lie outside device memory."""
 
 
-class StackMemory(Document):
+class StackMemory(_StackTable):
     """Memory that a stack's process holds beside tensors of the plan."""
 
     context_bytes: Bytes | None = None
     """Context and kernels of one process; None means the device's number."""
     buffer_bytes: Bytes = 0
     """Buffers for reducing and gathering."""
-    gradient_bytes: float = 0.0
+    gradient_bytes: float = Field(default=0.0, ge=0, le=64)
     """Bytes of each gradient element beyond the plan's: a second copy, or buckets."""
-    allocator_share: float = 0.0
+    allocator_share: float = Field(default=0.0, ge=0, le=1)
     """Share of live bytes that the allocator holds beyond them."""
 
 
-class Stack(Document):
+class Stack(_StackTable):
     """A software stack: what it can do, which kernels it runs and what its host costs."""
 
     name: str
@@ -65,7 +86,10 @@ class Stack(Document):
     """Stack whose constants this one starts from."""
     can: Capabilities = Capabilities()
     attention: AttentionKernel = "flash2"
+    """Kernel of attention: `unfused` writes every score, `flash1` to `flash3` write none."""
     fusion: Fusion = "fused"
+    """How element-wise ops run: each in a kernel (`eager`), in hand-written kernels (`fused`), or
+    with their neighbours (`compiled`)."""
     sequence_parallel: bool = True
     """Whether norms and dropouts are divided over tensor-parallel ranks."""
     dropout: bool = False
@@ -82,33 +106,46 @@ class Stack(Document):
     tensor_overlap: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication beside matrix products (asynchronous tensor
     parallelism)."""
-    launch_seconds: Seconds | None = None
+    stages_adjacent: bool = False
+    """Whether the pipeline stages of a replica are neighbours and replicas lie further apart
+    (PopART); else it is the other way round (Megatron)."""
+    launch_seconds: HostSeconds | None = None
     """Host time to launch one kernel; None means the device's number."""
-    pair_launches: float = Field(default=0.0, ge=0)
+    pair_launches: float = Field(default=0.0, ge=0, le=100)
     """Share by which launches take longer when 8 tensor-parallel ranks wait for each other; for t
     ranks it grows with the pairs, `t (t - 1) / 56`."""
-    collective_seconds: Seconds = 0.0
+    collective_seconds: HostSeconds = 0.0
     """Fixed time of each tensor-parallel collective beyond the links' latency, for each doubling of
     its ranks."""
-    message_seconds: Seconds = 0.0
+    message_seconds: HostSeconds = 0.0
     """Fixed time of a message to another stage beyond the link's latency."""
-    step_seconds: Seconds = 0.0
+    step_seconds: HostSeconds = 0.0
     """Host time of each step outside passes and updates: data, logging, loss scaling."""
-    reduce_bytes: float | None = Field(default=None, gt=0)
+    gradient_sums: Literal["separate", "half", "fused"] = "separate"
+    """How gradients of several micro-batches are summed. `separate`: into float32, by kernels of
+    their own. `half`: in 16 bits, by kernels of their own. `fused`: into float32, by the matrix
+    products that make them."""
+    reduce_bytes: float | None = Field(default=None, gt=0, le=8)
     """Bytes of each gradient element that replicas reduce; None means those of the plan's sums."""
     gather_exposed: float = Field(default=0.0, ge=0, le=1)
     """Share of FSDP's gathers and scatters that passes do not cover."""
-    products: float = Field(default=1.0, gt=0)
+    products: Rate = 1.0
     """Rate of matrix products over the machine's."""
-    attention_rate: float = Field(default=1.0, gt=0)
+    attention_rate: Rate = 1.0
     """Rate of attention over the machine's for that kernel."""
-    traffic: float = Field(default=1.0, gt=0)
+    context_attention: float = Field(default=0.0, ge=0)
+    """Share by which attention takes longer when a sequence is divided over many context-parallel
+    ranks; for c ranks it is `1 - 1/c` of that."""
+    cast_bytes: float = Field(default=6.0, ge=0)
+    """Bytes moved for each number that becomes an 8-bit one: two read for its scale, two read again
+    and one written in each layout; more with a scale for each row."""
+    traffic: Rate = 1.0
     """Rate of element-wise kernels over the machine's."""
     memory: StackMemory = StackMemory()
-    deviation: float | None = Field(default=None, gt=0)
+    deviation: float | None = Field(default=None, gt=0, le=2)
     """Standard deviation of log(measured / predicted) over published runs; None if none are
     known."""
-    memory_deviation: float | None = Field(default=None, gt=0)
+    memory_deviation: float | None = Field(default=None, gt=0, le=2)
     """The same of peak memory."""
     sources: dict[str, Source] = Field(default_factory=dict)
     """Source of each constant by its key, with the rows that it was fitted to."""

@@ -8,6 +8,15 @@ from pathlib import Path
 
 from windlass.errors import StackError, did_you_mean, shorten
 from windlass.schema import OWN_STACK, Stack
+from windlass.stacks.constants import StackConstant, constant_source, stack_constants
+
+__all__ = [
+    "StackConstant",
+    "constant_source",
+    "load_stack",
+    "stack_constants",
+    "stack_names",
+]
 
 _FOLDER = Path(__file__).parent
 

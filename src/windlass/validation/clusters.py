@@ -37,6 +37,9 @@ class Cluster(Document):
     microbatch_split: Literal["fastest", "stages"] = "fastest"
     """How a replica's batch is split if a row does not state it: the fastest way that fits, or as
     many micro-batches as pipeline stages."""
+    streams: bool = False
+    """Whether weights, gradients and optimizer state lie outside the device and stream through
+    it."""
     about: str
 
     def machine(self, family: str, devices: int, per_host: float | None = None) -> Machine:
@@ -109,4 +112,6 @@ def find_host_family(row: TableRow) -> str | None:
     """The host family of a row's device; None if none is known."""
     device = row.text("device")
     families = _tables()["devices"].items()
-    return next((name for pattern, name in families if re.search(pattern, device, re.I)), None)
+    return next(
+        (name for pattern, name in families if re.search(pattern, device, re.IGNORECASE)), None
+    )

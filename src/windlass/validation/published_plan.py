@@ -5,12 +5,15 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil
 
-from windlass.capture import stack_graph
+from windlass.capture import image_graph, split_blocks, stack_graph
+from windlass.cost import ArrayClock, PlanColumns, predict_time
 from windlass.models import TransformerConfig
+from windlass.program import lower
 from windlass.schema import (
     Batch,
     Graph,
     Machine,
+    Offload,
     Parallelism,
     Plan,
     Recompute,
@@ -19,9 +22,10 @@ from windlass.schema import (
     Stage,
 )
 from windlass.stacks import load_stack
-from windlass.validation.csv_table import UnusableRow
-from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
 from windlass.validation.clusters import Cluster
+from windlass.validation.csv_table import UnusableRow
+from windlass.validation.image_runs import image_model
+from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +57,47 @@ def published_plan(
         UnusableRow: the configuration contradicts itself.
     """
     stack = stack or load_stack(cluster.stack)
+    if stack.tensor_overlap and not config.async_tensor_parallel:
+        stack = stack.model_copy(update={"tensor_overlap": 0.0})
     machine = cluster.machine(family, round(config.devices), run.per_host).model_copy(
         update={"stack": stack}
     )
+    graph = _graph_of(run, config, stack)
+    plan = _plan(run, config, graph, machine)
+    if cluster.streams:
+        plan = _streamed(plan, graph, machine)
+    return PublishedPlan(plan=plan, graph=graph, machine=machine)
+
+
+def step_seconds(published: PublishedPlan) -> float:
+    """Predicted seconds of a published run's step.
+
+    The array clock prices it, or the event simulator if weights stream through the device.
+
+    Raises:
+        KeyError: the machine states no rate or link that the plan needs.
+    """
+    plan, graph, machine = published.plan, published.graph, published.machine
+    if plan.is_offloaded("parameters"):
+        return predict_time(plan, graph, machine, lower(plan, graph)).step_seconds
+    return float(ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))[0])
+
+
+def _graph_of(run: PublishedRun, config: RunConfig, stack: Stack) -> Graph:
+    image = image_model(run.model)
+    if image is not None:
+        return image_graph(image)
     model = transformer_config(run.model, run.shape)
-    graph = _graph(model, stack, round(config.tensor), run.shape.head_position_share)
-    return PublishedPlan(plan=_plan(run, config, graph, machine), graph=graph, machine=machine)
+    degree, share = round(config.tensor), run.shape.head_position_share
+    return _graph(model, stack, degree, share, bool(config.stage_halves))
 
 
 @lru_cache(maxsize=4096)
-def _graph(config: TransformerConfig, stack: Stack, tensor: int, share: float) -> Graph:
-    return stack_graph(config, stack, tensor, predicted_share=share)
+def _graph(
+    config: TransformerConfig, stack: Stack, tensor: int, share: float, halves: bool
+) -> Graph:
+    graph = stack_graph(config, stack, (tensor,), predicted_share=share)
+    return split_blocks(graph) if halves else graph
 
 
 def transformer_config(name: str, shape: ModelShape) -> TransformerConfig:
@@ -120,10 +154,32 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
             micro=max(1, round(config.micro)),
             accumulation=accumulation,
         ),
+        offload=_offload(config, machine),
         stages=tuple(
             Stage(phases=(part,), recompute=_recompute(config))
             for part in _parts(graph.layers, pipeline * virtual, config)
         ),
+    )
+
+
+def _offload(config: RunConfig, machine: Machine) -> Offload:
+    if not config.optimizer_off_chip:
+        return Offload()
+    return Offload(optimizer=machine.device.tiers[-1].name)
+
+
+def _streamed(plan: Plan, graph: Graph, machine: Machine) -> Plan:
+    """The plan with the whole batch as one micro-batch, through one layer after the other."""
+    tier = machine.device.tiers[-1].name
+    batch = plan.batch.model_copy(
+        update={"micro": plan.batch.sequences_per_replica, "accumulation": 1}
+    )
+    return plan.model_copy(
+        update={
+            "batch": batch,
+            "offload": Offload(parameters=tier, gradients=tier, optimizer=tier),
+            "stages": (Stage(phases=tuple((layer, layer + 1) for layer in range(graph.layers))),),
+        }
     )
 
 
@@ -141,14 +197,19 @@ def _parts(layers: int, chunks: int, config: RunConfig) -> list[tuple[int, int]]
     Raises:
         UnusableRow: a chunk would have no layer.
     """
+    if layers == 1:
+        return [(0, 1)]
     blocks = layers - 2
-    if config.balanced_embedding:
+    if config.stage_halves:
+        bounds = [0, *(1 + end for end in accumulate(config.stage_halves))]
+        bounds[-1] = layers
+    elif config.balanced_embedding:
         full = ceil(layers / chunks)
         bounds = [*(min(layers, full * at) for at in range(chunks)), layers]
     else:
         full = ceil(blocks / chunks)
         counts = [max(0, min(full, blocks - full * at)) for at in range(chunks)]
-        if blocks % chunks and min(counts) < full - 1:  # the last chunks would be nearly empty
+        if min(counts) == 0:
             counts = [blocks // chunks + (at < blocks % chunks) for at in range(chunks)]
         bounds = [0, *(1 + end for end in accumulate(counts))]
         bounds[-1] = layers

@@ -96,6 +96,8 @@ class RunConfig:
     """1 if the run predates an update of its stack's software."""
     optimizer_off_chip: float = 0.0
     """1 if the optimizer state lies in memory outside the chip."""
+    stage_halves: tuple[int, ...] = ()
+    """Halves of blocks of each pipeline stage; empty if blocks are whole and spread evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,6 @@ class RunColumns:
 
     def _add(self, values: Sequence[object], type_: type) -> None:
         for field in fields(type_):
-            if field.name != "law":
+            if field.name not in ("law", "stage_halves"):
                 column = [getattr(value, field.name) for value in values]
                 self._columns[field.name] = np.array(column, dtype=float)

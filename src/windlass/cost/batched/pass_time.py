@@ -132,7 +132,10 @@ class PassCostModel:
         alone = PassArrays(*map(np.stack, zip(*each, strict=True)))
         exchanged = self._exchanged(alone, tensors, replicas, (tensor, micro))
         rates = DeviceRates(
-            device, OpContext(self._sequence, like.precision, like.compiled), self._machine.stack
+            device,
+            OpContext(self._sequence, like.precision, like.compiled),
+            self._machine.stack,
+            in_turn=self._machine.execution_model == "bulk-synchronous",
         )
         seconds = exposed_seconds(
             rates, alone.work[tensor, micro], alone.host[tensor, micro], exchanged
@@ -220,8 +223,8 @@ class PassCostModel:
                 moved = [
                     grad_accumulation_bytes(
                         kind,
-                        plan.parameter_itemsize,
-                        plan.gradient_itemsize,
+                        plan,
+                        self._machine.stack,
                         shared=there.get(name, 0),
                         rows=int(rows),
                         first=first,

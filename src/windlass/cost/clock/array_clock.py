@@ -32,7 +32,7 @@ class ArrayClock:
         """Seconds of a step, `[plan]`.
 
         A step of many micro-batches repeats itself: it is walked for two smaller numbers of them,
-        p apart, and each p more take as long.
+        a period apart, and each period more takes as long.
 
         Raises:
             KeyError: the machine states no rate, or no link, that a plan needs.
@@ -41,9 +41,9 @@ class ArrayClock:
         shape = columns.shape
         if not shape.repeats:
             return step_end(batch, shape.microbatches, clips=self.base.clip) * batch.pace
-        few, more = shape.settled, shape.settled + shape.pipeline
+        few, more = shape.settled, shape.settled + shape.period
         short, long = (step_end(batch, each, clips=self.base.clip) for each in (few, more))
-        times = (columns.accumulation - few) / shape.pipeline
+        times = (columns.accumulation - few) / shape.period
         return np.asarray((short + times * (long - short)) * batch.pace)
 
     def stage_seconds(self, columns: PlanColumns) -> Floats:

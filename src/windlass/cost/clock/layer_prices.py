@@ -223,7 +223,9 @@ class LayerPrices:
         return np.asarray(both[:, self.columns])
 
     def _rates(self, config: LayerConfig) -> DeviceRates:
-        mode = OpContext(self._base.batch.sequence, config.precision, config.compiled)
+        mode = OpContext(
+            self._base.batch.sequence, config.precision, config.compiled, config.context or 1
+        )
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)
 
@@ -304,12 +306,12 @@ class LayerPrices:
         return copy_seconds(moved, device) + device.pass_seconds
 
     def output_bytes(self, config: LayerConfig, micro: int) -> Floats:
-        """Bytes of the output of each column's layer, `[column]`."""
+        """Bytes that a rank sends of the output of each column's layer, `[column]`."""
         return np.array(
             [
                 round(
-                    kind.cost(config.precision, compiled=config.compiled).output_bytes.at(
-                        micro, self._base.batch.sequence
+                    kind.cost(config.precision, compiled=config.compiled).message_bytes.at(
+                        micro / (config.context or 1), self._base.batch.sequence
                     )
                 )
                 for kind in self.kinds(config.tensor)

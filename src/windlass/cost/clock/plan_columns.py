@@ -10,7 +10,10 @@ from windlass.cost.arrays import Bools, Ints
 from windlass.schema import DEVICE_TIER, PipelineSchedule, Plan, Precision, Stage
 
 _FEW_MORE = 5
-"""Micro-batches beyond the number of stages from which on steps of plain schedules repeat."""
+"""Micro-batches beyond the number of stages until all stages of a plain schedule are busy."""
+_SETTLED = 24
+"""Micro-batches after which steps of few stages repeat themselves, and a multiple of most of the
+periods in which they do: a stage that waits for k micro-batches in flight repeats after k."""
 
 
 class PipelineShape(NamedTuple):
@@ -28,18 +31,25 @@ class PipelineShape(NamedTuple):
     ) -> Self:
         """The shape of plans with this many micro-batches."""
         shape = cls(schedule, pipeline, virtual_stages, microbatches)
-        most = shape.settled + pipeline + 1
+        most = shape.settled + shape.period + 1
         return shape._replace(microbatches=min(microbatches, most))
 
     @property
     def settled(self) -> int:
-        """Micro-batches from which each further one takes as long as the last."""
-        return 3 * self.pipeline if self.virtual_stages > 1 else self.pipeline + _FEW_MORE
+        """Micro-batches from which each further `period` takes as long as the last."""
+        if self.virtual_stages > 1:
+            return max(3 * self.pipeline, self.period)
+        return max(self.pipeline + _FEW_MORE, _SETTLED)
+
+    @property
+    def period(self) -> int:
+        """Micro-batches after which a step repeats itself: a multiple of the number of stages."""
+        return -(-_SETTLED // self.pipeline) * self.pipeline
 
     @property
     def repeats(self) -> bool:
         """Whether it stands for any larger number of micro-batches too."""
-        return self.microbatches > self.settled + self.pipeline
+        return self.microbatches > self.settled + self.period
 
     @property
     def chunks(self) -> int:

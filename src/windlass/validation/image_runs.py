@@ -1,0 +1,56 @@
+"""Runs of image models: the model of a row, and its data-parallel configuration."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from windlass.capture import ImageModel
+from windlass.validation.csv_table import TableRow, read_count, read_number, required_numbers
+from windlass.validation.published_run import ModelShape, RunConfig
+
+
+def image_model(name: str) -> ImageModel | None:
+    """The image model that a row names; None if it is not a known one."""
+    for key, known in _models().items():
+        if re.search(str(known["match"]), name, re.IGNORECASE):
+            return ImageModel(
+                name=key,
+                flop=float(known["flop"]),
+                activations=float(known["activations"]),
+                parameters=int(known["parameters"]),
+                convolutions=int(known["convolutions"]),
+            )
+    return None
+
+
+@cache
+def _models() -> Mapping[str, Mapping[str, str | float]]:
+    text = files("windlass.validation").joinpath("models.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def image_shape(model: ImageModel) -> ModelShape:
+    """The shape of an image model, whose sequence is one token."""
+    return ModelShape(
+        layers=0.0, width=1.0, heads=1.0, sequence=1.0, vocabulary=0.0,
+        image_flop=model.flop, image_parameters=float(model.parameters),
+    )  # fmt: skip
+
+
+def image_run_config(row: TableRow) -> RunConfig:
+    """A configuration in which every device is a replica.
+
+    Raises:
+        UnusableRow: the row does not state its batch or its devices.
+    """
+    batch, devices = required_numbers(row, "global_batch", "n_devices")
+    accumulation = read_count(row, "grad_accum")
+    if not accumulation:
+        stated = read_number(row, "microbatch") or batch / devices
+        accumulation = max(1.0, batch / devices / stated)
+    return RunConfig(
+        devices=devices, replicas=devices, accumulation=accumulation,
+        micro=batch / devices / accumulation,
+    )  # fmt: skip
