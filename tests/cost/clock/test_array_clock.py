@@ -1,0 +1,113 @@
+"""The array clock against the event simulator, on random plans."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost.clock.plan_draws import GRAPHS, MACHINES, OVERLAPPING, draw
+from cost.equal_blocks import equal_blocks
+from factories import sharded_graph, tiny_graph, tiny_plan
+from windlass.cost.clock.array_clock import ArrayClock
+from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.predict import predict_time
+from windlass.program.lowering.lower import lower
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import PipelineSchedule, Plan
+
+ROUNDING = 1e-11
+"""Relative error of sums in another order."""
+NEARLY = 1e-6
+"""Largest share of a product that everything else takes in `equal_blocks`."""
+STEADY = 0.005
+"""Asked where a step of many micro-batches is walked for fewer and prolonged."""
+
+
+def simulated(plan: Plan, graph: Graph, machine: Machine) -> float:
+    return predict_time(plan, graph, machine, lower(plan, graph)).step_seconds
+
+
+def errors(seed: int, count: int, *, accumulation: int = 0) -> list[float]:
+    """Errors of so many random plans; few micro-batches have none, but for rounding."""
+    chance, found = random.Random(seed), []
+    for _ in range(count):
+        graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
+        plan = draw(chance, graph, machine, accumulation=accumulation)
+        columns, clock = PlanColumns.of([plan]), ArrayClock(plan, graph, machine)
+        seconds = simulated(plan, graph, machine)
+        found.append(abs(float(clock.step_seconds(columns)[0]) / seconds - 1))
+        assert found[-1] < (STEADY if columns.shape.repeats else ROUNDING), plan
+        assert clock.least_seconds(columns)[0] <= seconds * (1 + ROUNDING), plan
+    return found
+
+
+def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
+    assert max(errors(seed=1, count=60)) < ROUNDING
+
+
+def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():
+    found = errors(seed=2, count=12, accumulation=100)
+    assert sum(found) / len(found) < STEADY / 10
+
+
+@pytest.mark.slow
+def test_so_are_those_of_a_thousand_plans():
+    few, many = errors(seed=3, count=600), errors(seed=4, count=400, accumulation=100)
+    print(f"worst of few micro-batches {max(few):.1e}, of many {max(many):.1e}")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble", "interleaved"])
+def test_plans_of_a_batch_take_as_long_as_alone(schedule: PipelineSchedule):
+    chance = random.Random(schedule)
+    graph = sharded_graph(tiny_graph(layers=10, width=256, vocabulary=500))
+    machine = chance.choice(OVERLAPPING)
+    plans = [
+        tiny_plan(
+            graph,
+            machine,
+            pipeline=3,
+            schedule=schedule,
+            virtual_stages=2 if schedule == "interleaved" else 1,
+            accumulation=chance.choice([60, 90]),
+            micro=chance.choice([1, 2]),
+            tensor=chance.choice([1, 2, 4]),
+            data=4,
+            sharding=chance.choice([(1, 1), (1, 2), (2, 2), (4, 4)]),
+            precision=chance.choice(["float32", "bfloat16"]),
+            recompute=chance.choice(["none", "full"]),
+            recompute_layers=chance.choice([1, 2]),
+        )
+        for _ in range(12)
+    ]
+    clock = ArrayClock(plans[0], graph, machine)
+    together = clock.step_seconds(PlanColumns.of(plans))
+    alone = [float(clock.step_seconds(PlanColumns.of([plan]))[0]) for plan in plans]
+    assert together.tolist() == pytest.approx(alone, rel=ROUNDING)
+    least = clock.least_bytes(PlanColumns.of(plans))
+    each = [clock.least_bytes(PlanColumns.of([plan]))[0] for plan in plans]
+    assert least == pytest.approx(np.array(each), rel=ROUNDING)
+
+
+def test_stage_seconds_are_those_of_the_products_of_a_stage():
+    """Blocks of one product forward and two backward; only inner layers are recomputed."""
+    graph, machine = equal_blocks(4)
+    plan = tiny_plan(graph, machine, pipeline=2, recompute="full")
+    product = 2 * (2 * 16) * 32 * 32 / 1e9
+    clock = ArrayClock(plan, graph, machine)
+    stages = clock.stage_seconds(PlanColumns.of([plan]))[0] / product
+    assert stages.tolist() == pytest.approx([7, 7], rel=NEARLY)
+    layers = clock.layer_seconds(LayerConfig.of(plan), [2, 4]) / product
+    assert layers.tolist() == [pytest.approx([3 * size] * 4, rel=NEARLY) for size in (1, 2)]
+
+
+def test_a_bound_of_more_recompute_is_never_lower():
+    chance = random.Random(7)
+    for _ in range(10):
+        graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
+        plan = draw(chance, graph, machine)
+        columns, clock = PlanColumns.of([plan]), ArrayClock(plan, graph, machine)
+        more = replace(columns, full=columns.full + 1)
+        assert clock.least_seconds(more)[0] >= clock.least_seconds(columns)[0] * (1 - ROUNDING)
+        assert (clock.least_bytes(more) <= clock.least_bytes(columns)).all()
