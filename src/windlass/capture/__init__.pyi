@@ -13,11 +13,19 @@ from .graph_cache import (
     load_graph,
     save_graph,
 )
+from .half_blocks import (
+    split_blocks,
+)
+from .image_graph import (
+    ImageModel,
+    image_graph,
+)
 from .stack_graph import (
     stack_graph,
 )
 
 __all__ = [
+    "ImageModel",
     "analytic_graph",
     "analytic_tensor_shards",
     "capture_graph",
@@ -25,7 +33,9 @@ __all__ = [
     "check_analytic_degrees",
     "check_tensor_degrees",
     "graph_key",
+    "image_graph",
     "load_graph",
     "save_graph",
+    "split_blocks",
     "stack_graph",
 ]
