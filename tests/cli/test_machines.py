@@ -39,3 +39,26 @@ def test_a_machine_that_is_not_there_is_one_clear_message(
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_new_machine_is_a_file_that_plans_take(windlass: Windlass) -> None:
+    done = windlass("machines", "new", "lab", "device=rtx-4090", "devices=2", "link=20GB/s?")
+    assert done.returncode == 0
+    assert "wrote lab.toml, with " in done.stdout
+    told = json.loads(windlass("machines", "show", "lab.toml", "--json").stdout)
+    assert told["machine"]["devices_per_host"] == 2
+    how = {number["path"]: number["source"]["how"] for number in told["numbers"]}
+    assert how["links.pcie.rate"] == "guess"
+    assert how["devices_per_host"] == "published"
+
+
+def test_a_new_machine_replaces_no_file_and_names_all_faults(windlass: Windlass) -> None:
+    assert windlass("machines", "new", "lab", "device=h100").returncode == 0
+    again = windlass("machines", "new", "lab", "device=h100")
+    assert again.returncode == 2
+    assert "`lab.toml` exists already" in again.stderr
+    wrong = windlass("machines", "new", "other", "device=h10", "hosts=x")
+    assert wrong.returncode == 2
+    assert "did you mean `h100`" in wrong.stderr
+    assert "'x' is not a number" in wrong.stderr
+    assert windlass("machines", "show", "other.toml").returncode == 2

@@ -39,7 +39,14 @@ from windlass.api.local_validation.validated_run import (
     validate_random_plans,
     validated_runs_file,
 )
-from windlass.api.machines import HERE, Progress, find_machine, machines, probe
+from windlass.api.machines import (
+    HERE,
+    Progress,
+    find_machine,
+    machines,
+    probe,
+    write_machine,
+)
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, make_request, plan, request_origins
 from windlass.api.plan_figures import (
@@ -137,6 +144,7 @@ __all__ = [
     "value_origins",
     "verification",
     "verified_numerics",
+    "write_machine",
     "write_plan_trace",
     "write_run_trace",
     "write_sample",

@@ -1,21 +1,34 @@
 """The machines that a request can name: the catalogue's, and this one, measured on first use."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
-from windlass.atomic_files import cache_folder
+from windlass.atomic_files import atomic_write, cache_folder
+from windlass.errors import InputErrors, MachineError
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
+    Question,
+    answer_faults,
     device_names,
     host_families,
     is_local_machine_changed,
     load_local_machine,
     load_machine,
+    machine_text,
+    name_fault,
+    new_machine,
+    next_question,
     save_local_machine,
 )
-from windlass.schema import Machine
+from windlass.schema import OWN_STACK, Machine, Stack
+from windlass.stacks import load_stack
 
 HERE = "here"
 """The name of the machine that this program runs on."""
+
+Ask = Callable[[Question, str | None], str]
+"""Called with a question and what was wrong with its last answer; returns the answer."""
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a label, the number of items done, and their total (None if it is not known)."""
@@ -39,6 +52,23 @@ def machines() -> tuple[tuple[str, Machine], ...]:
     return tuple(entries)
 
 
+def find_stack(name: str | None) -> Stack | None:
+    """The software stack of a name or a file; None for Windlass's own runtime.
+
+    Raises:
+        StackError: no stack has this name.
+        RequestError: the file cannot be read.
+        InputErrors: everything that is wrong in the file.
+    """
+    stack = None if name is None else load_stack(name)
+    return None if stack is None or stack.name == OWN_STACK.name else stack
+
+
+def on_stack(machine: Machine, stack: Stack | None) -> Machine:
+    """The machine, driven by a stack."""
+    return machine if stack is None else machine.model_copy(update={"stack": stack})
+
+
 def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     """A machine of the catalogue, or `here`, which is measured on first use.
 
@@ -55,6 +85,51 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
     return load_local_machine(folder) or probe(progress=progress)
+
+
+def write_machine(name: str, *answers: str, ask: Ask | None = None) -> Path:
+    """Writes `NAME.toml`, a machine of the user's own, and returns its path.
+
+    Args:
+        name: name of the machine, and of its file in the current folder.
+        answers: `key=value`, such as `device=h100`; a value that ends in `?` is marked as a guess.
+        ask: called with each question that they leave open; its answer may be empty, which takes
+            the default. None takes all defaults.
+
+    Raises:
+        InputErrors: everything that is wrong with the name and the answers.
+        MachineError: there is such a file already.
+        StorageError: the file cannot be written.
+    """
+    given = {key: value for key, _, value in (answer.partition("=") for answer in answers)}
+    path = Path(f"{name.removesuffix('.toml')}.toml")
+    if path.exists():
+        raise MachineError(f"`{path}` exists already; choose another name, or delete it")
+    if ask is not None:
+        given = _ask_the_rest(path.stem, given, ask)
+    machine = new_machine(path.stem, given, datetime.now(UTC).date().isoformat())
+    atomic_write(path, machine_text(machine))
+    return path
+
+
+def _ask_the_rest(name: str, given: dict[str, str], ask: Ask) -> dict[str, str]:
+    """All answers that are no defaults."""
+    device = given.get("device", "").rstrip("?")
+    faults = [fault for key in given for fault in answer_faults(key, given[key], device)]
+    if fault := name_fault(name):
+        faults.append(fault)
+    if faults:
+        raise InputErrors(faults)
+    filled, wrong = dict(given), None
+    while (question := next_question(filled)) is not None:
+        answer = ask(question, wrong)
+        device = filled.get("device", answer).rstrip("?")
+        wrong = next(answer_faults(question.key, answer, device), None)
+        if not answer and question.default is not None:
+            filled[question.key], wrong = question.default, None
+        elif wrong is None:
+            filled[question.key] = given[question.key] = answer
+    return given
 
 
 def probe(*, progress: Progress | None = None) -> Machine:

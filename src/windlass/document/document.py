@@ -131,9 +131,14 @@ class Document(BaseModel):
         """
         atomic_write(path, self.to_json() if path.suffix == ".json" else self.to_toml())
 
-    def to_toml(self) -> str:
-        """The document as TOML; keys that are None are left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+    def to_toml(self, *, defaults: bool = True) -> str:
+        """The document as TOML; keys that are None are left out.
+
+        Args:
+            defaults: whether keys with their default value are written.
+        """
+        tree = self.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
+        return tomli_w.dumps(tree)
 
     def to_json(self) -> str:
         """The document as one JSON object; keys that are None are left out."""

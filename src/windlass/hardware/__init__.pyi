@@ -14,6 +14,14 @@ from .local_machine import (
     load_local_machine,
     save_local_machine,
 )
+from .new_machine import (
+    Question,
+    answer_faults,
+    machine_text,
+    name_fault,
+    new_machine,
+    next_question,
+)
 from .number_sources import (
     StatedNumber,
     stated_numbers,
@@ -30,7 +38,9 @@ __all__ = [
     "LOCAL_MACHINE_FILE",
     "CpuContention",
     "HostFamily",
+    "Question",
     "StatedNumber",
+    "answer_faults",
     "available_memory_bytes",
     "core_count",
     "device_names",
@@ -39,6 +49,10 @@ __all__ = [
     "load_local_machine",
     "load_machine",
     "machine_names",
+    "machine_text",
+    "name_fault",
+    "new_machine",
+    "next_question",
     "probe_machine",
     "save_local_machine",
     "stated_numbers",

@@ -7,8 +7,9 @@ host of two devices.
 
 from pathlib import Path
 
-from windlass.errors import MachineError, did_you_mean, shorten
+from windlass.errors import InputErrors, MachineError, did_you_mean, shorten
 from windlass.hardware.host_family import HostFamily
+from windlass.hardware.machine_check import machine_faults
 from windlass.schema import Machine
 
 _DEVICES = Path(__file__).parent / "devices"
@@ -47,7 +48,7 @@ def load_machine(name: str) -> Machine:
         InputErrors: everything that is wrong in the file.
     """
     if name.endswith(".toml"):
-        return Machine.load(Path(name))
+        return _user_machine(Path(name))
     base, colon, count = name.partition(":")
     if (_HOSTS / f"{base}.toml").exists():
         family = HostFamily.load(_HOSTS / f"{base}.toml")
@@ -70,6 +71,14 @@ def load_machine(name: str) -> Machine:
             f"`{family.name}:N` is any number of them"
         )
     return _family_machine(family, family.named_sizes[base], name)
+
+
+def _user_machine(path: Path) -> Machine:
+    machine = Machine.load(path)
+    faults = [f"{path}: {fault}" for fault in machine_faults(machine)]
+    if faults:
+        raise InputErrors(faults)
+    return machine
 
 
 def _family_machine(family: HostFamily, number: int, name: str) -> Machine:

@@ -1,21 +1,23 @@
 """`windlass machines`, `models` and `probe`: the names that a request can use."""
 
+import sys
+
 from cyclopts import App
 
 from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
-from windlass.hardware import StatedNumber, stated_numbers
+from windlass.hardware import Question, StatedNumber, stated_numbers
 from windlass.models import model_config, model_names
 from windlass.report import machine_table, machines_table, numbers_table
 from windlass.schema import Machine
 
 app = App(
     name="machines",
-    help="List the machines that can be named, show one of them, or compare them for a model.",
+    help="List the machines that can be named, show one, write one, or compare them for a model.",
 )
-"""`windlass machines`, which lists, and its commands `list`, `show` and `compare`."""
+"""`windlass machines`, which lists, and its commands `list`, `show`, `new` and `compare`."""
 
 
 @app.default
@@ -54,9 +56,42 @@ def show_machine(name: str = api.HERE, *, as_json: AsJson = False) -> None:
     console.print(numbers_table(machine, numbers))
 
 
+def write_machine(name: str, *answers: str) -> None:
+    """Write a file for a machine of your own, NAME.toml, from a few answers.
+
+    On a terminal each question that is left open is asked, and Enter takes its default. An answer
+    that ends in `?`, and every default, is marked as a guess. The file is used as `--on NAME.toml`.
+
+    For example: `windlass machines new lab device=rtx-4090 devices=4 hosts=2 network=100Gb/s`.
+
+    Args:
+        name: Name of the machine, and of its file in this folder.
+        answers: Answers as `key=value`: `device` is one of the catalogue, or `other` with `peak`,
+            `memory` and `memory_rate`; then `devices`, `hosts`, `link`, `network`, `cards`,
+            `oversubscription`, `pod`, `host_memory`.
+    """
+    is_terminal = console.is_terminal and sys.stdin.isatty()
+    path = api.write_machine(name, *answers, ask=_ask if is_terminal else None)
+    machine = api.find_machine(str(path))
+    guesses = [each for each in stated_numbers(machine) if each.source.how == "guess"]
+    console.print(machine_table(machine))
+    console.print(
+        f"wrote {path}, with {len(guesses)} guesses; `windlass machines show {path}` lists them, "
+        f"and `windlass plan MODEL --on {path}` plans for it"
+    )
+
+
+def _ask(question: Question, wrong: str | None) -> str:
+    if wrong is not None:
+        console.print(wrong)
+    hint = f" [{question.default}: {question.origin}]" if question.default else ""
+    return console.input(f"{question.text}{hint}: ").strip()
+
+
 app.command(list_machines, name="list", sort_key=0)
 app.command(show_machine, name="show", sort_key=1)
-app.command(compare, name="compare", sort_key=2)
+app.command(write_machine, name="new", sort_key=2)
+app.command(compare, name="compare", sort_key=3)
 
 
 def models() -> None:

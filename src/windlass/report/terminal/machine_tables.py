@@ -15,7 +15,7 @@ from windlass.units import format_bytes, format_flop_rate, format_rate, format_s
 
 _HOW_COLOURS = {
     "published": "green", "measured": "green", "fitted": "cyan", "derived": "cyan",
-    "convention": "yellow", "unverified": "red",
+    "convention": "yellow", "guess": "red", "unverified": "red",
 }  # fmt: skip
 
 
