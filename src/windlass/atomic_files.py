@@ -176,6 +176,17 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def source_digest(*packages: str) -> str:
+    """SHA-256, in hexadecimal, of all code and data files of some packages of Windlass."""
+    digest = hashlib.sha256()
+    for package in packages:
+        files = (Path(__file__).parent / package).rglob("*.*")
+        for path in sorted(path for path in files if path.suffix in (".py", ".toml")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def file_state(path: Path) -> FileState:
     """Properties that change on disk whenever a file's content does.
 

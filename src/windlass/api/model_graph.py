@@ -95,7 +95,7 @@ def _graph_on_stack(
     if config is None:
         raise RequestError(
             f"`{model.name}` is a model of your own, and how `{stack.name}` computes it is not "
-            "known; leave `--stack` out, or name a catalogue model of its shape with `model.layers` "
+            "known; leave `--stack` out, or name a catalogue model of its shape by `model.layers` "
             "and `model.width`"
         )
     return stack_graph(config, stack, degrees)
@@ -155,8 +155,8 @@ def capture_open_tensor_degrees(
     if machine.stack is not None:
         # Only Windlass's own runtime has grids.
         wanted = open_tensor_degrees(request, machine, every=every_grid)
-        degrees = [int(degree) for degree in wanted if grid_columns(degree) == 1]
-        return _graph_on_stack(request.model, machine.stack, degrees, objects)
+        ranks = [int(degree) for degree in wanted if grid_columns(degree) == 1]
+        return _graph_on_stack(request.model, machine.stack, ranks, objects)
     if every_grid:
         graph = _with_tensor_errors(request, graph, machine, objects)
     while True:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
+from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
@@ -19,7 +20,7 @@ from windlass.api.objects import (
     with_data,
     with_examples,
 )
-from windlass.api.plan_file import plan_context
+from windlass.api.plan_file import plan_context, with_tensor_shards
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
@@ -66,6 +67,8 @@ class Planned:
     """What a user should know of a plan that was given, a sentence each."""
     objects: PlannedObjects = NO_OBJECTS
     """What was passed in place of names."""
+    is_kept: bool = False
+    """Whether the outcome was found before and kept, not searched for now."""
 
     def __repr__(self) -> str:
         return f"<Planned {self.graph.name} on {self.machine.name}: {self._explanation.verdict}>"
@@ -115,6 +118,7 @@ def make_request(
     *overrides: str,
     machine: str | None = None,
     memory: str | None = None,
+    stack: str | None = None,
     file: Path | None = None,
 ) -> Request:
     """The request made from *defaults < file < overrides < the other arguments*.
@@ -124,13 +128,14 @@ def make_request(
         overrides: `key=value`, such as `train.batch=32`.
         machine: a name of the catalogue.
         memory: device memory budget, such as `4GiB`.
+        stack: software to plan for, by name or file.
         file: a TOML file with a request.
 
     Raises:
         RequestError: the file cannot be read.
         InputErrors: every key and value that is not valid.
     """
-    return Request.resolve(file, _all_overrides(model, overrides, machine, memory))
+    return Request.resolve(file, _all_overrides(model, overrides, machine, memory, stack))
 
 
 def request_origins(
@@ -138,6 +143,7 @@ def request_origins(
     *overrides: str,
     machine: str | None = None,
     memory: str | None = None,
+    stack: str | None = None,
     file: Path | None = None,
 ) -> dict[str, str]:
     """Where each key comes from that `make_request` is given, by dotted key.
@@ -147,19 +153,24 @@ def request_origins(
         overrides: `key=value`, such as `train.batch=32`.
         machine: a name of the catalogue.
         memory: device memory budget, such as `4GiB`.
+        stack: software to plan for, by name or file.
         file: a TOML file with a request.
 
     Raises:
         RequestError: the file or an override cannot be read.
     """
-    return Request.origins(file, _all_overrides(model, overrides, machine, memory))
+    return Request.origins(file, _all_overrides(model, overrides, machine, memory, stack))
 
 
 def _all_overrides(
-    model: str | None, overrides: tuple[str, ...], machine: str | None, memory: str | None
+    model: str | None,
+    overrides: tuple[str, ...],
+    machine: str | None,
+    memory: str | None,
+    stack: str | None,
 ) -> tuple[str, ...]:
     """The overrides, and the other arguments as such."""
-    arguments = {"model.name": model, "machine": machine, "memory": memory}
+    arguments = {"model.name": model, "machine": machine, "memory": memory, "stack": stack}
     # A JSON string is a TOML string too, whatever it contains.
     texts = ((key, json.dumps(value)) for key, value in arguments.items() if value is not None)
     return (*overrides, *(f"{key}={text}" for key, text in texts))
@@ -170,9 +181,11 @@ def plan(
     *overrides: str,
     machine: str | None = None,
     memory: str | None = None,
+    stack: str | None = None,
     plan: Plan | Path | str | None = None,
     loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
     data: object = None,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> Planned:
     """Chooses a plan and predicts its cost, without running anything.
@@ -181,15 +194,17 @@ def plan(
         model: a name, `file.py:function`, or a complete request; an `nn.Sequential` of layers, or a
             function that returns one; None means the model of `plan`, or `gpt-tiny`.
         overrides: `key=value`, such as `train.batch=32`; a complete request takes neither these
-            nor `machine` or `memory`.
+            nor `machine`, `memory` or `stack`.
         machine: a name of the catalogue; None means this machine.
         memory: device memory budget, such as `4GiB`; None means all of it.
+        stack: software to plan for, by name or file; None means Windlass's own runtime.
         plan: this plan, or the one in this TOML file, in place of a search. The model, the machine
             and all that it decides are then its own, unless they are named here too.
         loss: of logits `[b s v]` and targets `[b s]`, the mean over all targets; None means
             cross-entropy.
         data: what to train on: the name of a source, texts, token ids, or pairs of inputs and
             targets, each `Int[s]`; None means the request's `data`.
+        cache: take the outcome of the same question from the cache, if it is there.
         progress: called with how far a first measurement of this machine, the capture of
             tensor-parallel shards, and the search are.
 
@@ -202,8 +217,8 @@ def plan(
         objects = replace(objects, model=None if by_name else model)
         model = name
     if not isinstance(model, Request):
-        request = make_request(model, *overrides, machine=machine, memory=memory)
-    elif overrides or machine or memory:
+        request = make_request(model, *overrides, machine=machine, memory=memory, stack=stack)
+    elif overrides or machine or memory or stack:
         raise RequestError("a complete request takes no overrides; give them to `make_request`")
     else:
         request = model
@@ -212,7 +227,7 @@ def plan(
         request, items = with_data(request, data)
     given = Plan.load(Path(plan)) if isinstance(plan, str | Path) else plan
     planned = (
-        plan_request(request, objects, progress)
+        plan_request(request, objects, progress, cache=cache)
         if given is None
         else _planned_as_given(given, request, objects, progress)
     )
@@ -221,33 +236,42 @@ def plan(
     return replace(planned, objects=with_examples(objects, items, planned.request))
 
 
-def plan_request(request: Request, objects: PlannedObjects, progress: Progress | None) -> Planned:
+def plan_request(
+    request: Request, objects: PlannedObjects, progress: Progress | None, *, cache: bool = True
+) -> Planned:
     """The best plan for a request.
 
     Args:
         request: what to plan.
         objects: what was passed in place of names.
         progress: called with how far the capture and the search are.
+        cache: take the outcome of the same question from the cache, if it is there.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
     # A capture takes seconds, and a measurement of this machine longer: unknown names come first.
     named = None if request.machine == HERE else find_machine(request.machine)
-    graph = capture(request.model, objects)
-    target = named or find_machine(HERE, progress=progress)
+    stack = find_stack(request.stack)
+    graph = capture(request.model, objects, stack)
+    target = on_stack(named or find_machine(HERE, progress=progress), stack)
     devices = pinned_parallelism(request).devices
     if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
         target = target.split(devices)
-    resolved, defaults = resolve_defaults(request, graph, target)
-    graph, result = _search(resolved, graph, target, objects, progress)
-    if not result.fits:
-        for batch in _fitting_batches(request, resolved, graph, target):
-            smaller = resolve_defaults(request, graph, target, most_sequences=batch)
-            attempt = choose_plan(smaller[0], graph, target, every_grid=True)
-            if attempt.fits:
-                (resolved, defaults), result = smaller, attempt
-                break
+    key = plan_key(request, graph, target) if objects.is_rebuildable else None
+    kept = load_kept_plan(key) if cache and key is not None else None
+    if kept is None:
+        graph, outcome = _outcome(request, graph, target, objects, progress)
+        if key is not None:
+            keep_plan(key, outcome)
+    else:
+        outcome = kept
+        if kept.result.plan is not None:
+            graph = with_tensor_shards(request.model, graph, kept.result.plan, objects, stack)
+    resolved, defaults = resolve_defaults(
+        request, graph, target, most_sequences=outcome.most_sequences
+    )
+    result = outcome.result
     if result.plan is not None:
         result = replace(result, plan=result.plan.model_copy(update={"model": request.model}))
     if progress is not None:
@@ -260,7 +284,27 @@ def plan_request(request: Request, objects: PlannedObjects, progress: Progress |
         defaults=defaults,
         notes=model_notes(graph, objects),
         objects=objects,
+        is_kept=kept is not None,
     )
+
+
+def _outcome(
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    objects: PlannedObjects,
+    progress: Progress | None,
+) -> tuple[Graph, KeptPlan]:
+    """The outcome of the search, and the graph with the shards that it took."""
+    resolved, _ = resolve_defaults(request, graph, machine)
+    graph, result = _search(resolved, graph, machine, objects, progress)
+    if not result.fits:
+        for batch in _fitting_batches(request, resolved, graph, machine):
+            smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
+            attempt = choose_plan(smaller, graph, machine, every_grid=True)
+            if attempt.fits:
+                return graph, KeptPlan(result=attempt, most_sequences=batch)
+    return graph, KeptPlan(result=result, most_sequences=None)
 
 
 def _fitting_batches(

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
-from windlass.errors import RequestError
+from windlass.errors import RequestError, StackError
 from windlass.planner import request_of_plan
-from windlass.schema import Graph, Machine, ModelRequest, Plan, Request
+from windlass.schema import Graph, Machine, ModelRequest, Plan, Request, Stack
+from windlass.stacks import stack_names
 
 
 class PlanContext(NamedTuple):
@@ -63,13 +64,14 @@ def plan_context(
         InputErrors: every value of the request of which the plan has another.
     """
     model = model_of_plan(plan, request.model)
-    graph = capture(model, objects)
+    stack = stack_of_plan(plan, request)
+    graph = capture(model, objects, stack)
     if graph.label != plan.graph:
         raise RequestError(_other_model(plan, model, graph, is_asked=model != plan.model))
     agreed = request_of_plan(plan, request)
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
-    machine = find_machine(asked, progress=progress)
+    machine = on_stack(find_machine(asked, progress=progress), stack)
     if asked == HERE:
         machine = split_machine(plan, machine)
     notes: tuple[str, ...] = ()
@@ -78,8 +80,10 @@ def plan_context(
         notes = (f"the plan was made for {what}; it is predicted anew for `{machine.label}`",)
     return PlanContext(
         plan=plan.model_copy(update={"machine": machine.label, "model": model}),
-        request=agreed.model_copy(update={"model": model, "machine": asked}),
-        graph=with_tensor_shards(model, graph, plan, objects),
+        request=agreed.model_copy(
+            update={"model": model, "machine": asked, "stack": request.stack or plan.stack}
+        ),
+        graph=with_tensor_shards(model, graph, plan, objects, stack),
         machine=machine,
         notes=notes,
     )
@@ -94,6 +98,20 @@ def model_of_plan(plan: Plan, asked: ModelRequest) -> ModelRequest:
     return model.model_copy(update=changes)
 
 
+def stack_of_plan(plan: Plan, request: Request) -> Stack | None:
+    """The stack that a plan is for; None for Windlass's own runtime.
+
+    Raises:
+        StackError: the plan names a stack of a file that the request does not name.
+    """
+    if request.stack is None and plan.stack not in (None, *stack_names()):
+        raise StackError(
+            f"the plan is for the stack `{plan.stack}`, which is none of Windlass's; name its file "
+            "by `--stack FILE.toml`"
+        )
+    return find_stack(request.stack or plan.stack)
+
+
 def split_machine(plan: Plan, machine: Machine) -> Machine:
     """This machine, split into as many devices as the plan has if it computes on its CPU."""
     devices = plan.parallel.devices
@@ -101,13 +119,17 @@ def split_machine(plan: Plan, machine: Machine) -> Machine:
 
 
 def with_tensor_shards(
-    model: ModelRequest, graph: Graph, plan: Plan, objects: PlannedObjects = NO_OBJECTS
+    model: ModelRequest,
+    graph: Graph,
+    plan: Plan,
+    objects: PlannedObjects = NO_OBJECTS,
+    stack: Stack | None = None,
 ) -> Graph:
     """The graph with shards for the plan's tensor-parallel degree."""
     degree = plan.parallel.tensor
     if degree == 1:
         return graph
-    return capture_tensor_degrees(model, graph, (degree,), objects=objects)
+    return capture_tensor_degrees(model, graph, (degree,), objects=objects, stack=stack)
 
 
 def _other_model(plan: Plan, model: ModelRequest, graph: Graph, *, is_asked: bool) -> str:

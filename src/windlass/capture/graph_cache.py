@@ -4,13 +4,12 @@ This module does not import torch, so that a cached graph is loaded at once.
 """
 
 import hashlib
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from windlass.atomic_files import atomic_write, seal, unseal
+from windlass.atomic_files import atomic_write, seal, source_digest, unseal
 from windlass.schema import Graph
 
 _SOURCE_PACKAGES = ("capture", "models", "schema")
@@ -52,18 +51,11 @@ def graph_key(model: str, user_file: Path | None) -> str:
         user_file: the user's file that builds the model; None for a model of the catalog. The
             Python files beside it count too, because it may import them.
     """
-    digest = hashlib.sha256(f"{model} torch {metadata.version('torch')}".encode())
-    for path in _source_files(user_file):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _source_files(user_file: Path | None) -> Iterator[Path]:
-    root = Path(__file__).parent.parent
-    for package in _SOURCE_PACKAGES:
-        files = (root / package).rglob("*.*")
-        yield from sorted(path for path in files if path.suffix in (".py", ".toml"))
+    code = source_digest(*_SOURCE_PACKAGES)
+    digest = hashlib.sha256(f"{model} torch {metadata.version('torch')} {code}".encode())
     if user_file is not None and user_file.is_file():
         beside = (path for path in user_file.parent.glob("*.py") if path.is_file())
-        yield from sorted({user_file, *beside})
+        for path in sorted({user_file, *beside}):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -24,6 +24,9 @@ class RequestOptions:
 
     memory: str | None = None
     """Device memory budget, such as `4GiB`; all of the device's memory if not given."""
+    stack: str | None = None
+    """Software whose run is planned and predicted (`windlass stacks` lists them), or a `.toml` file
+    of your own; Windlass's own runtime if not given."""
     file: Path | None = None
     """A TOML file with a request; overrides and options win over it."""
 
@@ -40,6 +43,8 @@ class PlanOptions(RequestOptions):
     plan: Path | None = None
     """The TOML file of a plan (`windlass plan --out`, or a run's `plan.toml`): exactly this plan,
     for its own model and machine unless they are named here too."""
+    no_cache: Flag = False
+    """Search anew, also if the outcome of the same question was kept."""
 
 
 SEARCHED_PLAN = PlanOptions()
@@ -119,7 +124,12 @@ def build_request(
     """
     model, overrides = _split_model(model, overrides)
     return api.make_request(
-        model, *overrides, machine=machine, memory=options.memory, file=options.file
+        model,
+        *overrides,
+        machine=machine,
+        memory=options.memory,
+        stack=options.stack,
+        file=options.file,
     )
 
 
@@ -140,7 +150,12 @@ def explain_values(
         return ()
     model, overrides = _split_model(model, overrides)
     given = api.request_origins(
-        model, *overrides, machine=machine, memory=options.memory, file=options.file
+        model,
+        *overrides,
+        machine=machine,
+        memory=options.memory,
+        stack=options.stack,
+        file=options.file,
     )
     return api.value_origins(planned, given)
 
@@ -166,7 +181,7 @@ def build_plan(
         WindlassError: what is wrong with the request, the model, the machine or the plan.
     """
     request = build_request(model, overrides, options, machine=machine)
-    return api.plan(request, plan=options.plan, progress=progress)
+    return api.plan(request, plan=options.plan, cache=not options.no_cache, progress=progress)
 
 
 def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

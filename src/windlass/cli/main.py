@@ -37,6 +37,7 @@ _COMMANDS = {
     "keys": "keys:keys",
     "models": "machines:models",
     "machines": "machines:app",
+    "stacks": "stacks:stacks",
     "probe": "machines:probe",
     "check": "check:check",
     "rehearse": "check:rehearse",

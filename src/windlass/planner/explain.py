@@ -156,6 +156,8 @@ def show_parallelism(plan: Plan) -> str:
     """A plan's parallelism in short: `PP=8 TP=8 DP=4 FSDP=2 ZeRO-1=4, 1f1b, 2 virtual stages`."""
     parallel, sharding = plan.parallel, plan.sharding
     degrees = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
+    if parallel.context:
+        degrees.append(f"CP={parallel.context}")
     if sharding.parameters > 1:
         degrees.append(f"FSDP={sharding.parameters}")
     if sharding.optimizer not in (1, sharding.parameters):

@@ -144,13 +144,15 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "parallel.pipeline": (plan.parallel.pipeline, other.parallel.pipeline),
         "parallel.tensor": (plan.parallel.tensor, other.parallel.tensor),
         "parallel.data": (plan.parallel.data, other.parallel.data),
+        "parallel.context": (plan.parallel.context or 1, other.parallel.context or 1),
         "sharding.parameters": (plan.sharding.parameters, other.sharding.parameters),
+        "sharding.reshard": (_flag(plan.sharding.reshard), _flag(other.sharding.reshard)),
         "sharding.optimizer": (plan.sharding.optimizer, other.sharding.optimizer),
         "offload.optimizer": (plan.offload.optimizer, other.offload.optimizer),
         "parallel.schedule": (plan.parallel.schedule, other.parallel.schedule),
         "parallel.virtual_stages": (plan.parallel.virtual_stages, other.parallel.virtual_stages),
         "precision": (plan.precision, other.precision),
-        "compile": (str(plan.compile).lower(), str(other.compile).lower()),
+        "compile": (_flag(plan.compile), _flag(other.compile)),
         "recompute": (plan.recompute, other.recompute),
         "recompute_layers": (_recompute_layers(plan), _recompute_layers(other)),
         "batch.micro": (plan.batch.micro, other.batch.micro),
@@ -158,6 +160,10 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "train.sequence": (plan.batch.sequence, other.batch.sequence),
     }
     return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}
+
+
+def _flag(value: bool | None) -> str:
+    return str(bool(value)).lower()
 
 
 def _recompute_layers(plan: Plan) -> str:

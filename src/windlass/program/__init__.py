@@ -9,6 +9,7 @@ from windlass.program.activation_checkpointing import (
     describe_recompute,
     is_recomputed,
     recomputable_layers,
+    recompute_mode,
     selective_layers,
     with_recompute,
 )
@@ -87,6 +88,10 @@ from windlass.program.phases import (
 from windlass.program.pipeline_schedules import (
     schedule_passes,
 )
+from windlass.program.stack_capabilities import (
+    capability_faults,
+    runtime_gaps,
+)
 from windlass.program.tensor_parallel import (
     LAYER_PASSES,
     pass_ops,
@@ -98,6 +103,7 @@ from windlass.program.tied_weights import (
     tied_owner_layers,
 )
 from windlass.program.validate_plan import (
+    context_errors,
     plan_errors,
     require_valid_plan,
     schedule_errors,
@@ -144,8 +150,10 @@ __all__ = [
     "TierTraffic",
     "all_gather_bytes",
     "all_reduce_bytes",
+    "capability_faults",
     "chunks_of_stage",
     "collective_bytes",
+    "context_errors",
     "describe_recompute",
     "disk_usage",
     "gradient_reduce_group",
@@ -170,8 +178,10 @@ __all__ = [
     "plan_state_sizes",
     "rank_of",
     "recomputable_layers",
+    "recompute_mode",
     "replicated_gradient_sums",
     "require_valid_plan",
+    "runtime_gaps",
     "schedule_errors",
     "schedule_passes",
     "selective_layers",

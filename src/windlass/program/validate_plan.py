@@ -5,9 +5,18 @@ from collections.abc import Iterator
 
 from windlass.errors import InputErrors
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
+from windlass.program.stack_capabilities import capability_faults
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import DEVICE_TIER, Graph, Machine, Plan, grid_columns, grid_rows
+from windlass.schema import (
+    DEVICE_TIER,
+    OWN_STACK,
+    Graph,
+    Machine,
+    Plan,
+    grid_columns,
+    grid_rows,
+)
 
 
 def plan_errors(
@@ -26,6 +35,7 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
+        *capability_faults(plan, machine.stack or OWN_STACK),
     )
 
 
@@ -98,8 +108,14 @@ def _size_errors(
 ) -> Iterator[str]:
     parallel, batch = plan.parallel, plan.batch
     if parallel.devices > machine.devices:
+        degrees = (
+            parallel.pipeline,
+            parallel.tensor,
+            parallel.data,
+            *filter(None, [parallel.context]),
+        )
         yield (
-            f"`parallel` takes {parallel.pipeline} x {parallel.tensor} x {parallel.data} = "
+            f"`parallel` takes {' x '.join(map(str, degrees))} = "
             f"{parallel.devices} devices, but `{machine.name}` has {machine.devices}; lower a "
             "degree"
         )
@@ -256,7 +272,7 @@ def selective_recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
 
 
 def _sharding_errors(plan: Plan) -> Iterator[str]:
-    """Rts must divide rts', and rts' must divide r: a device updates a part of what it stores."""
+    """Rts must divide rts', and rts' the replicas: a device updates a part of what it stores."""
     parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
     if optimizer % parameters:
         yield (
@@ -264,10 +280,26 @@ def _sharding_errors(plan: Plan) -> Iterator[str]:
             f"{optimizer}: a device updates a part of the parameters that it stores; make "
             "`sharding.optimizer` a multiple of `sharding.parameters`"
         )
-    if plan.parallel.data % optimizer:
+    if plan.parallel.replicas % optimizer:
+        times = " x `parallel.context`" if plan.parallel.context else ""
         yield (
-            f"`sharding.optimizer` = {optimizer} does not divide `parallel.data` = "
-            f"{plan.parallel.data}; choose a divisor"
+            f"`sharding.optimizer` = {optimizer} does not divide `parallel.data`{times} = "
+            f"{plan.parallel.replicas}; choose a divisor"
+        )
+    if plan.sharding.reshard and parameters == 1:
+        yield (
+            "`sharding.reshard` = true with `sharding.parameters` = 1, which gathers nothing; "
+            "raise `sharding.parameters` or leave `sharding.reshard` out"
+        )
+    yield from context_errors(plan.parallel.context or 1, plan.batch.sequence)
+
+
+def context_errors(degree: int, sequence: int) -> Iterator[str]:
+    """Why a context-parallel degree cannot divide sequences of this many tokens."""
+    if sequence % degree:
+        yield (
+            f"`parallel.context` = {degree} does not divide a sequence of {sequence} tokens; "
+            "choose a divisor"
         )
 
 

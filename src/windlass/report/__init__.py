@@ -69,6 +69,10 @@ from windlass.report.terminal.run_tables import (
     record_table,
     runs_table,
 )
+from windlass.report.terminal.stack_tables import (
+    stack_table,
+    stacks_table,
+)
 from windlass.report.terminal.verification_table import (
     InjectedFaultRow,
     describe_verdict,
@@ -111,6 +115,8 @@ __all__ = [
     "runs_table",
     "smallest_machine_figure",
     "smallest_machine_table",
+    "stack_table",
+    "stacks_table",
     "svg_size",
     "verification_table",
     "write_png",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from windlass.program import MeshCoord, describe_recompute
+from windlass.program import MeshCoord, describe_recompute, runtime_gaps
 from windlass.schema import (
     MAX_CONTENTION,
     ChosenDefault,
@@ -50,6 +50,7 @@ def describe_parallelism(plan: Plan) -> str:
     degrees = (
         ("pipeline", plan.parallel.pipeline),
         ("tensor", plan.parallel.tensor),
+        ("context", plan.parallel.context or 1),
         ("data", plan.parallel.data),
     )
     product = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
@@ -57,13 +58,15 @@ def describe_parallelism(plan: Plan) -> str:
 
 
 def parallel_degrees(plan: Plan) -> str:
-    """`PP=8 TP=8 DP=4`, then ` FSDP=2` and ` ZeRO-1=4` where parameters or optimizer are sharded.
+    """`PP=8 TP=8 DP=4`, then ` CP=2`, ` FSDP=2` and ` ZeRO-1=4` where there are any.
 
     FSDP shards the optimizer state too, so ZeRO-1 is named only where its degree differs. If the
     optimizer state alone is offloaded, ` optimizer on host` follows.
     """
     parallel, sharding = plan.parallel, plan.sharding
     parts = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
+    if parallel.context:
+        parts.append(f"CP={parallel.context}")
     if sharding.parameters > 1:
         parts.append(f"FSDP={sharding.parameters}")
     if sharding.optimizer not in (1, sharding.parameters):
@@ -87,7 +90,8 @@ def describe_sharding(plan: Plan) -> str:
     """`parameters replicated; optimizer state sharded over 4 replicas (ZeRO-1)`."""
     parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
     if parameters == optimizer > 1:
-        return f"parameters and optimizer state sharded over {parameters} replicas (FSDP)"
+        again = ", parameters gathered for each pass" if plan.sharding.reshard else ""
+        return f"parameters and optimizer state sharded over {parameters} replicas (FSDP){again}"
     degrees = (("parameters", "FSDP", parameters), ("optimizer state", "ZeRO-1", optimizer))
     return "; ".join(
         f"{name} sharded over {degree} replicas ({method})" if degree > 1 else f"{name} replicated"
@@ -105,11 +109,24 @@ def describe_coord(coord: MeshCoord, parallel: Parallelism) -> str:
     return ", ".join(words for degree, words in parts if degree > 1)
 
 
+def describe_stack(plan: Plan) -> str | None:
+    """The stack that a plan is for, and what Windlass's own runtime lacks; None for its own."""
+    if plan.stack is None:
+        return None
+    gaps = runtime_gaps(plan)
+    if not gaps:
+        return f"{plan.stack}; Windlass's own runtime has this parallelism too, and other times"
+    lacks = " and no ".join(gaps)
+    return f"{plan.stack}; Windlass's own runtime cannot run this plan yet: it has no {lacks}"
+
+
 def describe_precision(plan: Plan) -> str:
     """`bfloat16 with float32 master weights, moments in int8, compiled`."""
     masters = " with float32 master weights" if plan.has_master_weights else ""
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
     mode = "compiled" if plan.compile else "run eagerly"
+    if plan.stack is not None:
+        mode = f"in kernels of {plan.stack}"
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 
@@ -162,8 +179,10 @@ def describe_writes(plan: Plan, prediction: Prediction, steps: int) -> str:
 
 def describe_plan(plan: Plan) -> str:
     """The plan in one sentence, without the full stop."""
+    stack = describe_stack(plan)
     return "; ".join(
         (
+            *(() if stack is None else (f"for {stack}",)),
             describe_parallelism(plan),
             describe_batch(plan),
             describe_precision(plan),

@@ -45,7 +45,7 @@ class Capabilities(_StackTable):
     precisions: tuple[Precision, ...] = ("bfloat16",)
     """Number formats of matrix products."""
     sharding: tuple[ParameterSharding, ...] = ("none", "optimizer")
-    """What data-parallel ranks can share: nothing, optimizer state (ZeRO-1), parameters (ZeRO-3)."""
+    """What data-parallel ranks can share: nothing, optimizer state (ZeRO-1), or parameters."""
     reshard: bool = False
     """Whether parameters can be freed after each pass and gathered again for the next (FSDP)."""
     replica_groups: bool = False
@@ -73,6 +73,8 @@ class StackMemory(_StackTable):
     """Buffers for reducing and gathering."""
     gradient_bytes: float = Field(default=0.0, ge=0, le=64)
     """Bytes of each gradient element beyond the plan's: a second copy, or buckets."""
+    activations: float = Field(default=1.0, gt=0, le=10)
+    """Bytes of activations over those that the graph's kernels need."""
     allocator_share: float = Field(default=0.0, ge=0, le=1)
     """Share of live bytes that the allocator holds beyond them."""
 

@@ -7,8 +7,8 @@ from windlass.schema import Source, Stack, source_of
 from windlass.units import format_bytes, format_seconds
 
 _NO_CONSTANTS = ("name", "about", "similar_to", "sources")
-_DEFAULT = Source(how="convention", source="the default of a stack that does not state it")
-_UNNAMED = Source(how="unverified", source="the file states it without a source")
+_DEFAULT = Source(how="convention", source="the default")
+_UNNAMED = Source(how="unverified", source="stated without a source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

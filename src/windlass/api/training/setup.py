@@ -12,7 +12,13 @@ from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import MachineError, PlanError
 from windlass.models import is_causal
-from windlass.program import Program, lower, require_valid_plan, verify_programs
+from windlass.program import (
+    Program,
+    lower,
+    require_valid_plan,
+    runtime_gaps,
+    verify_programs,
+)
 from windlass.schema import (
     CHECKPOINT_FOLDER,
     EXAMPLES_FILE,
@@ -97,6 +103,22 @@ def require_one_process(planned: Planned) -> None:
             f"the plan has {devices} devices, a process each, and the model or its loss is an "
             "object of this process alone; put the function that builds it into a file that is "
             "imported, or set `parallel` to 1 everywhere"
+        )
+
+
+def require_own_runtime(planned: Planned) -> None:
+    """Refuses a plan for another software stack, or for what the runtime cannot run yet.
+
+    Raises:
+        PlanError: the plan is for another stack.
+    """
+    stack = planned.machine.stack
+    if stack is not None:
+        gaps = runtime_gaps(planned.plan)
+        lacks = f", and has no {' and no '.join(gaps)} yet" if gaps else ""
+        raise PlanError(
+            f"the plan is for the stack `{stack.name}`, which `plan` and `fit` predict; Windlass's "
+            f"own runtime is another one{lacks}; plan without `--stack` to run it here"
         )
 
 

@@ -19,6 +19,7 @@ from windlass.api.training.setup import (
     prepare_tokens,
     requested_text_fingerprint,
     require_one_process,
+    require_own_runtime,
     require_vocabulary,
     save_run_data,
     verified_programs,
@@ -70,6 +71,7 @@ def start_run(
         require_no_other_content(folder)
     if parent is not None:
         planned = plan_of_child(planned, parent)
+    require_own_runtime(planned)
     require_one_process(planned)
     require_disk_space(planned, folder or Path(root))
     tokens: TokenDataset | ExampleDataset | None = planned.objects.examples

@@ -12,7 +12,11 @@ from windlass.api.runs import RUNS, load
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
 from windlass.api.training.oom_advice import with_advice
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
-from windlass.api.training.setup import make_training_loop, require_local_machine
+from windlass.api.training.setup import (
+    make_training_loop,
+    require_local_machine,
+    require_own_runtime,
+)
 from windlass.api.training.start_run import start_run
 from windlass.errors import (
     OutOfMemory,
@@ -163,6 +167,7 @@ def train(
         raise RequestError("a finished plan takes no overrides, loss or data; give them to `plan`")
     else:
         planned = what
+    require_own_runtime(planned)
     require_local_machine(planned)
     run = start_run(planned, root=root, folder=folder, parent=parent, progress=progress)
     hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)

@@ -35,6 +35,7 @@ from windlass.schema import MemoryClass
 from windlass.units import format_bytes
 
 _INFEASIBLE_SHOWN = 4
+_KEPT = "this plan was found before and kept; `--no-cache` searches anew"
 
 
 @Parameter(name="*")
@@ -98,7 +99,7 @@ def plan(
         require_output_file(out)
     with ProgressBars() as progress:
         planned = build_plan(model, overrides, options, machine=on, progress=progress)
-    print_notes(planned.notes)
+    print_notes((*planned.notes, *([_KEPT] if planned.is_kept else ())))
     chosen, prediction, explanation = (
         planned.plan,
         planned.prediction,
@@ -149,7 +150,7 @@ def fit(
     drawing.require_drawable()
     with ProgressBars() as progress:
         planned = build_plan(model, overrides, options, machine=on, progress=progress)
-    print_notes(planned.notes)
+    print_notes((*planned.notes, *([_KEPT] if planned.is_kept else ())))
     if drawing.picture is not None:
         api.draw_plan(api.forecast(planned), drawing.picture, drawing.only)
     print_written(drawing.picture)

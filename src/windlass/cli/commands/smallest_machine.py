@@ -1,5 +1,6 @@
 """`windlass smallest-machine`: how many devices, and which parallelism, each model needs."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")
 def smallest_machine(
     *words: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = FAMILIES,
+    stack: str | None = None,
     in_phases: bool = False,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -32,6 +34,8 @@ def smallest_machine(
         words: Names of models, and `key=value` for all of them, such as `train.batch=256`; without
             a name, a range of well-known models.
         on: Families of machines (`windlass machines` lists them), or single machines.
+        stack: Software to plan for (`windlass stacks` lists them); Windlass's own runtime if not
+            given.
         in_phases: Let layers take turns in device memory, and offload training state; by default
             all of it stays in device memory.
         picture: Draw the result to this `.svg` or `.png` file.
@@ -42,6 +46,8 @@ def smallest_machine(
     families, more = split_overrides(on)
     require_machine_names(families)
     models, overrides = split_overrides((*words, *more))
+    if stack is not None:
+        overrides = (*overrides, f"stack={json.dumps(stack)}")
     with ProgressBars() as progress:
         results = tuple(
             api.smallest_machines(

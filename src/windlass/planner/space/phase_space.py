@@ -114,7 +114,9 @@ def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
 
 
 def offload_tiers(machine: Machine) -> tuple[Tier, ...]:
-    """Tiers that tensors can be offloaded to, nearest first."""
+    """Tiers that tensors can be offloaded to, nearest first; none if the stack cannot offload."""
+    if machine.stack is not None and not machine.stack.can.offload:
+        return ()
     return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
 
 

@@ -25,7 +25,10 @@ def pinned_parallelism(request: Request) -> Parallelism:
     named, layers = request.parallel, request.recompute_layers
     stages = len(layers) if isinstance(layers, tuple) else 1
     return Parallelism(
-        pipeline=named.pipeline or stages, tensor=named.tensor or 1, data=named.data or 1
+        pipeline=named.pipeline or stages,
+        tensor=named.tensor or 1,
+        data=named.data or 1,
+        context=named.context if (named.context or 1) > 1 else None,
     )
 
 

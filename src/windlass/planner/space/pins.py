@@ -8,15 +8,17 @@ from windlass.planner.recompute_layers import (
     show_recompute_layers,
     with_recompute_layers,
 )
-from windlass.program import recomputable_layers
+from windlass.program import capability_faults, context_errors, recomputable_layers
 from windlass.schema import (
     DEVICE_TIER,
+    OWN_STACK,
     Machine,
     PipelineSchedule,
     Plan,
     Request,
     ResolvedRequest,
 )
+from windlass.stacks import load_stack, stack_names
 from windlass.units import format_bytes
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
@@ -25,7 +27,9 @@ _SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 
 def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     """Pins that contradict each other or the machine, a sentence each."""
+    yield from stack_faults(request, machine)
     yield from _device_faults(request, machine)
+    yield from context_errors(request.parallel.context or 1, request.train.sequence)
     yield from _schedule_faults(request, machine)
     yield from _recompute_faults(request, machine)
     yield from _optimizer_tier_faults(request, machine)
@@ -44,6 +48,22 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
         yield (
             f"`memory` = {format_bytes(request.memory)}, but each device of `{machine.name}` has "
             f"{format_bytes(capacity)}; lower it or leave it out"
+        )
+
+
+def stack_faults(request: Request, machine: Machine) -> Iterator[str]:
+    """Pins that the stack of the machine cannot run, or what the machine lacks for the stack."""
+    stack = machine.stack or OWN_STACK
+    if any(capability_faults(request, stack)):
+        others = [load_stack(name) for name in stack_names()]
+        yield from capability_faults(request, stack, others)
+    stated = [rate.precision for rate in machine.device.matmul]
+    if machine.stack is not None and not set(stated) & set(stack.can.precisions):
+        wanted = " or ".join(stack.can.precisions)
+        yield (
+            f"`{machine.name}` states no rate in {wanted}, in which `{stack.name}` computes; add a "
+            "`[[device.matmul]]` of that precision to a file of the machine, or choose another "
+            "`--stack`"
         )
 
 
@@ -100,6 +120,11 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         if layers is not None and with_recompute_layers(plan, layers).stages != plan.stages:
             theirs = show_recompute_layers(recompute_layers(plan))
             yield "recompute_layers", show_recompute_layers(layers), theirs
+    context, reshard = plan.parallel.context or 1, bool(plan.sharding.reshard)
+    asked_stack = None if request.stack is None else load_stack(request.stack).name
+    pairs["stack"] = (asked_stack, plan.stack or OWN_STACK.name)
+    pairs["parallel.context"] = (request.parallel.context, context)
+    pairs["sharding.reshard"] = (request.sharding.reshard, reshard)
     for key, (asked, planned) in pairs.items():
         if asked is not None and asked != planned:
             yield key, _show(asked), _show(planned)
@@ -136,7 +161,7 @@ def _device_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     """Degrees that ask for more devices than there are."""
     degrees = {
         name: degree
-        for name in ("pipeline", "tensor", "data")
+        for name in ("pipeline", "tensor", "data", "context")
         if (degree := getattr(request.parallel, name) or 1) > 1
     }
     asked, count = prod(degrees.values()), machine.devices

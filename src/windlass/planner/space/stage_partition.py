@@ -44,5 +44,6 @@ def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
 
 
 def _forward_flop(kind: LayerKind, sequence: int) -> float:
-    ops = kind.cost("float32", compiled=False).forward
-    return sum(op.flop.at(1, sequence) for op in ops)
+    plain = (cost for cost in kind.costs if cost.precision == "float32" and not cost.compiled)
+    cost = next(plain, kind.costs[0])  # other stacks than Windlass's own have no float32
+    return sum(op.flop.at(1, sequence) for op in cost.forward)

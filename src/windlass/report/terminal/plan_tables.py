@@ -17,6 +17,7 @@ from windlass.report.formatting import (
     describe_plan_recompute,
     describe_precision,
     describe_sharding,
+    describe_stack,
     describe_traffic,
     describe_writes,
     format_mfu,
@@ -52,6 +53,9 @@ def plan_table(
     if graph is not None:
         table.add_row("model", Text(describe_graph(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
+    stack = describe_stack(plan)
+    if stack is not None:
+        table.add_row("stack", Text(stack))
     if idle is not None:
         table.add_row("devices", Text(idle, style="yellow"))
     table.add_row("parallelism", describe_parallelism(plan))
@@ -62,7 +66,7 @@ def plan_table(
             else ""
         )
         table.add_row("schedule", f"{plan.parallel.schedule}{virtual}")
-    if plan.parallel.data > 1:
+    if plan.parallel.replicas > 1:
         table.add_row("sharding", describe_sharding(plan))
     table.add_row("batch", describe_batch(plan))
     if defaults:

@@ -1,0 +1,72 @@
+"""Plans kept by the fingerprint of all that decides them: the same question is answered at once."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from windlass.atomic_files import atomic_write, cache_folder, seal, source_digest, unseal
+from windlass.errors import StorageError
+from windlass.planner import PlanningResult
+from windlass.schema import Graph, Machine, Request
+
+_DECIDING_PACKAGES = ("api", "capture", "cost", "models", "planner", "program", "schema", "stacks")
+"""Packages whose code decides a plan and its prediction."""
+_MOST_KEPT = 200
+"""Plans that are kept; the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """The outcome of a search."""
+
+    result: PlanningResult
+    most_sequences: int | None
+    """The default batch for which it is, if the usual one did not fit; None if that did."""
+
+
+def plan_key(request: Request, graph: Graph, machine: Machine) -> str:
+    """Sixteen hexadecimal digits that change with the question and with all code that answers it.
+
+    Args:
+        request: as it was asked, before what it leaves open is decided.
+        graph: the model's graph.
+        machine: with the stack that drives it, if that is not Windlass's own runtime.
+    """
+    # A pin that equals its default is a pin all the same.
+    asked = request.model_dump_json(exclude_unset=True)
+    parts = (
+        metadata.version("windlass"), source_digest(*_DECIDING_PACKAGES), asked, graph.label,
+        machine.label,
+    )  # fmt: skip
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def load_kept_plan(key: str) -> KeptPlan | None:
+    """The outcome kept under a key; None if there is none, or its file is damaged or edited."""
+    try:
+        content = unseal(_path(key).read_bytes())
+        return None if content is None else TypeAdapter(KeptPlan).validate_json(content)
+    except (OSError, ValidationError):
+        return None
+
+
+def keep_plan(key: str, kept: KeptPlan) -> None:
+    """Keeps an outcome under a key, atomically; a cache that cannot be written keeps nothing."""
+    try:
+        atomic_write(_path(key), seal(TypeAdapter(KeptPlan).dump_json(kept)))
+        _remove_oldest(_path(key).parent)
+    except (StorageError, OSError):
+        return
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "plans" / f"{key}.plan"
+
+
+def _remove_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("*.plan"), key=lambda path: -path.stat().st_mtime)
+    for path in files[_MOST_KEPT:]:
+        path.unlink(missing_ok=True)
