@@ -1,14 +1,14 @@
-"""A step over several hosts waits for the slowest, in the simulator and in batched estimates."""
+"""A step over several hosts waits for the slowest, in the simulator and by the array clock."""
 
 from math import e
 
+import numpy as np
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.batched.lower_bound import min_batch_seconds
+from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.timeline import simulate
-from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.schema.machine import Machine
@@ -27,16 +27,16 @@ PINS = (
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
     """All plans of a small space, with their step times and lower bounds."""
     space = PlanSpace(ResolvedRequest.resolve(overrides=PINS), GRAPH, on)
-    sweep, found = BranchAndBound(space, 1e12), []
-    for cell in space.batches():
-        seconds = sweep.totals(cell).step_seconds
-        least = min_batch_seconds(sweep.chain, cell.shape, cell.chunk_bounds, cell.table)[
-            cell.table.config
-        ]
-        found += [
-            (space.plan(cell, at), float(seconds[at]), float(least[at]))
-            for at in range(cell.table.count)
-        ]
+    clock, everything = ArrayClock(space.base, GRAPH, on), np.arange(space.table.count)
+    found = []
+    for pipeline in space.pipeline_degrees:
+        for option in space.options(pipeline):
+            for columns, _ in space.columns(option, space.legal(option, everything)):
+                seconds, least = clock.step_seconds(columns), clock.least_seconds(columns)
+                found += [
+                    (space.plan(columns, row), float(seconds[row]), float(least[row]))
+                    for row in range(columns.count)
+                ]
     return found
 
 
@@ -84,7 +84,7 @@ def test_the_timeline_ends_with_the_step_of_the_slowest_host():
     assert max(max(lane.ends) for lane in lanes) == pytest.approx(prediction.step_seconds)
 
 
-def test_batched_estimates_wait_for_stragglers_as_long_as_the_simulator():
+def test_the_array_clock_waits_for_stragglers_as_long_as_the_simulator():
     for (plan, even, _), (same, uneven, least) in zip(plans(EVEN), plans(UNEVEN), strict=True):
         assert plan.parallel == same.parallel
         clocked = predict_plan(plan, GRAPH, UNEVEN), predict_plan(plan, GRAPH, EVEN)

@@ -4,7 +4,8 @@ from hypothesis import given, settings, strategies as st
 from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
-from windlass.planner.choose import choose_plan, run_seconds
+from windlass.planner.choose import choose_plan
+from windlass.planner.result import run_seconds
 from windlass.planner.search.extrapolate import evaluate, peak_memory, with_budget
 from windlass.planner.space.options import open_single_stage_plans
 from windlass.program.activation_checkpointing import with_recompute

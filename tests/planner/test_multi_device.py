@@ -4,6 +4,7 @@ import random
 import re
 from itertools import product
 
+import numpy as np
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
@@ -11,15 +12,15 @@ from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors, WindlassError
 from windlass.planner.choose import choose_plan
 from windlass.planner.result import PlanningResult, run_seconds
-from windlass.planner.search.branch_and_bound import BranchAndBound
-from windlass.planner.search.min_recompute import RecomputeSteps
+from windlass.planner.space.options import vary
 from windlass.planner.space.plan_space import PlanSpace
+from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
 from windlass.program.lowering.lower import lower
 from windlass.program.validate_plan import plan_errors, selective_recompute_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Stage
+from windlass.schema.plan import Plan
 from windlass.schema.request import ResolvedRequest
 
 GRAPHS = tuple(
@@ -47,31 +48,37 @@ def request(*overrides: str, batch: int = 4) -> ResolvedRequest:
 
 
 def every(asked: ResolvedRequest, graph: Graph, on: Machine) -> list[Plan]:
-    """All plans that are open."""
+    """All plans that are open, each with nothing recomputed and in each mode in which all is."""
     space = PlanSpace(asked, graph, on)
-    return [space.plan(cell, at) for cell in space.batches() for at in range(cell.table.count)]
+    configs = np.arange(space.table.count)
+    found = [
+        vary(space.plan(columns, row), recompute=mode)
+        for pipeline in space.pipeline_degrees
+        for option in space.options(pipeline)
+        for columns, _ in space.columns(option, space.legal(option, configs))
+        for row in range(columns.count)
+        for mode in space.recomputes(option, columns.configs[columns.config[row]])
+    ]
+    assert len(found) == space.count()
+    return found
 
 
 def fewer(plan: Plan, graph: Graph) -> list[Plan]:
     """A fully recomputing plan with every other amount of recompute on each stage."""
-    ways = (False,) if any(selective_recompute_errors(plan, graph)) else (False, True)
+    pipeline = plan.parallel.pipeline
+    selective = not any(selective_recompute_errors(plan, graph))
     parts = []
-    for stage in range(plan.parallel.pipeline):
-        found = dict[tuple[object, ...], tuple[Stage, ...]]()
-        for steps in (
-            RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways
-        ):
-            for count in range(steps.last[stage] + 1):
-                counts = [count if at == stage else 0 for at in range(plan.parallel.pipeline)]
-                own = steps.plan(counts).stages[stage :: plan.parallel.pipeline]
-                found[own] = own
-        parts.append(list(found.values()))
-    return [
-        plan.model_copy(
-            update={"stages": tuple(chunk for row in zip(*each, strict=True) for chunk in row)}
-        )
-        for each in product(*parts)
-    ]
+    for stage in range(pipeline):
+        chunks = plan.stages[stage::pipeline]
+        most = max(len(recomputable_layers(plan, chunk)) for chunk in chunks)
+        counts = [(full, 0) for full in range(most + 1)]
+        if selective:
+            counts += [(0, some) for some in range(1, most + 1)]
+            counts += [(full, most) for full in range(1, most)]
+        parts.append(counts)
+    chosen = [list(each) * plan.parallel.virtual_stages for each in product(*parts)]
+    plans = [with_recompute(plan, *zip(*counts, strict=True)) for counts in chosen]
+    return list(dict.fromkeys(plans))
 
 
 def counted(plans: list[Plan], asked: ResolvedRequest, graph: Graph) -> list[Plan]:
@@ -86,7 +93,7 @@ def exhaustive(seed: int, pins: int = 3) -> None:
     """Checks on one random small case that the chosen plan is the fastest of all that fit."""
     chance = random.Random(seed)
     graph = chance.choice(GRAPHS)
-    on = machine(chance.choice([2, 3, 4]), chance.choice([1e9, 1e10]))
+    on = machine(chance.choice([2, 3, 4, 5]), chance.choice([1e9, 1e10]))
     compared(chance, graph, on, pins=pins)
 
 
@@ -150,20 +157,6 @@ def test_it_is_so_in_a_hundred_cases():
 @pytest.mark.parametrize("seed", range(12, 212))
 def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
     exhaustive(seed)
-
-
-def test_pruned_plans_are_not_among_the_best():
-    space = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
-    budget = 1_000_000
-    pruned, whole = (
-        BranchAndBound(space, budget).fastest(10),
-        BranchAndBound(space, budget).exhaustive(10),
-    )
-    assert [found.step_seconds for found in pruned.best] == pytest.approx(
-        [found.step_seconds for found in whole.best]
-    )
-    assert pruned.evaluated + pruned.pruned == whole.evaluated
-    assert pruned.pruned > 0
 
 
 def test_every_plan_of_the_space_is_legal():
@@ -236,10 +229,10 @@ def test_a_pinned_plan_has_a_rank_and_a_loss():
     assert best.plan is not None
     assert best.pinned_rank is None
     assert named.pinned_rank is not None
+    assert best.run_seconds is not None
     if named.pinned_rank.best is None:
         assert named.run_seconds == pytest.approx(best.run_seconds)
     else:
-        assert named.pinned_rank.faster > 0
         loss = named.pinned_rank.best.slower_seconds
         assert named.run_seconds == pytest.approx(best.run_seconds + loss)
 

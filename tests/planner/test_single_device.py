@@ -13,10 +13,9 @@ from windlass.planner.result import run_seconds
 from windlass.planner.search.extrapolate import evaluate, peak_memory
 from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
 from windlass.planner.search.phase_search import TruncatedPlan
-from windlass.planner.space.options import open_single_stage_plans
+from windlass.planner.space.options import offload_tiers, open_single_stage_plans
 from windlass.planner.space.phase_space import (
     base_plans,
-    offload_tiers,
     offloaded_bytes,
     phase_partitions,
     with_state_on,

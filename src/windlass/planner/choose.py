@@ -1,31 +1,64 @@
-"""Chooses the plan that fits and whose whole run is predicted to end first."""
+"""Chooses the plan that fits and whose whole run is predicted to end first, and says why."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
-from windlass.cost import predict_plan
-from windlass.errors import InputErrors
+from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.advice.advise import advise
-from windlass.planner.advice.minimal_change import minimal_fix_single_device
+from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
-from windlass.planner.advice.shortfall import closest_single_device_in_phases
+from windlass.planner.advice.sensitivity import sensitivities
+from windlass.planner.advice.shortfall import closest_in_phases
 from windlass.planner.gc_paused import gc_paused
-from windlass.planner.multi_device import choose_multi_device
+from windlass.planner.recompute_layers import show_recompute_layers
 from windlass.planner.result import (
     InfeasiblePlan,
+    PinnedRank,
     PlanningResult,
     best_of_families,
     infeasible_plan,
     run_seconds,
     runner_up,
 )
-from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_budget
-from windlass.planner.single_device import SingleDeviceResult, search_single_device
-from windlass.planner.space.options import request_faults, vary
-from windlass.planner.space.pins import broken_pins, without_excluded_phases
+from windlass.planner.search.extrapolate import (
+    EvaluatedPlan,
+    evaluate,
+    fullest_stage_memory,
+    stage_peak_bytes,
+)
+from windlass.planner.search.fastest import FastestPlans, fastest_plans
+from windlass.planner.space.options import (
+    is_captured,
+    offload_tiers,
+    request_faults,
+    single_stage_faults,
+    vary,
+)
+from windlass.planner.space.pinned_parallelism import pinned_plans
+from windlass.planner.space.pins import (
+    broken_pins,
+    excludes_phases,
+    single_device_faults,
+    without_excluded_phases,
+)
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Graph, Machine, Plan, Prediction, ResolvedRequest
+from windlass.program import plan_errors
+from windlass.schema import (
+    BatchRequest,
+    Graph,
+    Machine,
+    OffloadRequest,
+    ParallelRequest,
+    Plan,
+    ResolvedRequest,
+    ShardingRequest,
+)
 
+_MAX_RIVALS = 6
+"""Plans of other families that are simulated."""
+_MAX_INFEASIBLE = 4
 _MAX_FIXES = 4
 """Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
@@ -40,7 +73,7 @@ def choose_plan(
 
     Args:
         request: what the user asks for; whatever it pins is kept.
-        graph: captured from the request's model.
+        graph: the request's model.
         machine: to run on; `request.memory` replaces the capacity of its device memory.
         every_grid: whether the tensor-parallel grids that need least memory are open too, on
             several devices.
@@ -50,106 +83,232 @@ def choose_plan(
 
     Raises:
         InputErrors: the request asks for something impossible.
+        PlanError: there is no plan at all.
     """
     request = without_excluded_phases(request, machine)
-    result = _choose(request, graph, machine, every_grid=every_grid)
-    broken = () if result.plan is None else tuple(broken_pins(request, result.plan))
+    _require_possible(request, graph, machine)
+    space = PlanSpace(request, graph, machine, every_grid)
+    budget_bytes = request.memory or machine.device.memory.capacity_bytes
+    fastest = fastest_plans(space, budget_bytes)
+    if not fastest.best:
+        return _nothing_fits(space, fastest, budget_bytes)
+    result = _result(space, fastest, budget_bytes)
+    plan = fastest.best[0][0]
+    broken = tuple(broken_pins(request, plan))
     if broken:  # Every pin is kept, or refused before the search: this is a bug of ours.
         words = ", ".join(f"`{key}` = {planned}, not {asked}" for key, asked, planned in broken)
         raise RuntimeError(f"the chosen plan breaks its request: {words}")
     return result
 
 
-def _choose(
-    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool
-) -> PlanningResult:
-    """The fastest plan that fits, or advice."""
+def _require_possible(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
+    """Refuses what no plan can keep, all faults at once."""
     if machine.devices > 1:
-        if wrong := tuple(request_faults(request, graph, machine)):
-            raise InputErrors(wrong)
-        return choose_multi_device(PlanSpace(request, graph, machine, every_grid))
-    budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    if request.phases is not None and request.phases > 1:
-        require_phases(request, graph, machine)
-    require_optimizer_tier(request, graph, machine)
-    result = search_single_device(request, graph, machine, budget_bytes)
-    for index, (plan, _) in enumerate(result.fitting):
-        # The winner is predicted again from the full program that will run.
-        prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
-        if prediction.fits:
-            others = replace(result, fitting=result.fitting[index:])
-            return _fastest(others, prediction, request, graph, machine)
-    return _nothing_fits(result, request, graph, machine, budget_bytes)
+        faults = tuple(request_faults(request, graph, machine))
+    else:
+        faults = (
+            *single_device_faults(request), *single_stage_faults(request, graph, machine)
+        )  # fmt: skip
+    if faults:
+        raise InputErrors(faults)
+    if machine.devices == 1:
+        if request.phases is not None and request.phases > 1:
+            require_phases(request, graph, machine)
+        require_optimizer_tier(request, graph, machine)
 
 
-def _fastest(
-    result: SingleDeviceResult,
-    prediction: Prediction,
-    request: ResolvedRequest,
-    graph: Graph,
-    machine: Machine,
-) -> PlanningResult:
-    """The result for the fastest plan that fits, with runners-up and infeasible plans."""
-    steps, budget_bytes = request.train.steps, prediction.peaks[0].capacity_bytes
-    (plan, extrapolated), *_ = result.fitting
-    twins = _recompute_twin(plan, result.in_memory, graph, machine, budget_bytes)
-    ranked = sorted((*result.fitting, *twins), key=lambda item: run_seconds(item[1], steps))
-    rivals = best_of_families(plan, (each for each, _ in ranked))
+def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
+    """The result for the fastest plan, with runners-up, plans that do not fit, and advice."""
+    best, steps = fastest.best[0], space.request.train.steps
+    plan, prediction = best
+    in_phases = plan.is_offloaded("parameters")
     return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(
-            runner_up((plan, extrapolated), item, steps) for item in ranked if item[0] in rivals
+            runner_up(best, other, steps) for other in _runners_up(space, fastest, budget_bytes)
         ),
-        infeasible=tuple(_infeasible_with_fixes(result, request, graph, machine, budget_bytes)),
-        evaluated=result.evaluated,
+        infeasible=tuple(_infeasible(space, fastest, budget_bytes)),
+        evaluated=fastest.evaluated,
+        pinned_rank=_pinned_rank(space, best, budget_bytes) if space.machine.devices > 1 else None,
+        sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),
     )
 
 
-def _infeasible_with_fixes(
-    result: SingleDeviceResult,
-    request: ResolvedRequest,
-    graph: Graph,
-    machine: Machine,
-    budget_bytes: int,
+def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> list[EvaluatedPlan]:
+    """The fastest plan of each family that lost, and the chosen one in other numbers and modes."""
+    best, known = fastest.best[0][0], dict(fastest.best)
+    near = sorted(fastest.in_memory.near.values(), key=lambda item: item[0])
+    ranked = (*known, *(space.plan(columns, row) for _, columns, row in near))
+    rivals = best_of_families(best, ranked)
+    found: dict[Plan, EvaluatedPlan] = {}
+    for plan in dict.fromkeys((*_twins(space, best), *rivals[:_MAX_RIVALS])):
+        if plan in known:
+            found[plan] = plan, known[plan]
+        elif max(stage_peak_bytes(plan, space.graph, space.machine)) <= budget_bytes:
+            prediction = evaluate(plan, space.graph, space.machine, budget_bytes=budget_bytes)
+            if prediction.fits:
+                found[plan] = plan, prediction
+    steps = space.request.train.steps
+    by_time = sorted(found.values(), key=lambda item: run_seconds(item[1], steps))
+    families = best_of_families(best, (plan for plan, _ in by_time))
+    return [item for item in by_time if item[0] in families]
+
+
+def _twins(space: PlanSpace, best: Plan) -> Iterator[Plan]:
+    """The plan in each other precision, compiled or not, and with all layers recomputed."""
+    request, batch = space.request, best.batch
+    if best.is_offloaded("parameters"):
+        return
+    twins = [vary(best, precision=each) for each in space.precisions if each != best.precision]
+    if request.compile is None and len(space.compile_modes) > 1:
+        twins.append(vary(best, compiled=not best.compile))
+    if space.minimizes_recompute:
+        twins.append(vary(best, recompute="full"))
+    if request.batch.micro is None and request.batch.accumulation is None:
+        sizes = (batch.micro * 2, batch.micro // 2)
+        twins += [
+            vary(best, micro=micro)
+            for micro in sizes
+            if micro and batch.sequences_per_replica % micro == 0
+        ]
+    for plan in twins:
+        captured = is_captured(space.graph, plan.precision, compiled=plan.compile)
+        if plan != best and captured and not plan_errors(plan, space.graph, space.machine):
+            yield plan
+
+
+def _infeasible(
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int
 ) -> Iterator[InfeasiblePlan]:
-    """The infeasible plans, the nearest of them with the change that would make them fit."""
-    for index, (plan, memory) in enumerate(result.infeasible):
-        item = infeasible_plan(plan, memory, budget_bytes)
+    """The nearest plans that do not fit, with the change that would make them fit."""
+    misfits = sorted(fastest.in_memory.misfits.values(), key=lambda item: item[0])
+    plans = dict.fromkeys(space.plan(columns, row) for _, columns, row in misfits)
+    for index, plan in enumerate(list(plans)[:_MAX_INFEASIBLE]):
+        item = _misfit(plan, space, budget_bytes)
         if index < _MAX_FIXES:
-            item = replace(
-                item,
-                minimal_fix=minimal_fix_single_device(plan, request, graph, machine, budget_bytes),
-            )
+            item = replace(item, minimal_fix=minimal_fix(plan, space, budget_bytes))
         yield item
 
 
-def _nothing_fits(
-    result: SingleDeviceResult,
-    request: ResolvedRequest,
-    graph: Graph,
-    machine: Machine,
-    budget_bytes: int,
-) -> PlanningResult:
-    """The result without a plan: the nearest plans, and advice."""
-    in_phases = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
-    infeasible = (*result.infeasible, *((in_phases,) if in_phases else ()))
-    nearest = sorted(infeasible, key=lambda item: item[1].peak_bytes)
-    return PlanningResult(
-        plan=None,
-        prediction=None,
-        infeasible=tuple(infeasible_plan(plan, memory, budget_bytes) for plan, memory in nearest),
-        advice=advise(request, graph, machine, nearest),
-        evaluated=result.evaluated,
+def _pinned_rank(space: PlanSpace, chosen: EvaluatedPlan, budget_bytes: int) -> PinnedRank | None:
+    """The fastest plan without the request's pins; None if nothing is pinned."""
+    request = without_pins(space.request)
+    if request == space.request:
+        return None
+    unpinned = replace(space, request=request)
+    other = fastest_plans(unpinned, budget_bytes).best[:1]
+    steps, compared = request.train.steps, unpinned.count()
+    faster = [
+        item for item in other
+        if run_seconds(item[1], steps) < run_seconds(chosen[1], steps) and item[0] != chosen[0]
+    ]  # fmt: skip
+    if not faster:
+        return PinnedRank(compared=compared, plan=None, best=None)
+    return PinnedRank(
+        compared=compared, plan=faster[0][0], best=runner_up(faster[0], chosen, steps)
     )
 
 
-def _recompute_twin(
-    best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
-) -> list[EvaluatedPlan]:
-    """The best plan with full recompute, if that was open: users ask what recompute would cost."""
-    twin = vary(best, recompute="full")
-    if twin == best or twin not in fitting:
-        return []
-    return [(twin, evaluate(twin, graph, machine, budget_bytes=budget_bytes))]
+def without_pins(request: ResolvedRequest) -> ResolvedRequest:
+    """The request without what it pins of a plan; batch size, precision and mode stay."""
+    return request.model_copy(
+        update={
+            "parallel": ParallelRequest(),
+            "sharding": ShardingRequest(),
+            "offload": OffloadRequest(),
+            "batch": BatchRequest(),
+            "recompute": None,
+            "recompute_layers": None,
+        }
+    )
+
+
+def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
+    """The result without a plan: what comes nearest, in phases or not, and what it would take.
+
+    Raises:
+        PlanError: no plan is legal at all.
+    """
+    closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
+    is_single = space.machine.devices == 1
+    infeasible = list(_smallest(space, fastest, budget_bytes))
+    if closest is not None and not (
+        is_single and closest.offloaded_bytes > closest.tier.capacity_bytes
+    ):
+        infeasible.append(_misfit(closest.plan, space, budget_bytes))
+    if not infeasible:
+        raise _no_legal_plan(space)
+    infeasible.sort(key=lambda item: item.peak_bytes)
+    return PlanningResult(
+        plan=None,
+        prediction=None,
+        infeasible=tuple(infeasible),
+        advice=advise(space, infeasible, budget_bytes, closest),
+        evaluated=fastest.evaluated + len(infeasible),
+    )
+
+
+def _smallest(
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int
+) -> Iterator[InfeasiblePlan]:
+    """The smallest plans by their programs, as far as the clock's bytes leave it open."""
+    misfits = sorted(fastest.in_memory.misfits.values(), key=lambda item: item[0])
+    plans: set[Plan] = set()
+    least = inf
+    for nbytes, columns, row in misfits:
+        plan = space.plan(columns, row)
+        if len(plans) >= _MAX_INFEASIBLE and nbytes >= least:
+            return
+        if plan not in plans:
+            plans.add(plan)
+            item = _misfit(plan, space, budget_bytes)
+            least = min(least, item.peak_bytes)
+            yield item
+
+
+def _misfit(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
+    """A plan that does not fit, with its bytes by its program."""
+    memory = fullest_stage_memory(plan, space.graph, space.machine)
+    return infeasible_plan(plan, memory, budget_bytes)
+
+
+def _no_legal_plan(space: PlanSpace) -> WindlassError:
+    """The error of a request whose pins no plan keeps all at once."""
+    pins, machine = dict(_pins(space.request)), space.machine
+    if not offload_tiers(machine) and (space.request.phases or 1) > 1:
+        fault = f"`phases` = {space.request.phases}, but `{machine.name}` has no offload tier"
+        return InputErrors([f"{fault} to hold the other phases; leave it out"])
+    try:
+        pinned_plans(space.request, space.graph, machine)
+    except InputErrors as error:
+        # They complete the request by plain values, whose faults are none of the user's.
+        own = [each for each in error.messages if set(_KEY_AND_VALUE.findall(each)) <= pins.keys()]
+        if own:
+            return InputErrors(own)
+    asked = ", ".join(f"`{key}` = {value}" for key, value in pins.items())
+    return PlanError(
+        f"no plan of `{space.graph.name}` for {machine.devices} devices of `{machine.name}` keeps "
+        f"all of {asked} at once; leave one of them out"
+    )
+
+
+_KEY_AND_VALUE = re.compile(r"(?<! x )`([a-z_.]+)` = ")
+"""What a sentence says that a request asks for."""
+
+
+def _pins(request: ResolvedRequest) -> Iterator[tuple[str, object]]:
+    """The keys of a plan that a request names, with their values."""
+    yield "train.batch", request.train.batch
+    for name in ("parallel", "sharding", "offload", "batch"):
+        for key, value in getattr(request, name):
+            if value is not None:
+                yield f"{name}.{key}", value
+    for name in ("precision", "compile", "recompute"):
+        if (value := getattr(request, name)) is not None:
+            yield name, value
+    if request.recompute_layers is not None:
+        yield "recompute_layers", show_recompute_layers(request.recompute_layers)
+    if (request.phases or 1) > 1:  # other pins imply a single one
+        yield "phases", request.phases

@@ -76,15 +76,14 @@ def explain_infeasible(infeasible: InfeasiblePlan) -> str:
 
 
 def explain_pinned_rank(rank: PinnedRank) -> str:
-    """How many plans are faster than the pinned one, and what it loses against the fastest."""
+    """What the pinned plan loses against the fastest one without the pins."""
     if rank.best is None or rank.plan is None:
         return f"none of the {rank.compared:,} plans without these pins is faster"
     runner_up = rank.best
     share = runner_up.slower_seconds / (runner_up.run_seconds - runner_up.slower_seconds)
     return (
-        f"{rank.faster:,} of {rank.compared:,} plans without these pins are "
-        f"faster; against the fastest, {show_plan(rank.plan)}, this one is predicted "
-        f"{100 * share:.1f} % slower, most of it in {runner_up.term}"
+        f"of the {rank.compared:,} plans without these pins the fastest is {show_plan(rank.plan)}; "
+        f"this one is predicted {100 * share:.1f} % slower, most of it in {runner_up.term}"
     )
 
 

@@ -98,14 +98,12 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedRank:
-    """Rank of a plan that a request pins among all plans that it could have left open."""
+    """A plan that a request pins, beside the fastest of all that it could have left open."""
 
-    faster: int
-    """Number of plans that are faster and fit, by the batched cost model."""
     compared: int
-    """Number of plans that were compared."""
+    """Number of plans without the pins."""
     plan: Plan | None
-    """The fastest plan of all; None if it is the pinned one."""
+    """The fastest plan without the pins; None if none is faster than the pinned one."""
     best: RunnerUp | None
     """Comparison of the pinned plan with the fastest one, as a runner-up of it."""
 

@@ -110,10 +110,14 @@ def test_the_minimal_fix_makes_just_that_plan_fit(mebibytes: int):
 
 
 def test_minimal_fixes_include_partial_recompute_and_optimizer_offload():
+    on_device: dict[str, object] = {"batch": {"micro": 16}, "offload": {"optimizer": "device"}}
     changes = {
         change.split("=")[0]
-        for mebibytes in (250, 420, 450, 500)
-        for refusal in choose_plan(asked(memory=mebibytes * 2**20), GRAPH, MACHINE).infeasible
+        for mebibytes in (420, 480, 500)
+        for pinned in ({}, on_device)
+        for refusal in choose_plan(
+            asked(memory=mebibytes * 2**20, **pinned), GRAPH, MACHINE
+        ).infeasible
         if refusal.minimal_fix is not None
         for change in refusal.minimal_fix.overrides
     }

@@ -19,11 +19,11 @@ from windlass.planner.search.phase_bounds import (
     waiting_activation_bytes,
 )
 from windlass.planner.search.phase_search import TruncatedPlan, search_phases
+from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     base_plans,
     full_parallelisms,
     fullest_offloaded_bytes,
-    offload_tiers,
     phase_partitions,
     with_state_on,
 )

@@ -1,14 +1,15 @@
 """Alternatives: plans of different kinds that fit a budget, as command-line overrides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 from windlass.planner.result import Change
+from windlass.planner.search.best_first import BestFirst
+from windlass.planner.search.extrapolate import EvaluatedPlan
 from windlass.planner.search.phase_search import search_phases
-from windlass.planner.single_device import search_single_device
-from windlass.planner.space.options import vary
-from windlass.planner.space.phase_space import offload_tiers
+from windlass.planner.space.options import offload_tiers, vary
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import recomputable_layers
 from windlass.schema import (
@@ -29,6 +30,9 @@ _DROPPED_PINS: tuple[dict[str, object], ...] = (
     {"batch": BatchRequest(), "precision": None, "compile": None},
 )
 """Pins of the request that are dropped to make an alternative fit, as few as possible."""
+
+_MOST = 6
+"""Plans without phases that are looked for in each search."""
 
 _RECOMPUTE_MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -112,79 +116,63 @@ class _Search:
         self, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
     ) -> None:
         unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
-        self._request = request.model_copy(update=unpinned)
         self._excludes_phases = bool(
             request.offload.optimizer or request.recompute_layers is not None
         )
-        self._graph, self._machine, self._budget_bytes = graph, machine, budget_bytes
+        self._space = PlanSpace(request.model_copy(update=unpinned), graph, machine)
+        self._budget_bytes = budget_bytes
 
     def on_device(self) -> Iterator[list[_Alternative]]:
         """Plans with everything on the device, for each recompute mode."""
-        request = self._request.model_copy(
-            update={"offload": OffloadRequest(optimizer=DEVICE_TIER)}
-        )
-        fitting: dict[int, list[_Alternative]] = {}
+        offload = OffloadRequest(optimizer=DEVICE_TIER)
         for mode in _RECOMPUTE_MODES:
-            for index, dropped in enumerate(_DROPPED_PINS):
-                if index not in fitting:
-                    fitting[index] = self._fitting(request, dropped)
-                if kind := [way for way in fitting[index] if way.plan.recompute == mode]:
-                    yield kind
-                    break
+            yield self._fewest_dropped({"offload": offload, "phases": 1}, mode)
 
     def optimizer_offloaded(self) -> list[_Alternative]:
         """Plans with offloaded optimizer state."""
         fitting: list[_Alternative] = []
-        for tier in offload_tiers(self._machine):
+        for tier in offload_tiers(self._space.machine):
             offload = OffloadRequest(optimizer=tier.name)
-            request = self._request.model_copy(update={"offload": offload})
-            fitting += next(self._fewest_dropped(request), [])
+            fitting += self._fewest_dropped({"offload": offload, "phases": 1})
         return sorted(fitting, key=_token_seconds)
 
     def in_phases(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
-        if self._excludes_phases or not offload_tiers(self._machine):
+        space = self._space
+        if self._excludes_phases or not offload_tiers(space.machine):
             return
-        fitting = next(self._fewest_dropped(self._request, in_phases=True), [])
+        fitting = self._fewest_dropped({})
         yield from fitting[:1]
-        count = max((len(way.plan.stages[0].phases) for way in fitting), default=self._graph.layers)
-        while count < self._graph.layers:
-            count = min(2 * count, self._graph.layers)
-            more = self._request.model_copy(update={"phases": count})
-            yield from next(self._fewest_dropped(more, in_phases=True), [])[:1]
+        layers = space.graph.layers
+        count = max((len(way.plan.stages[0].phases) for way in fitting), default=layers)
+        while count < layers:
+            count = min(2 * count, layers)
+            yield from self._fewest_dropped({"phases": count})[:1]
 
     def _fewest_dropped(
-        self, request: ResolvedRequest, *, in_phases: bool = False
-    ) -> Iterator[list[_Alternative]]:
-        """Plans that fit with the fewest pins dropped, then with more."""
-        fitting = (
-            self._fitting(request, dropped, in_phases=in_phases) for dropped in _DROPPED_PINS
-        )
-        return filter(None, fitting)
-
-    def _fitting(
-        self, request: ResolvedRequest, dropped: dict[str, object], *, in_phases: bool = False
+        self, update: Mapping[str, object], mode: Recompute | None = None
     ) -> list[_Alternative]:
-        """Plans that fit with these pins dropped, as far as a request can name them.
+        """Plans that fit with the fewest pins dropped, fastest first."""
+        for dropped in _DROPPED_PINS:
+            request = self._space.request.model_copy(update={**dropped, **update})
+            best: dict[tuple[str, ...], _Alternative] = {}
+            for plan, prediction in self._fitting(request, mode):
+                way = _Alternative(plan, prediction, tuple(dropped))
+                if is_requestable(plan):
+                    best.setdefault(tuple(_overrides(request, way)), way)
+            if best:
+                return sorted(best.values(), key=_token_seconds)
+        return []
 
-        The fastest of the plans that differ only in what the planner will choose again.
-        """
-        open_request = request.model_copy(update=dropped)
-        fitting = (
-            search_phases(
-                PlanSpace(open_request, self._graph, self._machine), self._budget_bytes
-            ).best
-            if in_phases
-            else search_single_device(
-                open_request, self._graph, self._machine, self._budget_bytes
-            ).fitting
-        )
-        best: dict[tuple[str, ...], _Alternative] = {}
-        for plan, prediction in fitting:
-            way = _Alternative(plan, prediction, tuple(dropped))
-            if is_requestable(plan):
-                best.setdefault(tuple(_overrides(open_request, way)), way)
-        return sorted(best.values(), key=_token_seconds)
+    def _fitting(self, request: ResolvedRequest, mode: Recompute | None) -> list[EvaluatedPlan]:
+        """Plans that fit, as far as a request can name them."""
+        space = replace(self._space, request=request)
+        if request.phases != 1:
+            return list(search_phases(space, self._budget_bytes).best)
+        if mode is not None:
+            space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
+        best = BestFirst(space, self._budget_bytes).search(_MOST).best
+        return [item for item in best if mode in (None, item[0].recompute)]
 
 
 def _is_named(way: _Alternative, named_plans: Sequence[Plan]) -> bool:

@@ -1,22 +1,15 @@
-"""Minimal fix: the cheapest single change that makes an infeasible plan fit."""
+"""Minimal fix: the cheapest single change that makes a plan fit."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
-from windlass.cost import LayerCosts
-from windlass.planner.advice.alternatives import is_requestable
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.result import Change
-from windlass.planner.search.branch_and_bound import BranchAndBound
-from windlass.planner.search.extrapolate import evaluate
-from windlass.planner.search.top_k import Candidate
-from windlass.planner.single_device import search_single_device
+from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
+from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import (
     BatchRequest,
-    Graph,
-    Machine,
     OffloadRequest,
     ParallelRequest,
     Plan,
@@ -27,22 +20,19 @@ from windlass.schema import (
 _OPENED: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_layers"),
     "batch": ("batch.micro", "batch.accumulation"),
-    "sharding": ("sharding.parameters", "sharding.optimizer"),
     "offload": ("offload.optimizer",),
+    "sharding": ("sharding.parameters", "sharding.optimizer"),
     "parallel": ("parallel.pipeline", "parallel.tensor", "parallel.data", "batch.accumulation"),
     "schedule": ("parallel.schedule", "parallel.virtual_stages"),
-}
-"""Parts of a plan on several devices that are opened together, and the keys that such a change
-names."""
-
-_OPENED_SINGLE_DEVICE: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recompute_layers"),
-    "batch": ("batch.micro",),
-    "offload": ("offload.optimizer",),
     "phases": ("phases",),
 }
-"""The same for a plan on one device."""
+"""Parts of a plan that are opened together, and the keys that such a change names."""
 
+_ELSEWHERE: Mapping[bool, tuple[str, ...]] = {
+    True: ("sharding", "parallel", "schedule"),
+    False: ("phases",),
+}
+"""Parts that are not opened, by whether the machine is a single device."""
 
 _PARALLEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "parallel": ("pipeline", "tensor", "data"),
@@ -51,91 +41,51 @@ _PARALLEL_FIELDS: Mapping[str, tuple[str, ...]] = {
 """Fields of `ResolvedRequest.parallel` that are opened together."""
 
 
-class _FittingPlan(NamedTuple):
-    """A plan that fits."""
-
-    plan: Plan
-    step_seconds: float
-    peak_bytes: int
-
-
-_Search = Callable[[ResolvedRequest], _FittingPlan | None]
-"""Finds the fastest plan of a request that fits."""
-
-
-def minimal_fix(
-    space: PlanSpace, costs: LayerCosts, infeasible: Candidate, budget_bytes: float
-) -> Change | None:
+def minimal_fix(plan: Plan, space: PlanSpace, budget_bytes: int) -> Change | None:
     """The cheapest change of one kind; None if no single change is enough.
 
     Args:
-        space: space that the plan belongs to.
-        costs: costs of its layers.
-        infeasible: a plan that does not fit.
-        budget_bytes: device memory budget.
-    """
-
-    def search(request: ResolvedRequest) -> _FittingPlan | None:
-        open_space = replace(space, request=request)
-        for candidate in BranchAndBound(open_space, budget_bytes, chain=costs).fastest(1).best:
-            plan = open_space.plan(candidate.batch, candidate.row)
-            # A request names one mode for all stages; the search may have mixed several.
-            if open_space.minimizes_recompute and plan.recompute != "none":
-                return search(request.model_copy(update=_requestable_recompute(plan)))
-            return _FittingPlan(plan, candidate.step_seconds, int(candidate.peak_bytes))
-        return None
-
-    plan = space.plan(infeasible.batch, infeasible.row)
-    changes = _changes(plan, infeasible.step_seconds, space.request, _OPENED, search)
-    return min(changes, key=lambda change: change.cost, default=None)
-
-
-def minimal_fix_single_device(
-    plan: Plan, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
-) -> Change | None:
-    """The cheapest change of one kind for a plan on one device; None if no single change is enough.
-
-    Args:
         plan: a plan that does not fit, with all layers on the device.
-        request: the request that left it open.
-        graph: the graph that it runs.
-        machine: the machine that it is for.
+        space: the space that it belongs to.
         budget_bytes: device memory budget.
     """
-
-    def search(request: ResolvedRequest) -> _FittingPlan | None:
-        fitting = search_single_device(request, graph, machine, budget_bytes).fitting
-        for plan, prediction in fitting:
-            if is_requestable(plan):
-                peak_bytes = prediction.peaks[0].peak_bytes
-                return _FittingPlan(plan, prediction.step_seconds, peak_bytes)
-        return None
-
-    seconds = evaluate(plan, graph, machine, budget_bytes=budget_bytes).step_seconds
-    changes = _changes(plan, seconds, request, _OPENED_SINGLE_DEVICE, search)
+    prediction = evaluate(plan, space.graph, space.machine, budget_bytes=budget_bytes)
+    changes = _changes(plan, prediction.step_seconds, space, budget_bytes)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
 def _changes(
-    plan: Plan,
-    step_seconds: float,
-    request: ResolvedRequest,
-    opened: Mapping[str, tuple[str, ...]],
-    search: _Search,
+    plan: Plan, step_seconds: float, space: PlanSpace, budget_bytes: int
 ) -> Iterator[Change]:
     """The cheapest change of each kind, if one is enough."""
-    before = _override_values(plan)
-    for name, keys in opened.items():
-        fitting = search(_pin_except(request, plan, name))
+    before, elsewhere = _override_values(plan), _ELSEWHERE[space.machine.devices == 1]
+    for name, keys in _OPENED.items():
+        if name in elsewhere:
+            continue
+        fitting = _fastest(
+            replace(space, request=_pin_except(space.request, plan, name)), budget_bytes
+        )
         if fitting is not None:
-            after = _override_values(fitting.plan)
+            after = _override_values(fitting[0])
             changed = (key for key in keys if after[key] not in (None, before[key]))
             yield Change(
                 overrides=tuple(f"{key}={_shown(after[key])}" for key in changed),
-                plan=fitting.plan,
-                peak_bytes=fitting.peak_bytes,
-                cost=fitting.step_seconds / step_seconds - 1,
+                plan=fitting[0],
+                peak_bytes=fitting[1].peaks[0].peak_bytes,
+                cost=fitting[1].step_seconds / step_seconds - 1,
             )
+
+
+def _fastest(space: PlanSpace, budget_bytes: int) -> EvaluatedPlan | None:
+    """The fastest plan that fits and that a request can name; None if none is."""
+    best = fastest_plans(space, budget_bytes).best
+    if not best or not space.minimizes_recompute or best[0][0].recompute == "none":
+        return best[0] if best else None
+    if best[0][0].is_offloaded("parameters"):
+        return best[0]
+    # A request names one mode for all stages; the search may have mixed several.
+    request = space.request.model_copy(update=requestable_recompute(best[0][0]))
+    return _fastest(replace(space, request=request), budget_bytes)
 
 
 def _pin_except(request: ResolvedRequest, plan: Plan, opened: str) -> ResolvedRequest:
@@ -191,7 +141,7 @@ def _override_values(plan: Plan) -> dict[str, object]:
     }
 
 
-def _requestable_recompute(plan: Plan) -> dict[str, object]:
+def requestable_recompute(plan: Plan) -> dict[str, object]:
     """Recompute as a request can name it, with no fewer layers recomputed than the plan has."""
     modes = {stage.recompute for stage in plan.stages} - {"none"}
     if len(modes) > 1 or any(stage.recompute_rest for stage in plan.stages):

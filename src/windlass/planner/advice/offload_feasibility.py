@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from windlass.errors import InputErrors
 from windlass.planner.result import TierShortage
-from windlass.planner.space.options import open_single_stage_plans, smaller_moments
-from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes, with_state_on
+from windlass.planner.space.options import offload_tiers, open_single_stage_plans, smaller_moments
+from windlass.planner.space.phase_space import offloaded_bytes, with_state_on
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.schema import Graph, Machine, Plan, ResolvedRequest, Stage
 from windlass.units import format_bytes

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from windlass.cost import LayerCosts, evaluate_batch
-from windlass.planner.search.top_k import Candidate
+from windlass.cost import ArrayClock, PlanColumns
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Curve, Device, Machine, Point
+from windlass.schema import Curve, Device, Machine, Plan, Point
 
 BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""
@@ -29,33 +28,30 @@ shorten waiting only."""
 
 
 def sensitivities(
-    space: PlanSpace, candidate: Candidate, by_term: Mapping[str, float]
+    space: PlanSpace, plan: Plan, by_term: Mapping[str, float]
 ) -> Mapping[str, float]:
     """Share of a step that 10 % better constants would save, by group of constants, most first.
 
-    The plan stays as it is and is evaluated again by the batched cost model. No constant saves more
-    than the simulated step spends on its terms.
+    The plan stays as it is and is priced again by the array clock. No constant saves more than the
+    simulated step spends on its terms.
 
     Args:
         space: space that the plan belongs to.
-        candidate: the plan.
+        plan: a plan with all layers on the device.
         by_term: seconds of the plan's simulated step by term.
     """
-    base = _seconds(space, candidate, space.machine)
-    step_seconds = sum(by_term.values())
+    columns = PlanColumns.of((plan,))
+
+    def seconds(machine: Machine) -> float:
+        return float(ArrayClock(space.base, space.graph, machine).step_seconds(columns)[0])
+
+    base, step_seconds = seconds(space.machine), sum(by_term.values())
     saved = {}
     for name, better in _improved_machines(space.machine):
-        seconds = sum(by_term.get(term, 0.0) for term in _TERMS.get(name, _WAITING))
-        limit = (1 - 1 / BETTER) * seconds / step_seconds
-        saved[name] = min(limit, 1 - _seconds(space, candidate, better) / base)
+        spent = sum(by_term.get(term, 0.0) for term in _TERMS.get(name, _WAITING))
+        limit = (1 - 1 / BETTER) * spent / step_seconds
+        saved[name] = min(limit, 1 - seconds(better) / base)
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
-
-
-def _seconds(space: PlanSpace, candidate: Candidate, machine: Machine) -> float:
-    cell = candidate.batch
-    chain = LayerCosts(space.base, space.graph, machine)
-    rows = cell.table.one(candidate.row)
-    return float(evaluate_batch(chain, cell.shape, cell.chunk_bounds, rows).step_seconds[0])
 
 
 def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
@@ -80,6 +76,8 @@ def _faster_matmul(device: Device) -> Device:
             update={
                 "curve": _scaled(rate.curve),
                 "biased": rate.biased and _scaled(rate.biased),
+                "tiles": rate.tiles
+                and rate.tiles.model_copy(update={"efficiency": rate.tiles.efficiency * BETTER}),
             }
         )
         for rate in device.matmul

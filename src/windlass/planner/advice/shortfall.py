@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from windlass.planner.search.extrapolate import DevicePeak, peak_memory
 from windlass.planner.search.phase_bounds import min_stage_bytes
 from windlass.planner.search.phase_search import device_bytes, may_fit_in_phases
-from windlass.planner.space.options import smaller_moments
+from windlass.planner.space.options import offload_tiers, smaller_moments
 from windlass.planner.space.phase_space import (
     base_plans,
     fullest_offloaded_bytes,
-    offload_tiers,
     phase_partitions,
     with_state_on,
 )
-from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import lower, plan_errors, plan_layer_sizes
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
@@ -43,28 +40,15 @@ class ClosestPlan:
         return max(len(stage.phases) for stage in self.plan.stages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """The plan in phases that comes nearest to fitting, what it lacks and what would help."""
-
-    plan: Plan
-    sentences: tuple[str, ...]
-
-
-def shortfall(space: PlanSpace, budget_bytes: int) -> Shortfall | None:
-    """The nearest plan in phases, and what it lacks; None if there is no plan in phases."""
-    closest = closest_in_phases(space, budget_bytes)
-    if closest is None:
-        return None
+def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tuple[str, ...]:
+    """What the nearest plan in phases lacks, and what would help, a sentence each."""
     parallel = closest.plan.parallel
     lacks = (
         f"in {closest.phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
         f"DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
         f"{closest.plan.batch.micro}: {' and '.join(_missing_bytes(closest, budget_bytes))}"
     )
-    return Shortfall(
-        plan=closest.plan, sentences=(lacks, *_suggestions(closest, space, budget_bytes))
-    )
+    return lacks, *_suggestions(closest, space, budget_bytes)
 
 
 def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None:
@@ -101,16 +85,6 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
         ),
         default=None,
     )
-
-
-def closest_single_device_in_phases(
-    space: PlanSpace, budget_bytes: int
-) -> tuple[Plan, DevicePeak] | None:
-    """The nearest plan of one device in phases, if an offload tier holds the rest."""
-    closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
-    if closest is None or closest.offloaded_bytes > closest.tier.capacity_bytes:
-        return None
-    return closest.plan, peak_memory(closest.plan, space.graph, space.machine)
 
 
 def _missing_bytes(closest: ClosestPlan, budget_bytes: int) -> Iterator[str]:

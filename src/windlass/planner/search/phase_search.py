@@ -30,10 +30,10 @@ from windlass.planner.search.phase_bounds import (
     min_step_seconds,
     waiting_activation_bytes,
 )
+from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     base_plans,
     fullest_offloaded_bytes,
-    offload_tiers,
     phase_partitions,
     with_state_on,
 )

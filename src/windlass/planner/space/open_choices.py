@@ -4,20 +4,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import get_args
+from typing import Literal, get_args
 
 from windlass.planner.space.options import (
     divisors,
     is_captured,
+    offload_tiers,
     open_recompute as recomputes_of,
     precisions,
 )
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
-from windlass.program import schedule_errors, selective_recompute_errors, tensor_parallel_errors
+from windlass.program import (
+    context_errors,
+    selective_recompute_errors,
+    tensor_parallel_errors,
+)
 from windlass.schema import (
     DEVICE_TIER,
+    OWN_STACK,
     Batch,
+    Capabilities,
     Graph,
     Machine,
     Parallelism,
@@ -37,6 +44,12 @@ _VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
 _MAX_VIRTUAL_STAGES = 24
 """Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
 
+_LONG_SEQUENCE = 8192
+"""Tokens of a sequence from which context parallelism is open where the request names none."""
+
+_LEAST_PART = 2048
+"""Fewest tokens of a sequence for each context-parallel rank where the request names none."""
+
 RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 """All recompute modes, from none to full."""
 
@@ -47,20 +60,21 @@ CompileAndRecompute = tuple[bool, Recompute]
 
 @dataclass(frozen=True)
 class OpenChoices:
-    """The single choices of a plan that a request leaves open, on several devices.
+    """The single choices of a plan that a request leaves open.
 
     Args:
         request: pins whatever it names; the rest is open.
-        graph: captured from the request's model, sharded for the tensor-parallel degrees that are
-            open.
-        machine: the machine of the plans.
+        graph: the request's model, sharded for the tensor-parallel degrees that are open.
+        machine: the machine of the plans; the stack that drives it bounds what is open.
         every_grid: whether the tensor-parallel grids that need least memory are open too.
+        recompute_within: recompute modes that are open where the request names none.
     """
 
     request: ResolvedRequest
     graph: Graph
     machine: Machine
     every_grid: bool = False
+    recompute_within: tuple[Recompute, ...] = RECOMPUTE_MODES
 
     @cached_property
     def sequence(self) -> int:
@@ -72,6 +86,11 @@ class OpenChoices:
         """Whether only as many layers are recomputed as a plan needs to fit."""
         return self.request.recompute is None and self.request.recompute_layers is None
 
+    @property
+    def _can(self) -> Capabilities:
+        """What the stack of the machine can run."""
+        return (self.machine.stack or OWN_STACK).can
+
     @cached_property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor-parallel degrees by which layers and tokens can be sharded."""
@@ -79,6 +98,8 @@ class OpenChoices:
         wanted = open_tensor_degrees(
             self.request, self.machine, self.graph.unshardable, every=self.every_grid
         )
+        if not self._can.tensor:
+            wanted = ()
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
         return tuple(
@@ -90,23 +111,18 @@ class OpenChoices:
 
     @cached_property
     def pipeline_degrees(self) -> tuple[int, ...]:
-        """Pipeline-parallel degrees that divide the devices or the blocks evenly."""
+        """Pipeline-parallel degrees: every number of stages that devices and layers allow."""
         pin = self.request.parallel.pipeline
         if isinstance(self.request.recompute_layers, tuple):
             pin = pin or len(self.request.recompute_layers)
         if pin is not None:
             return (pin,)
-        most = min(self.machine.devices, self.graph.layers)
-        blocks = max(span.count for span in self.graph.layer_runs)
-        return tuple(
-            count
-            for count in range(1, most + 1)
-            if self.machine.devices % count == 0 or blocks % count == 0
-        )
+        most = min(self.machine.devices, self.graph.layers) if self._can.pipeline else 1
+        return tuple(range(1, most + 1))
 
     @cached_property
     def data_degrees(self) -> tuple[int, ...]:
-        """Data-parallel degrees that divide the batch evenly."""
+        """Data-parallel degrees that divide the batch evenly, and leave devices idle or not."""
         pin = self.request.parallel.data
         batch = self.request.train.batch
         return tuple(
@@ -130,39 +146,60 @@ class OpenChoices:
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
-        """Precisions that the machine supports and that the graph was captured in."""
-        pin = self.request.precision
-        return precisions(self.machine) if pin is None else (pin,)
+        """Precisions that machine and stack support and that the graph was captured in."""
+        pin, can = self.request.precision, self._can
+        if pin is not None:
+            return (pin,)
+        # 8-bit products change what is learned, so only a request can ask for them.
+        stated = (each for each in precisions(self.machine) if each != "float8")
+        return tuple(each for each in stated if can is None or each in can.precisions)
 
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
         """Sharding degrees of parameters and optimizer state among this many replicas."""
-        pins = self.request.sharding
-        return sharding_pairs(replicas, pins.parameters, pins.optimizer)
-
-    def optimizer_tiers(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
-        """Tiers for optimizer state, weights staying on the device, by whether moves need units.
-
-        Each item is some tiers, and whether they reserve compute units for transfers: layers then
-        take longer.
-        """
-        pin, device = self.request.offload.optimizer, self.machine.device
-        offload_tiers = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
-        allowed = (DEVICE_TIER, *(offload_tiers if precision != "float64" else ()))
-        allowed = allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
-        if not device.moving_share:
-            return ((allowed, False),) if allowed else ()
-        by_place = (
-            tuple(tier for tier in allowed if (tier == DEVICE_TIER) is on_device)
-            for on_device in (True, False)
+        pins, can = self.request.sharding, self._can
+        pairs = sharding_pairs(replicas, pins.parameters, pins.optimizer)
+        modes = {"none"} | set(can.sharding)
+        return tuple(
+            (parameters, optimizer)
+            for parameters, optimizer in pairs
+            if (optimizer == 1 or parameters > 1 or "optimizer" in modes)
+            and (parameters == 1 or "parameters" in modes)
+            and (can.replica_groups or {parameters, optimizer} <= {1, replicas})
         )
-        return tuple((tiers, DEVICE_TIER not in tiers) for tiers in by_place if tiers)
+
+    @cached_property
+    def context_degrees(self) -> tuple[int | None, ...]:
+        """Context-parallel degrees: powers of two that divide a sequence; None means 1."""
+        pin = self.request.parallel.context
+        if pin is not None:
+            return (pin if pin > 1 else None,)
+        powers = (2**power for power in range(1, self.machine.devices.bit_length()))
+        able = (each for each in powers if not any(context_errors(each, self.sequence)))
+        return (None, *able) if self._can.context else (None,)
+
+    def reshards(self, parameters: int) -> tuple[Literal[True] | None, ...]:
+        """Whether sharded parameters are gathered for each pass; None means once a step."""
+        pin = self.request.sharding.reshard
+        able: tuple[Literal[True] | None, ...] = (None, True) if self._can.reshard else (None,)
+        if pin is not None:
+            able = (True if pin else None,)
+        return able if parameters > 1 else tuple(each for each in able if each is None)
+
+    def optimizer_tiers(self, precision: Precision) -> tuple[str, ...]:
+        """Tiers for optimizer state, weights staying on the device."""
+        pin = self.request.offload.optimizer
+        tiers = offload_tiers(self.machine) if precision != "float64" else ()
+        allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
+        return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
 
     @cached_property
     def base(self) -> Plan:
         """A plan with everything that the request pins for all plans."""
+        stack = self.machine.stack
         return Plan(
             graph=self.graph.label,
             machine=self.machine.label,
+            stack=None if stack is None else stack.name,
             moments=self.request.moments,
             clip=self.request.train.clip is not None,
             batch=Batch(sequence=self.sequence, micro=1),
@@ -197,43 +234,38 @@ class OpenChoices:
     def _find_modes(
         self, schedule: PipelineSchedule, precision: Precision, tensor: int
     ) -> Iterator[CompileAndRecompute]:
-        recomputes = RECOMPUTE_MODES if self.minimizes_recompute else recomputes_of(self.request)
-        for compiled, recompute in product(self._compile_modes(schedule, precision), recomputes):
-            if recompute != "selective" or self.allows_selective(
-                schedule, tensor, compiled=compiled
+        minimizes, can = self.minimizes_recompute, self._can
+        recomputes = self.recompute_within if minimizes else recomputes_of(self.request)
+        if can is not None:
+            recomputes = tuple(each for each in recomputes if each in can.recompute)
+        for compiled, recompute in product(self.compile_modes, recomputes):
+            runs = is_captured(self.graph, precision, compiled=compiled) and not (
+                compiled and schedule == "zero-bubble"  # no split backward of compiled layers
+            )
+            if runs and (
+                recompute != "selective"
+                or self.allows_selective(schedule, tensor, compiled=compiled)
             ):
                 yield compiled, recompute
 
-    def _compile_modes(self, schedule: PipelineSchedule, precision: Precision) -> tuple[bool, ...]:
-        """Compiled or not."""
-        mode = self.request.compile
-        return tuple(
-            compiled
-            for compiled in ((False, True) if mode is None else (mode,))
-            if is_captured(self.graph, precision, compiled=compiled)
-            and (not compiled or self._schedule_compiles[schedule])
-        )
-
     @cached_property
-    def _schedule_compiles(self) -> dict[PipelineSchedule, bool]:
-        """Whether compiled layers can run under each schedule."""
-        compiled = self.base.model_copy(update={"compile": True})
-        return {
-            schedule: not any(
-                schedule_errors(
-                    compiled.model_copy(update={"parallel": Parallelism(schedule=schedule)})
-                )
-            )
-            for schedule in ("1f1b", "gpipe", "zero-bubble")
-        } | {"interleaved": True}
+    def compile_modes(self) -> tuple[bool, ...]:
+        """Compiled or not."""
+        pin, can = self.request.compile, self._can
+        if pin is not None:
+            return (pin,)
+        return (False, True) if can.compile else (False,)
 
-    def _open_schedules(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
+    def open_schedules(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
         """Schedules of this many stages, each with a number of virtual stages."""
         pin, virtual_stages = self.request.parallel.schedule, self.request.parallel.virtual_stages
-        for schedule in _SCHEDULES if pin is None else (pin,):
+        known = tuple(each for each in _SCHEDULES if each == "1f1b" or each in self._can.schedules)
+        for schedule in known if pin is None else (pin,):
             if schedule != "interleaved":
                 if virtual_stages in (None, 1):
                     yield schedule, 1
+            elif pipeline == 1:
+                continue
             elif virtual_stages is None:
                 yield from ((schedule, count) for count in self._open_virtual_stages(pipeline))
             elif virtual_stages > 1:

@@ -27,6 +27,7 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
+    Tier,
 )
 
 _Value = TypeVar("_Value")
@@ -157,6 +158,13 @@ def precisions(machine: Machine) -> tuple[Precision, ...]:
     stated = {rate.precision for rate in machine.device.matmul}
     can = (machine.stack or OWN_STACK).can.precisions
     return tuple(each for each in PRECISION_BYTES if each in stated and each in can)
+
+
+def offload_tiers(machine: Machine) -> tuple[Tier, ...]:
+    """Tiers that tensors can be offloaded to, nearest first; none if the stack cannot offload."""
+    if machine.stack is not None and not machine.stack.can.offload:
+        return ()
+    return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
 
 
 def smaller_moments(moments: MomentFormat) -> tuple[MomentFormat, ...]:

@@ -15,13 +15,11 @@ from windlass.schema import (
     DEVICE_TIER,
     Batch,
     Graph,
-    Machine,
     Offload,
     Parallelism,
     Plan,
     ShardingDegrees,
     Stage,
-    Tier,
 )
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -111,13 +109,6 @@ def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
                 for stage in base.stages
             )
             yield base.model_copy(update={"stages": stages})
-
-
-def offload_tiers(machine: Machine) -> tuple[Tier, ...]:
-    """Tiers that tensors can be offloaded to, nearest first; none if the stack cannot offload."""
-    if machine.stack is not None and not machine.stack.can.offload:
-        return ()
-    return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
 
 
 def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:

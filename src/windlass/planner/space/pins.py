@@ -55,8 +55,9 @@ def stack_faults(request: Request, machine: Machine) -> Iterator[str]:
     """Pins that the stack of the machine cannot run, or what the machine lacks for the stack."""
     stack = machine.stack or OWN_STACK
     if any(capability_faults(request, stack)):
-        others = [load_stack(name) for name in stack_names()]
-        yield from capability_faults(request, stack, others)
+        known = [load_stack(name) for name in stack_names()]
+        known.sort(key=lambda each: len(tuple(capability_faults(request, each))))
+        yield from capability_faults(request, stack, known)
     stated = [rate.precision for rate in machine.device.matmul]
     if machine.stack is not None and not set(stated) & set(stack.can.precisions):
         wanted = " or ".join(stack.can.precisions)

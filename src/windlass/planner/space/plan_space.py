@@ -1,47 +1,74 @@
-"""Plan space: all plans over several devices that a request leaves open, as tables of indices.
+"""Plan space: all plans that a request leaves open, as rows of arrays.
 
-Plans of one pipeline shape (schedule, stages, virtual stages, micro-batches) form a batch, because
-the batched cost model evaluates them together. No `Plan` is built until it has won.
+A *configuration* says how one replica computes: tensor-parallel degree, precision, compiled or not,
+data-parallel degree and micro-batch. Configurations do not depend on the pipeline, so there are
+some thousand of them at most. Each goes with every number of pipeline stages, schedule, recompute
+and sharding; those products are spelled out only for the few configurations that a search reaches.
+No `Plan` is built until it may have won.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise, product
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from windlass.cost import (
-    Bools,
-    Ints,
-    PipelineShape,
-    PlanTable,
-    RecomputeConfig,
-    ShardingOption,
-    ShardingTable,
-)
-from windlass.planner.space.config_table import ConfigFamily, ConfigTable, sharding_options
-from windlass.planner.space.open_choices import RECOMPUTE_MODES, OpenChoices, sharding_pairs
-from windlass.program import schedule_errors, with_recompute
+from windlass.cost import Ints, LayerConfig, PipelineShape, PlanColumns
+from windlass.planner.space.open_choices import OpenChoices
+from windlass.planner.space.options import divisors, is_captured, vary
+from windlass.program import with_recompute
 from windlass.schema import (
     Batch,
     Offload,
     Parallelism,
     PipelineSchedule,
     Plan,
+    Recompute,
     ShardingDegrees,
     Stage,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanBatch:
-    """Plans of one pipeline shape on one machine."""
+class PipelineOption(NamedTuple):
+    """How layers are divided over pipeline stages."""
 
-    shape: PipelineShape
-    chunk_bounds: tuple[int, ...]
-    """First layer of each model chunk, and the number of layers."""
-    table: PlanTable
+    pipeline: int
+    schedule: PipelineSchedule
+    virtual_stages: int
+
+
+class StateOption(NamedTuple):
+    """How replicas share state, and where it is."""
+
+    parameters: int
+    optimizer: int
+    optimizer_tier: str
+    reshard: Literal[True] | None
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigTable:
+    """All configurations of a space."""
+
+    modes: tuple[LayerConfig, ...]
+    """How layers compute, with state on the device."""
+    mode: Ints
+    """Index among `modes`, `[config]`."""
+    data: Ints
+    """Data-parallel degree, `[config]`."""
+    micro: Ints
+    """Sequences of a micro-batch, `[config]`."""
+    accumulation: Ints
+    """Micro-batches of a step, `[config]`."""
+    devices: Ints
+    """Devices of one pipeline stage, `[config]`."""
+
+    @property
+    def count(self) -> int:
+        """Number of configurations."""
+        return len(self.mode)
 
 
 @dataclass(frozen=True)
@@ -50,153 +77,153 @@ class PlanSpace(OpenChoices):
 
     Args:
         request: pins whatever it names; the rest is open.
-        graph: captured from the request's model, sharded for the tensor-parallel degrees that are
-            open.
-        machine: the machine of the plans.
+        graph: the request's model, sharded for the tensor-parallel degrees that are open.
+        machine: the machine of the plans; the stack that drives it bounds what is open.
     """
 
-    def batches(self) -> Iterator[PlanBatch]:
-        """All plans, shape by shape."""
-        for shape, configs in self.open_shapes():
-            yield self.batch_of(shape, configs)
-
-    def open_shapes(self) -> Iterator[tuple[PipelineShape, Ints]]:
-        """All shapes that have plans, each with the indices of its layer configurations."""
-        for shape in self.shapes():
-            configs = self.legal_configs(shape)
-            if configs.size:
-                yield shape, configs
-
-    def shapes(self) -> Iterator[PipelineShape]:
-        """All legal shapes, each of which has plans with some numbers of micro-batches."""
-        return iter(self._microbatches_of)
-
     @cached_property
-    def _microbatches_of(self) -> Mapping[PipelineShape, tuple[int, ...]]:
-        """All legal shapes, each with its numbers of micro-batches."""
-        shapes: dict[PipelineShape, tuple[int, ...]] = {}
-        schedules = (
-            (each, *choice)
-            for each in self.pipeline_degrees
-            for choice in self._open_schedules(each)
+    def table(self) -> ConfigTable:
+        """All configurations."""
+        modes = tuple(
+            LayerConfig(tensor, precision, compiled, context=context)
+            for tensor, precision, compiled, context in product(
+                self.tensor_degrees, self.precisions, self.compile_modes, self.context_degrees
+            )
+            if is_captured(self.graph, precision, compiled=compiled)
         )
-        for pipeline, schedule, virtual_stages in schedules:
-            if virtual_stages * pipeline > self.graph.layers or (
-                pipeline == 1 and schedule != "1f1b"
-            ):
+        batch, pins = self.request.train.batch, self.request.batch
+        sizes = np.array(
+            [
+                (data, micro, batch // data // micro)
+                for data in self.data_degrees
+                for micro in divisors(batch // data)
+                if pins.micro in (None, micro)
+                and pins.accumulation in (None, batch // data // micro)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 3)
+        ranks = np.array([each.ranks for each in modes], dtype=np.int64)
+        mode, size = (each.ravel() for each in np.indices((len(modes), len(sizes))))
+        kept = ranks[mode] * sizes[size, 0] <= self.machine.devices
+        mode, size = mode[kept], size[kept]
+        data, micro, accumulation = sizes[size].T
+        return ConfigTable(modes, mode, data, micro, accumulation, ranks[mode] * data)
+
+    def options(self, pipeline: int) -> Iterator[PipelineOption]:
+        """The ways to run so many pipeline stages."""
+        alone = self.request.parallel.schedule if self.machine.devices == 1 else None
+        for schedule, chunks in self.open_schedules(pipeline):
+            runs = pipeline > 1 or schedule == (alone or "1f1b")  # all are the same on one stage
+            if runs and pipeline * chunks <= self.graph.layers:
+                yield PipelineOption(pipeline, schedule, chunks)
+
+    def legal(self, option: PipelineOption, configs: Ints) -> Ints:
+        """Those of some configurations that can run so."""
+        table = self.table
+        kept = table.devices[configs] * option.pipeline <= self.machine.devices
+        if option.schedule == "interleaved":
+            kept &= table.accumulation[configs] % option.pipeline == 0
+        able = np.array([bool(self.recomputes(option, each)) for each in table.modes], dtype=bool)
+        return np.asarray(configs[kept & able[table.mode[configs]]])
+
+    def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
+        """Recompute modes of such layers; none if they cannot run so at all."""
+        modes = self.modes(option.schedule, mode.precision, mode.tensor)
+        return tuple(recompute for compiled, recompute in modes if compiled == mode.compiled)
+
+    def columns(self, option: PipelineOption, configs: Ints) -> Iterator[tuple[PlanColumns, Ints]]:
+        """The plans of some configurations with nothing recomputed, shape by shape.
+
+        Yields:
+            Plans with every sharding and tier of state, and each one's configuration.
+        """
+        table, bounds = self.table, self.chunk_bounds(option.pipeline * option.virtual_stages)
+        schedule = option.schedule, option.pipeline, option.virtual_stages
+        shapes: dict[PipelineShape, list[int]] = {}
+        for config in configs.tolist():
+            shape = PipelineShape.of(*schedule, int(table.accumulation[config]))
+            shapes.setdefault(shape, []).append(config)
+        for shape, alike in shapes.items():
+            numbers: dict[LayerConfig, int] = {}
+            rows = [
+                (config, numbers.setdefault(layer, len(numbers)), state.parameters, state.optimizer)
+                for config in alike
+                for layer, state in self._states(config)
+            ]
+            if not rows:
                 continue
-            for micros in self.accumulations:
-                if self._is_legal(schedule, pipeline, virtual_stages, micros):
-                    shape = PipelineShape.of(schedule, pipeline, virtual_stages, micros)
-                    shapes[shape] = (*shapes.get(shape, ()), micros)
-        return shapes
-
-    def config_table(self, shape: PipelineShape) -> ConfigTable:
-        """The table that a shape's layer configurations are indices of; many shapes share one."""
-        accumulates, pipelined = shape.microbatches > 1, shape.pipeline > 1
-        if (accumulates, pipelined) not in self._config_tables:
-            self._config_tables[accumulates, pipelined] = ConfigTable.of(
-                self._families,
-                self._sharding_table(sums=accumulates),
-                batch=self.request.train.batch,
-                micro=self.request.batch.micro,
-                sums=accumulates,
-                parted=pipelined,
+            config, layer, parameters, optimizer = np.array(rows, dtype=np.int64).T
+            none = np.zeros((len(rows), shape.chunks), dtype=np.int64)
+            yield (
+                PlanColumns(
+                    shape=shape,
+                    chunk_bounds=bounds,
+                    configs=tuple(numbers),
+                    config=layer,
+                    micro=table.micro[config],
+                    accumulation=table.accumulation[config],
+                    data=table.data[config],
+                    parameters=parameters,
+                    optimizer=optimizer,
+                    full=none,
+                    selective=none,
+                ),
+                config,
             )
-        return self._config_tables[accumulates, pipelined]
 
-    def legal_configs(self, shape: PipelineShape) -> Ints:
-        """Indices of the layer configurations of a shape's plans."""
-        if shape not in self._legal_config_cache:
-            self._legal_config_cache[shape] = self._find_legal_configs(shape)
-        return self._legal_config_cache[shape]
+    def _states(self, config: int) -> Iterator[tuple[LayerConfig, StateOption]]:
+        """Every sharding and tier of a configuration's state."""
+        mode = self.table.modes[self.table.mode[config]]
+        for state in self.state_options(mode, int(self.table.data[config])):
+            yield (
+                mode._replace(optimizer_tier=state.optimizer_tier, reshard=state.reshard),
+                state,
+            )
+
+    def state_options(self, mode: LayerConfig, data: int) -> tuple[StateOption, ...]:
+        """Every sharding and tier of state that is open for some layers and replicas."""
+        key = mode.precision, data * (mode.context or 1)
+        if key not in self._state_cache:
+            self._state_cache[key] = tuple(
+                StateOption(parameters, optimizer, tier, reshard)
+                for tier in self.optimizer_tiers(mode.precision)
+                for parameters, optimizer in self.sharding_degrees(key[1])
+                for reshard in self.reshards(parameters)
+            )
+        return self._state_cache[key]
 
     @cached_property
-    def _legal_config_cache(self) -> dict[PipelineShape, Ints]:
+    def _state_cache(self) -> dict[tuple[str, int], tuple[StateOption, ...]]:
         return {}
 
-    def _find_legal_configs(self, shape: PipelineShape) -> Ints:
-        table = self.config_table(shape)
-        counts = np.zeros(self.request.train.batch + 1, dtype=bool)
-        counts[list(self._microbatches_of[shape])] = True
-        fits = table.devices * shape.pipeline <= self.machine.devices
-        has_mode = np.any(self._recompute_options(shape.schedule, table)[:, table.mode], axis=0)
-        return np.flatnonzero(fits & counts[table.microbatches] & has_mode)
-
-    def batch_of(self, shape: PipelineShape, chosen: Ints) -> PlanBatch:
-        """All plans of a shape with some layer configurations, given by their indices."""
-        table = self.config_table(shape)
-        recomputable = self._recompute_options(shape.schedule, table)[:, table.mode[chosen]]
-        recompute, position = np.nonzero(recomputable)
-        config = chosen[position]
-        configs = np.stack(
-            [table.options[config], config, recompute, table.microbatches[config]], axis=1
-        )
+    @cached_property
+    def pinned_recompute(self) -> dict[Recompute, tuple[int, ...]]:
+        """Layers that each stage recomputes where that is not open, by mode."""
         layers = self.request.recompute_layers or self.graph.layers
-        counts = layers if isinstance(layers, tuple) else (layers,) * shape.pipeline
-        recomputes = (
-            RecomputeConfig(),
-            RecomputeConfig(selective=counts),
-            RecomputeConfig(full=counts),
+        return {
+            mode: layers if isinstance(layers, tuple) else (layers,)
+            for mode in ("selective", "full")
+        } | {"none": (0,)}
+
+    def count(self) -> int:
+        """Number of plans of the space, with layers recomputed in each mode that is open."""
+        everything, table, total = np.arange(self.table.count), self.table, 0
+        states = np.array(
+            [
+                len(self.state_options(table.modes[mode], data))
+                for mode, data in zip(table.mode.tolist(), table.data.tolist(), strict=True)
+            ]
         )
-        plans = PlanTable.crossed(table.layer_configs, recomputes, table.sharding_table, configs)
-        return PlanBatch(shape, self.chunk_bounds(shape.chunks), plans)
+        for pipeline in self.pipeline_degrees:
+            for option in self.options(pipeline):
+                modes = np.array([len(self.recomputes(option, mode)) for mode in table.modes])
+                legal = self.legal(option, everything)
+                total += int((states[legal] * modes[table.mode[legal]]).sum())
+        return total
 
-    def count(self, shape: PipelineShape, chosen: Ints) -> int:
-        """How many plans of a shape have these layer configurations."""
-        table = self.config_table(shape)
-        options = self._recompute_options(shape.schedule, table).sum(axis=0)[table.mode[chosen]]
-        return int((options * table.sharding_table.counts[table.options[chosen]]).sum())
-
-    def _recompute_options(self, schedule: PipelineSchedule, table: ConfigTable) -> Bools:
-        """Whether layers can be recomputed so under a schedule, `[recompute mode, config mode]`."""
-        if (schedule, table) not in self._recompute_option_cache:
-            options = np.zeros((len(RECOMPUTE_MODES), len(table.modes)), dtype=bool)
-            for index, (tensor, precision, compiled) in enumerate(table.modes):
-                for is_compiled, recompute in self.modes(schedule, precision, tensor):
-                    options[RECOMPUTE_MODES.index(recompute), index] |= is_compiled == compiled
-            self._recompute_option_cache[schedule, table] = options
-        return self._recompute_option_cache[schedule, table]
-
-    @cached_property
-    def _recompute_option_cache(self) -> dict[tuple[PipelineSchedule, ConfigTable], Bools]:
-        return {}
-
-    @cached_property
-    def _config_tables(self) -> dict[tuple[bool, bool], ConfigTable]:
-        return {}
-
-    @cached_property
-    def _families(self) -> tuple[ConfigFamily, ...]:
-        """All combinations of tensor and data degrees, precision and sharding of state."""
-        pins = self.request.sharding
-        return tuple(
-            ConfigFamily(tensor, replicas, precision, offloads, options)
-            for tensor, replicas, precision in product(
-                self.tensor_degrees, self.data_degrees, self.precisions
-            )
-            for tiers, offloads in self.optimizer_tiers(precision)
-            if (options := _sharding_options(replicas, tiers, pins.parameters, pins.optimizer))
-        )
-
-    def _sharding_table(self, *, sums: bool) -> ShardingTable:
-        if sums not in self._sharding_tables:
-            entries = tuple(sharding_options(family, sums=sums) for family in self._families)
-            self._sharding_tables[sums] = ShardingTable(entries)
-        return self._sharding_tables[sums]
-
-    @cached_property
-    def _sharding_tables(self) -> dict[bool, ShardingTable]:
-        return {}
-
-    def plan(self, batch: PlanBatch, index: int) -> Plan:
-        """The plan at one index of a batch."""
-        table, shape = batch.table, batch.shape
-        config, option = (
-            table.config_of(table.config[index]),
-            table.sharding_of(table.sharding[index]),
-        )
-        layer = config.layer
+    def plan(self, columns: PlanColumns, row: int) -> Plan:
+        """The plan of one row."""
+        shape, layer = columns.shape, columns.configs[columns.config[row]]
         plan = self.base.model_copy(
             update={
                 "precision": layer.precision,
@@ -204,53 +231,29 @@ class PlanSpace(OpenChoices):
                 "parallel": Parallelism(
                     pipeline=shape.pipeline,
                     tensor=layer.tensor,
-                    data=layer.replicas,
+                    data=int(columns.data[row]),
                     schedule=shape.schedule,
                     virtual_stages=shape.virtual_stages,
+                    context=layer.context,
                 ),
                 "sharding": ShardingDegrees(
-                    parameters=option.parameters, optimizer=option.optimizer
+                    parameters=int(columns.parameters[row]),
+                    optimizer=int(columns.optimizer[row]),
+                    reshard=layer.reshard,
                 ),
-                "offload": Offload(optimizer=option.optimizer_tier),
+                "offload": Offload(optimizer=layer.optimizer_tier),
                 "batch": Batch(
-                    sequence=self.sequence, micro=layer.micro, accumulation=config.microbatches
+                    sequence=self.sequence,
+                    micro=int(columns.micro[row]),
+                    accumulation=int(columns.accumulation[row]),
                 ),
-                "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(batch.chunk_bounds)),
-            }
-        )
-        return _with_recompute_config(plan, config.recompute, shape)
-
-    def _is_legal(
-        self, schedule: PipelineSchedule, pipeline: int, virtual_stages: int, micros: int
-    ) -> bool:
-        plan = self.base.model_copy(
-            update={
-                "parallel": Parallelism.model_construct(
-                    pipeline=pipeline,
-                    tensor=1,
-                    data=1,
-                    schedule=schedule,
-                    virtual_stages=virtual_stages,
-                ),
-                "batch": Batch.model_construct(
-                    sequence=self.sequence, micro=1, accumulation=micros
+                "stages": tuple(
+                    Stage(phases=(bounds,)) for bounds in pairwise(columns.chunk_bounds)
                 ),
             }
         )
-        return not any(schedule_errors(plan))
-
-
-def _with_recompute_config(plan: Plan, config: RecomputeConfig, shape: PipelineShape) -> Plan:
-    if config.mode == "none":
-        return plan
-    none = (0,) * shape.pipeline
-    full, selective = (counts or none for counts in config)
-    return with_recompute(plan, full * shape.virtual_stages, selective * shape.virtual_stages)
-
-
-@lru_cache(maxsize=4096)
-def _sharding_options(
-    replicas: int, tiers: tuple[str, ...], parameters: int | None, optimizer: int | None
-) -> tuple[ShardingOption, ...]:
-    pairs = sharding_pairs(replicas, parameters, optimizer)
-    return tuple(ShardingOption(*pair, tier) for tier in tiers for pair in pairs)
+        request = self.request
+        if request.recompute is not None and request.recompute_layers is None:
+            return vary(plan, recompute=request.recompute)
+        full, selective = columns.full[row].tolist(), columns.selective[row].tolist()
+        return with_recompute(plan, full, selective) if any((*full, *selective)) else plan

@@ -1,1 +1,0 @@
-"""Batched cost model: step time and peak memory of many plans at once, as array formulas."""

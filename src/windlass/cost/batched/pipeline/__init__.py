@@ -1,1 +1,0 @@
-"""Pipeline time of many plans at once: stages simulated level by level, and delays of the step."""

@@ -1,0 +1,390 @@
+"""Best-first search: the fastest plans that fit, with proof, on one device or on many.
+
+A queue holds groups of plans by what none of them is faster than. The group with the lowest bound
+is looked at more closely, which raises its bounds or divides it, until it is a single plan; that
+one's program says whether it fits, and the event simulator how long it takes. When the first in the
+queue is slower than what was found, nothing unpriced can be faster.
+
+    products -> passes -> stages -> sharing -> memory -> step -> one plan
+
+The clock's bytes are never above the program's. So a plan that its program finds too large goes
+back into the queue with the recompute that its program asks for.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Literal, get_args
+
+import numpy as np
+
+from windlass.cost import ArrayClock, Bools, Floats, Ints, LayerConfig, PlanColumns
+from windlass.planner.result import run_seconds
+from windlass.planner.search.bounds import ConfigBounds
+from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
+from windlass.planner.search.least_recompute import (
+    most_sharing,
+    program_bytes,
+    stage_bytes,
+    with_least_recompute,
+)
+from windlass.planner.search.search_result import SearchResult
+from windlass.planner.space.plan_space import PipelineOption, PlanSpace
+from windlass.schema import DEVICE_TIER, Plan
+
+CLOCK_ERROR = 0.01
+"""Largest share by which the clock's step is above the event simulator's."""
+
+_SPLIT_FACTOR = {
+    "products": 1.3,
+    "passes": 1.03,
+    "stages": 1.03,
+    "sharing": 1.02,
+    "memory": 1.02,
+    "step": 1.0,
+}
+"""Factor by which plans may be slower than the fastest of a group and still be examined with it.
+
+With a smaller factor too much is done one by one, with a larger one too much that a better plan
+would rule out.
+"""
+
+
+_Level = Literal["products", "passes", "stages", "sharing", "memory", "step"]
+_LEVELS: tuple[_Level, ...] = get_args(_Level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Plans with what none of them is faster than."""
+
+    level: _Level
+    """How much the bounds take into account."""
+    bounds: Floats
+    """Seconds of a step that each item takes at least, `[item]`."""
+    items: Ints
+    """Configurations, or rows of the columns, `[item]`."""
+    pipelines: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Number of stages of each configuration, `[item]`, where they differ."""
+    option: PipelineOption | None = None
+    columns: PlanColumns | None = None
+    settled: bool = False
+    """Whether the recompute is what the plan's program asks for."""
+
+    def split(self, limit: float) -> "tuple[_Group, _Group]":
+        """The items to examine next, and the slower ones."""
+        reach = min(limit, float(self.bounds.min()) * _SPLIT_FACTOR.get(self.level, 1.0))
+        near = self.bounds <= reach
+        if self.level == "step":
+            near = np.arange(len(near)) == self.bounds.argmin()
+        return self.select(near), self.select(~near)
+
+    def select(self, items: Bools) -> "_Group":
+        """Some of the items."""
+        pipelines = self.pipelines[items] if self.pipelines.size else self.pipelines
+        return replace(
+            self, bounds=self.bounds[items], items=self.items[items], pipelines=pipelines
+        )
+
+
+_MOST_SMALLEST = 64
+"""Configurations with too much state that are looked at if nothing fits."""
+
+
+class BestFirst:
+    """Searches a plan space.
+
+    Args:
+        space: the plan space.
+        budget_bytes: device memory budget.
+        clock: prices plans of this space; None makes one.
+    """
+
+    def __init__(
+        self, space: PlanSpace, budget_bytes: int, *, clock: ArrayClock | None = None
+    ) -> None:
+        self.space, self._budget_bytes = space, budget_bytes
+        self.clock = clock or ArrayClock(space.base, space.graph, space.machine)
+        self._queue: list[tuple[float, int, _Group]] = []
+        self._pushed = count()
+        self._too_large: list[tuple[Floats, _Group]] = []
+        """Configurations whose state alone is too large, with its bytes."""
+
+    @cached_property
+    def _bounds(self) -> ConfigBounds:
+        return ConfigBounds(self.space, self.clock)
+
+    def search(self, most: int = 1, *, below: float = inf, within: float = 0.0) -> SearchResult:
+        """The fastest plans that fit.
+
+        Args:
+            most: plans that are wanted; with one, the first found and proved ends the search.
+            below: seconds of a step, with its share of compilation; slower plans do not count.
+            within: share by which plans may be slower than the fastest and still be looked for.
+        """
+        result = SearchResult()
+        everything = np.arange(self.space.table.count)
+        pipelines = np.array(self.space.pipeline_degrees)
+        bounds = self._bounds.products(pipelines)
+        stages, config = np.nonzero(np.isfinite(bounds))
+        self._push(
+            _Group(
+                level="products",
+                bounds=bounds[stages, config],
+                items=everything[config],
+                pipelines=pipelines[stages],
+            )
+        )
+        limit = below
+        while self._queue and self._queue[0][0] <= limit:
+            first, rest = self._next(result).split(limit)
+            self._push(rest)
+            for group in self._closer(first, result, limit):
+                self._push(group)
+            if len(result.best) >= most:
+                result.best.sort(key=self._rank)
+                limit = min(below, self._seconds(result.best[most - 1]) * (1 + within))
+        if not result.best and below == inf:
+            self._look_at_smallest(result)
+        result.best.sort(key=self._rank)
+        return result
+
+    def _look_at_smallest(self, result: SearchResult) -> None:
+        """Finds the smallest plans of the configurations whose state alone is too large."""
+        for held, group in self._too_large:
+            smallest = np.argsort(held, kind="stable")[:_MOST_SMALLEST]
+            near = np.isin(np.arange(len(held)), smallest)
+            for stages in self._by_stages(group.select(near), result):
+                for _ in self._with_most_sharing(stages, result):
+                    pass
+
+    def _next(self, result: SearchResult) -> _Group:
+        """The group with the lowest bound; until a plan is found, of those closest to a plan."""
+        if result.best:
+            return heappop(self._queue)[2]
+        at = min(
+            range(len(self._queue)),
+            key=lambda at: (-_LEVELS.index(self._queue[at][2].level), self._queue[at][:2]),
+        )
+        group = self._queue[at][2]
+        self._queue[at] = self._queue[-1]
+        self._queue.pop()
+        heapify(self._queue)
+        return group
+
+    def _push(self, group: _Group) -> None:
+        if group.items.size:
+            heappush(self._queue, (float(group.bounds.min()), next(self._pushed), group))
+
+    def _closer(self, group: _Group, result: SearchResult, limit: float) -> Iterator[_Group]:
+        """The same plans with closer bounds, without those that are slower than a limit."""
+        for closer in self._levels[group.level](group, result):
+            yield closer.select(closer.bounds <= limit)
+
+    @cached_property
+    def _levels(self) -> dict[str, Callable[[_Group, SearchResult], Iterator[_Group]]]:
+        return {
+            "products": self._by_passes,
+            "passes": self._by_stages,
+            "stages": self._with_most_sharing,
+            "sharing": self._in_memory,
+            "memory": self._by_step,
+            "step": self._of_program,
+        }
+
+    def _by_passes(self, group: _Group, _: SearchResult) -> Iterator[_Group]:
+        held = self._bounds.state_bytes(group.pipelines, group.items)
+        over = held > self._budget_bytes
+        if over.any():
+            self._too_large.append((held[over], group.select(over)))
+            group = group.select(~over)
+        if group.items.size:
+            seconds = self._bounds.passes(group.pipelines, group.items) * (1 - CLOCK_ERROR)
+            yield replace(group, level="passes", bounds=np.maximum(group.bounds, seconds))
+
+    def _by_stages(self, group: _Group, _: SearchResult) -> Iterator[_Group]:
+        """The configurations under each schedule of each number of stages."""
+        for pipeline in np.unique(group.pipelines).tolist():
+            configs = group.items[group.pipelines == pipeline]
+            for option in self.space.options(pipeline):
+                legal = self.space.legal(option, configs)
+                if legal.size:
+                    seconds = self._bounds.stages(option, legal) * (1 - CLOCK_ERROR)
+                    yield _Group(level="stages", bounds=seconds, items=legal, option=option)
+
+    def _with_most_sharing(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
+        """The configurations with the recompute that they need even if replicas share all state."""
+        least = dict.fromkeys(group.items.tolist(), inf)
+        for _, config, bounds in self._bounded_in_memory(group, result, only_most=True):
+            for item, bound in zip(config.tolist(), bounds.tolist(), strict=True):
+                least[item] = min(least[item], bound)
+        bounds = np.array(list(least.values()))
+        yield replace(group, level="sharing", bounds=bounds)
+
+    def _in_memory(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
+        """All plans of some configurations, with the recompute that they need to fit."""
+        for plans, _, bounds in self._bounded_in_memory(group, result, only_most=False):
+            yield _Group(level="memory", bounds=bounds, items=np.arange(plans.count), columns=plans)
+
+    def _bounded_in_memory(
+        self, group: _Group, result: SearchResult, *, only_most: bool
+    ) -> Iterator[tuple[PlanColumns, Ints, Floats]]:
+        """Plans that fit by the clock's bytes, their configurations and bounds on their steps."""
+        option = group.option
+        if option is None:
+            return
+        known = dict(zip(group.items.tolist(), group.bounds.tolist(), strict=True))
+        for columns, config in self.space.columns(option, group.items):
+            kept = self._tiers_hold(columns)
+            if only_most:
+                kept &= most_sharing(columns, config)
+            held = np.flatnonzero(kept)
+            for plans, rows in self._recomputed(columns.select(held), option, result):
+                own = config[held[rows]]
+                bounds = np.array([known[each] for each in own.tolist()])
+                seconds = self.clock.least_seconds(plans) * (1 - CLOCK_ERROR)
+                yield plans, own, np.maximum(bounds, seconds)
+
+    def _recomputed(
+        self, columns: PlanColumns, option: PipelineOption, result: SearchResult
+    ) -> Iterator[tuple[PlanColumns, Ints]]:
+        """Plans that fit as they recompute, and the row of each before."""
+        if not columns.count:
+            return
+        modes = [self.space.recomputes(option, _on_device(each)) for each in columns.configs]
+        if self.space.minimizes_recompute:
+            ways = np.array([[way in each for each in modes] for way in ("full", "selective")])
+            least = with_least_recompute(
+                columns,
+                self.clock.least_bytes,
+                self.clock,
+                self._budget_bytes,
+                ways[:, columns.config],
+            )
+            result.keep_misfits(columns, least.plain_bytes, self._budget_bytes, "none")
+            result.keep_misfits(least.columns, least.least_bytes, self._budget_bytes)
+            fits = np.flatnonzero(least.fits)
+            if fits.size:
+                yield least.columns.select(fits), fits
+            return
+        for mode, counts in self.space.pinned_recompute.items():
+            able = np.array([mode in each for each in modes])[columns.config]
+            rows = np.flatnonzero(able)
+            if not rows.size:
+                continue
+            stages = np.resize(np.array(counts), option.pipeline)
+            layers = np.tile(np.resize(stages, columns.shape.chunks), (rows.size, 1))
+            plans = columns.select(rows)
+            if mode == "full":
+                plans = replace(plans, full=layers)
+            elif mode == "selective":
+                plans = replace(plans, selective=layers)
+            nbytes = self.clock.least_bytes(plans).max(axis=1)
+            result.keep_misfits(plans, nbytes, self._budget_bytes, mode)
+            fits = nbytes <= self._budget_bytes
+            if fits.any():
+                yield plans.select(fits), rows[fits]
+
+    def _by_step(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
+        """The plans with the clock's own seconds of their steps."""
+        if group.columns is None:
+            return
+        columns = group.columns.select(group.items)
+        seconds = self.clock.step_seconds(columns) + self._compilation(columns)
+        result.priced += columns.count
+        result.keep_near(columns, seconds)
+        yield _Group(
+            level="step",
+            bounds=np.maximum(seconds * (1 - CLOCK_ERROR), group.bounds),
+            items=np.arange(columns.count),
+            columns=columns,
+        )
+
+    def _of_program(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
+        """Settles one plan: it fits by its program, needs more recompute, or does not fit."""
+        if group.columns is None:
+            return
+        row = int(group.items[0])
+        plan = self.space.plan(group.columns, row)
+        if max(stage_bytes(plan, self.space)) <= self._budget_bytes:
+            item = self._evaluated(plan)
+            if item[1].fits:
+                result.best.append(item)
+            return
+        if group.settled or not self.space.minimizes_recompute:
+            return
+        one = group.columns.select(np.array([row]))
+        none = np.zeros_like(one.full)
+        shape = one.shape
+        option = PipelineOption(shape.pipeline, shape.schedule, shape.virtual_stages)
+        modes = self.space.recomputes(option, _on_device(one.configs[one.config[0]]))
+        ways = np.array([[way in modes] for way in ("full", "selective")])
+        least = with_least_recompute(
+            replace(one, full=none, selective=none),
+            program_bytes(self.space),
+            self.clock,
+            self._budget_bytes,
+            ways,
+        )
+        if least.fits.any():
+            seconds = self.clock.step_seconds(least.columns) + self._compilation(least.columns)
+            yield _Group(
+                level="step",
+                bounds=seconds * (1 - CLOCK_ERROR),
+                items=np.zeros(1, dtype=np.int64),
+                columns=least.columns,
+                settled=True,
+            )
+
+    def _evaluated(self, plan: Plan) -> EvaluatedPlan:
+        """The plan with the event simulator's prediction and the peaks of its full program."""
+        space = self.space
+        prediction = evaluate(plan, space.graph, space.machine, budget_bytes=self._budget_bytes)
+        return plan, prediction
+
+    def _compilation(self, columns: PlanColumns) -> Floats:
+        """Each step's share of the seconds of compilation before the first, `[plan]`."""
+        kinds = len({span.kind for span in self.space.graph.layer_runs})
+        seconds = kinds * self.space.machine.device.compile_seconds
+        compiled = np.array([float(each.compiled) for each in columns.configs])[columns.config]
+        return np.asarray(compiled * seconds / self.space.request.train.steps)
+
+    def _tiers_hold(self, columns: PlanColumns) -> Bools:
+        """Whether tiers have room for the optimizer state that is offloaded, `[plan]`.
+
+        As far as parameters that are evenly divided tell; a plan's program tells exactly.
+        """
+        tiers = {tier.name: tier.capacity_bytes for tier in self.space.machine.device.tiers}
+        chunks = np.diff(self._parameters_before[list(columns.chunk_bounds)])
+        fullest = int(chunks.reshape(-1, columns.shape.pipeline).sum(axis=0).max())
+        held = []
+        for config in columns.configs:
+            plan = self.space.base.model_copy(update={"precision": config.precision})
+            nbytes = plan.state_bytes(fullest // int(config.tensor))
+            free = tiers[config.optimizer_tier] / nbytes if nbytes else inf
+            held.append(inf if config.optimizer_tier == DEVICE_TIER else free)
+        return np.asarray(columns.optimizer * np.array(held)[columns.config] >= 1)
+
+    @cached_property
+    def _parameters_before(self) -> Ints:
+        """Parameters of all layers before each, `[layer]`."""
+        kinds = self.space.graph.layer_kinds()
+        return np.cumsum([0, *(kind.parameter_count for kind in kinds)])
+
+    def _seconds(self, item: EvaluatedPlan) -> float:
+        """Seconds of a step with its share of the compilation."""
+        steps = self.space.request.train.steps
+        return run_seconds(item[1], steps) / steps
+
+    def _rank(self, item: EvaluatedPlan) -> tuple[float, bool, int, int]:
+        """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
+        plan, prediction = item
+        peak_bytes = prediction.peaks[0].peak_bytes
+        return self._seconds(item), plan.offloads, peak_bytes, -plan.batch.micro
+
+
+def _on_device(config: LayerConfig) -> LayerConfig:
+    return config._replace(optimizer_tier=DEVICE_TIER, reshard=None)

@@ -1,0 +1,143 @@
+"""Lower bounds on the step time of configurations, before any of their plans is spelled out.
+
+1. Products of all layers at the fastest rate that the machine states, on all stages at once.
+2. Passes: an even part of them on each stage, or those of the slowest layer.
+3. Stages: all passes of the slowest stage, with the first micro-batch's way to it and the last
+   gradient's way back.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, PlanColumns
+from windlass.planner.space.plan_space import PipelineOption, PlanSpace
+from windlass.schema import DEVICE_TIER, Precision
+
+
+class ConfigBounds:
+    """Lower bounds on the configurations of a space.
+
+    Args:
+        space: the plan space.
+        clock: prices passes.
+    """
+
+    def __init__(self, space: PlanSpace, clock: ArrayClock) -> None:
+        self._space, self._clock, self._table = space, clock, space.table
+        micros, micro = np.unique(self._table.micro, return_inverse=True)
+        sums = self._table.accumulation > 1
+        keys = (self._table.mode * len(micros) + micro) * 2 + sums
+        self._keys, self._key = np.unique(keys, return_inverse=True)
+        self._of_key = np.stack(
+            [self._keys // 2 // len(micros), micros[self._keys // 2 % len(micros)], self._keys % 2]
+        )
+        """Mode, micro-batch and whether several are summed, `[3, key]`."""
+        self._before = np.full((len(self._keys), space.graph.layers + 1), np.nan)
+        """Seconds of one micro-batch's passes of all layers before each, `[key, layer]`."""
+        self._products = cache(self._product_seconds)
+
+    def products(self, pipelines: Ints) -> Floats:
+        """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
+        table = self._table
+        rates = np.array([self._products(each.tensor, each.precision) for each in table.modes])
+        one = rates[table.mode] * (table.micro * table.accumulation)
+        fits = pipelines[:, None] * table.devices <= self._space.machine.devices
+        return np.where(fits, one / pipelines[:, None], np.inf)
+
+    def passes(self, pipelines: Ints, configs: Ints) -> Floats:
+        """Seconds of passes that are spread evenly over stages, `[item]`."""
+        before = self._before_layers(configs)
+        slowest = np.maximum(before[:, -1] / pipelines, np.diff(before, axis=1).max(axis=1))
+        pace = self._pace(pipelines, configs)
+        return np.asarray(slowest * self._table.accumulation[configs] * pace)
+
+    def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
+        """Bytes of state and process on an average stage that shares all it can, `[item]`.
+
+        Before the last micro-batch's gradients are reduced, weights, gradients of all earlier ones
+        and the optimizer state are there together.
+        """
+        space, table = self._space, self._table
+        parameters = space.graph.parameter_count
+        held = []
+        for mode in table.modes:
+            plan = space.base.model_copy(update={"precision": mode.precision})
+            tiers = space.optimizer_tiers(mode.precision)
+            state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
+            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
+            process = space.machine.device.process_bytes(compiled=mode.compiled)
+            held.append((process, *(each * parameters / int(mode.tensor) for each in sizes)))
+        process, weights, gradients, state = np.array(held)[table.mode[configs]].T
+        shares = space.request.sharding.optimizer or table.data[configs]
+        gradients = np.where(table.accumulation[configs] > 1, gradients, 0.0)
+        return np.asarray(process + (weights + gradients + state / shares) / pipelines)
+
+    def stages(self, option: PipelineOption, configs: Ints) -> Floats:
+        """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""
+        before = self._before_layers(configs)
+        ends = list(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
+        chunks = np.diff(before[:, ends], axis=1)
+        turns = chunks.reshape(len(configs), option.virtual_stages, option.pipeline)
+        seconds = self._table.accumulation[configs, None] * turns.sum(axis=1)
+        if option.schedule != "zero-bubble":  # its weight gradients may come after the way back
+            seconds += np.cumsum(turns[:, 0], axis=1) - turns[:, 0]
+        return np.asarray(seconds.max(axis=1) * self._pace(np.array(option.pipeline), configs))
+
+    def _pace(self, pipelines: Ints, configs: Ints) -> Floats:
+        """Factor by which the slowest host lengthens a step, `[item]`."""
+        devices = self._table.devices[configs] * pipelines
+        numbers, place = np.unique(devices, return_inverse=True)
+        factors = [self._space.machine.straggler_factor(int(count)) for count in numbers]
+        return np.asarray(np.array(factors)[place])
+
+    def _before_layers(self, configs: Ints) -> Floats:
+        keys = self._key[configs]
+        unknown = np.unique(keys[np.isnan(self._before[keys, 0])])
+        for sums in (0, 1):
+            alike = unknown[self._of_key[2, unknown] == sums]
+            if alike.size:
+                seconds = self._clock.stage_seconds(self._one_layer_stages(alike, 1 + sums))
+                self._before[alike, 0] = 0.0
+                self._before[alike, 1:] = np.cumsum(seconds, axis=1)
+        return np.asarray(self._before[keys])
+
+    def _one_layer_stages(self, keys: Ints, accumulation: int) -> PlanColumns:
+        """Plans in which every layer is a stage of its own, so that a stage's time is a layer's."""
+        layers, ones = self._space.graph.layers, np.ones(len(keys), dtype=np.int64)
+        modes, micro, _ = self._of_key[:, keys]
+        none = np.zeros((len(keys), layers), dtype=np.int64)
+        return PlanColumns(
+            shape=PipelineShape.of("1f1b", layers, 1, accumulation),
+            chunk_bounds=tuple(range(layers + 1)),
+            configs=self._table.modes,
+            config=modes,
+            micro=micro,
+            accumulation=ones * accumulation,
+            data=ones,
+            parameters=ones,
+            optimizer=ones,
+            full=none,
+            selective=none,
+        )
+
+    def _product_seconds(self, tensor: int, precision: Precision) -> float:
+        """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
+        rate = self._space.machine.device.rate(precision)
+        curves = (rate.curve, rate.biased or rate.curve)
+        fastest = max(rate.peak, *(point.rate for curve in curves for point in curve.points))
+        if self._space.machine.stack is not None:
+            fastest *= max(1.0, self._space.machine.stack.products)
+        kinds, total = self._space.graph.shard(tensor).kinds, 0.0
+        captured = "float32" if precision == "float64" else precision
+        for span in self._space.graph.layer_runs:
+            costs = [each for each in kinds[span.kind].costs if each.precision == captured]
+            total += span.count * min(
+                sum(
+                    op.flop.at(1, self._space.sequence)
+                    for op in (*cost.forward, *cost.backward)
+                    if op.kind == "matmul"
+                )
+                for cost in costs
+            )
+        return total / fastest

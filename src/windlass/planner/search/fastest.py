@@ -1,0 +1,62 @@
+"""The fastest plans of a request that fit: in device memory, with offloaded state, or in phases."""
+
+from dataclasses import dataclass
+from math import inf
+
+from windlass.planner.result import run_seconds
+from windlass.planner.search.best_first import BestFirst
+from windlass.planner.search.extrapolate import EvaluatedPlan
+from windlass.planner.search.phase_search import search_phases
+from windlass.planner.search.search_result import SearchResult
+from windlass.planner.space.pins import excludes_phases
+from windlass.planner.space.plan_space import PlanSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastestPlans:
+    """What the searches in memory and in phases found."""
+
+    best: tuple[EvaluatedPlan, ...]
+    """Plans that fit, the fastest run first; the first is the fastest of all."""
+    in_memory: SearchResult
+    evaluated: int
+    """Plans that bounds did not rule out."""
+
+
+def fastest_plans(space: PlanSpace, budget_bytes: int, *, most: int = 1) -> FastestPlans:
+    """The fastest plans that fit, of all that are open.
+
+    On one device phases are tried wherever they may be faster; on several, where no other plan fits
+    or the request asks for them.
+
+    Args:
+        space: what is open.
+        budget_bytes: device memory budget.
+        most: plans without phases that are wanted.
+    """
+    request, result, evaluated = space.request, SearchResult(), 0
+    if request.phases in (None, 1):
+        result = BestFirst(space, budget_bytes).search(most)
+        evaluated = result.priced
+    best = list(result.best)
+    if _tries_phases(space, found=bool(best)):
+        steps = request.train.steps
+        below = run_seconds(best[0][1], steps) / steps if best else inf
+        in_phases = search_phases(space, budget_bytes, below_seconds=below)
+        best += in_phases.best
+        evaluated += in_phases.evaluated
+        best.sort(key=lambda item: run_seconds(item[1], steps))
+    return FastestPlans(best=tuple(best), in_memory=result, evaluated=evaluated)
+
+
+def _tries_phases(space: PlanSpace, *, found: bool) -> bool:
+    """Whether plans in phases are to be tried.
+
+    In phases all layers but those of the last phase are recomputed. So if the request pins
+    recompute, phases are tried only when nothing fits without them.
+    """
+    request = space.request
+    if excludes_phases(request):
+        return False
+    pinned = request.recompute is not None or request.recompute_layers is not None
+    return request.phases is not None or not (found and (pinned or space.machine.devices > 1))
