@@ -1,21 +1,30 @@
-"""Array clock: the step time of many plans at once, from the costs of the event simulator."""
+"""Array clock: step time and memory of many plans at once, from the event simulator's costs."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
 from windlass.cost.arrays import Floats
-from windlass.cost.clock.batch_seconds import BatchSeconds
 from windlass.cost.clock.layer_bytes import LayerBytes
 from windlass.cost.clock.layer_prices import LayerPrices
-from windlass.cost.clock.least_bytes import least_bytes
+from windlass.cost.clock.least_bytes import LeastBytes
+from windlass.cost.clock.pass_arrays import PassArrays
+from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import step_end
 from windlass.schema import Graph, Machine, Plan
+
+_KEPT = 8
+"""Batches whose costs are kept for other recompute of the same plans."""
 
 
 class ArrayClock:
     """Times of plans of one model on one machine.
+
+    Columns that differ only in recompute (`dataclasses.replace`) share most of their costs.
 
     Args:
         base: states sequence length, moments, clipping and stack of all plans.
@@ -27,6 +36,10 @@ class ArrayClock:
         self.base, self.graph, self.machine = base, graph, machine
         self._prices = LayerPrices(base, graph, machine)
         self._sizes = LayerBytes(self._prices, base.batch.sequence)
+        self._batches: deque[tuple[PlanBatch, LeastBytes]] = deque(maxlen=_KEPT)
+        self._layout: Callable[[int, tuple[int, ...]], StageLayout] = cache(
+            lambda pipeline, bounds: StageLayout(base, graph, pipeline, bounds)
+        )
 
     def step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step, `[plan]`.
@@ -37,20 +50,23 @@ class ArrayClock:
         Raises:
             KeyError: the machine states no rate, or no link, that a plan needs.
         """
-        batch = BatchSeconds(columns, self._prices, self.graph, self.machine)
-        shape = columns.shape
+        shape, (batch, _) = columns.shape, self._batch(columns)
+        passes, clips = PassArrays(batch, columns), self.base.clip
         if not shape.repeats:
-            return step_end(batch, shape.microbatches, clips=self.base.clip) * batch.pace
+            end = step_end(batch, passes, shape.microbatches, clips=clips)
+            return np.asarray(end * batch.pace + self.machine.fixed_seconds)
         few, more = shape.settled, shape.settled + shape.period
-        short, long = (step_end(batch, each, clips=self.base.clip) for each in (few, more))
+        short, long = (step_end(batch, passes, each, clips=clips) for each in (few, more))
         times = (columns.accumulation - few) / shape.period
-        return np.asarray((short + times * (long - short)) * batch.pace)
+        end = short + times * (long - short)
+        return np.asarray(end * batch.pace + self.machine.fixed_seconds)
 
     def stage_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of all passes of a micro-batch, `[plan, stage]`."""
-        batch = BatchSeconds(columns, self._prices, self.graph, self.machine)
-        passes = batch.passes
-        return batch.by_stage(passes.forward + passes.backward + passes.weight).T
+        batch, _ = self._batch(columns)
+        passes = PassArrays(batch, columns)
+        whole = passes.forward + passes.backward + passes.weight
+        return batch.layout.by_stage(whole).T
 
     def least_seconds(self, columns: PlanColumns) -> Floats:
         """Lower bound on a step with any sharding and at least this recompute, `[plan]`.
@@ -59,23 +75,27 @@ class ArrayClock:
         before it, and after its last one the gradient passes them backward; only weight gradients
         of a split backward may come later than that.
         """
-        batch = BatchSeconds(columns, self._prices, self.graph, self.machine)
-        stages, passes = columns.shape.pipeline, batch.passes
-        backward = batch.by_chunk(passes.backward)[:stages]
-        sums = passes.later + (passes.first - passes.later) / columns.accumulation
-        each = passes.forward + passes.backward + passes.weight + sums
-        busy = columns.accumulation * batch.by_stage(each)
+        batch, _ = self._batch(columns)
+        stages, passes, by_chunk = (
+            columns.shape.pipeline,
+            PassArrays(batch, columns),
+            batch.layout.by_chunk,
+        )
+        forward, backward = by_chunk(passes.forward), by_chunk(passes.backward)
+        first, later = map(by_chunk, batch.sums)
+        each = forward + backward + by_chunk(passes.weight) + later
+        each += (first - later) / columns.accumulation
+        busy = columns.accumulation * batch.layout.over_chunks(each)
         busy[0] += columns.accumulation * batch.load
-        ways = batch.messages[:stages] + batch.by_chunk(passes.forward)[:stages]
+        ways = batch.messages[:stages] + forward[:stages]
         if not batch.splits:
-            ways = ways + batch.messages[:stages] + backward
+            ways = ways + batch.messages[:stages] + backward[:stages]
         before = np.cumsum(ways, axis=0) - ways
         return np.asarray((busy + before).max(axis=0) * batch.pace)
 
     def least_bytes(self, columns: PlanColumns) -> Floats:
         """Device memory that each stage needs at least, `[plan, stage]`."""
-        batch = BatchSeconds(columns, self._prices, self.graph, self.machine)
-        return least_bytes(batch, self._sizes, self.base.batch.sequence)
+        return self._batch(columns)[1].of(columns)
 
     def layer_seconds(self, config: LayerConfig, micros: Sequence[int]) -> Floats:
         """Least seconds of both passes of each layer, without recompute, `[micro, layer]`.
@@ -90,3 +110,13 @@ class ArrayClock:
             KeyError: the machine states no rate, or the graph no cost, for the configuration.
         """
         return self._prices.least_seconds(config, tuple(micros))
+
+    def _batch(self, columns: PlanColumns) -> tuple[PlanBatch, LeastBytes]:
+        """The plans of some columns, with what is known about them already."""
+        for known in self._batches:
+            if known[0].serves(columns):
+                return known
+        layout = self._layout(columns.shape.pipeline, columns.chunk_bounds)
+        batch = PlanBatch(columns, layout, self._prices, self.machine)
+        self._batches.appendleft((batch, LeastBytes(batch, self._sizes, self.base.batch.sequence)))
+        return self._batches[0]

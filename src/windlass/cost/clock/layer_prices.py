@@ -5,7 +5,7 @@ asked for plans that stand for all others of the same configuration.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -51,6 +51,12 @@ from windlass.schema import (
     ShardingDegrees,
     Stage,
 )
+
+# Plans are made by the thousand, and differ in few of these parts.
+_parallelism = lru_cache(maxsize=4096)(Parallelism.model_construct)
+_degrees = lru_cache(maxsize=4096)(ShardingDegrees.model_construct)
+_offload = lru_cache(maxsize=64)(Offload.model_construct)
+_batch = lru_cache(maxsize=4096)(Batch.model_construct)
 
 PASSES: tuple[InstructionKind, ...] = (
     "forward", "recompute", "backward", "backward_input", "backward_weight",
@@ -151,23 +157,22 @@ class LayerPrices:
             sharding: sharding degrees of parameters and of optimizer state.
             pipeline: number of stages, for costs of messages.
         """
-        parallel = Parallelism.model_construct(
-            pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
-        )
-        degrees = ShardingDegrees.model_construct(
-            parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
-        )
-        batch = Batch.model_construct(
-            sequence=self._base.batch.sequence, micro=micro, accumulation=2 if accumulates else 1
-        )
         return self._base.model_copy(
             update={
                 "precision": config.precision,
                 "compile": config.compiled,
-                "parallel": parallel,
-                "sharding": degrees,
-                "offload": Offload.model_construct(optimizer=config.optimizer_tier),
-                "batch": batch,
+                "parallel": _parallelism(
+                    pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
+                ),
+                "sharding": _degrees(
+                    parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
+                ),
+                "offload": _offload(optimizer=config.optimizer_tier),
+                "batch": _batch(
+                    sequence=self._base.batch.sequence,
+                    micro=micro,
+                    accumulation=2 if accumulates else 1,
+                ),
                 "stages": self._stages,
             }
         )

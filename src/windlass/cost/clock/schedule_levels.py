@@ -34,13 +34,15 @@ class EdgePass(NamedTuple):
 class Level(NamedTuple):
     """Passes that do not wait for each other, `[pass]`; edge passes apart."""
 
-    stages: Ints
+    stages: Ints | slice
     rows: Ints
     """Row of each pass's duration: kind of pass, then chunk."""
     needs: Ints
     """Slot of the message that each waits for; 0 for none."""
     senders: Ints
     """Indices of the passes that send a message."""
+    sender_stages: Ints | slice
+    sender_rows: Ints
     sends: Ints
     """Slots of these messages."""
     loads: Ints
@@ -98,10 +100,12 @@ def schedule_levels(shape: PipelineShape) -> ScheduleLevels:
         senders = np.flatnonzero(sends[chosen])
         levels.append(
             Level(
-                stages[chosen],
+                _span(stages[chosen]),
                 rows[chosen],
                 needs[chosen],
                 senders,
+                _span(stages[chosen[senders]]),
+                rows[chosen[senders]],
                 sends[chosen[senders]],
                 np.flatnonzero(loads[chosen]),
                 tuple(
@@ -111,6 +115,15 @@ def schedule_levels(shape: PipelineShape) -> ScheduleLevels:
             )
         )
     return ScheduleLevels(tuple(levels), slots)
+
+
+def _span(indices: Ints) -> Ints | slice:
+    """The indices, as a slice if they are evenly spaced, which avoids a copy."""
+    steps = np.diff(indices)
+    if not indices.size or (steps != steps[:1]).any() or (steps <= 0).any():
+        return indices
+    step = int(steps[0]) if steps.size else 1
+    return slice(int(indices[0]), int(indices[-1]) + 1, step)
 
 
 @lru_cache(maxsize=256)

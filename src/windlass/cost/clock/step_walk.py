@@ -12,41 +12,47 @@ are reduced, and those of tied weights leave. There the layers are walked one by
 import numpy as np
 
 from windlass.cost.arrays import Floats
-from windlass.cost.clock.batch_seconds import BatchSeconds
+from windlass.cost.clock.pass_arrays import PassArrays
+from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.schedule_levels import FORWARD, EdgePass, Level, schedule_levels
 
 
-def step_end(batch: BatchSeconds, microbatches: int, *, clips: bool) -> Floats:
+def step_end(batch: PlanBatch, passes: PassArrays, microbatches: int, *, clips: bool) -> Floats:
     """Seconds of a step of so many micro-batches, `[plan]`.
 
     Where optimizer state is offloaded, its updates overlap with the next step: the second of two
     steps counts.
 
     Args:
-        batch: seconds of what the plans do.
+        batch: the plans.
+        passes: their passes.
         microbatches: micro-batches of the step.
         clips: whether updates wait for the global gradient norm.
     """
-    walk = _StepWalk(batch, microbatches, None)
+    walk = _StepWalk(batch, passes, microbatches, None)
     end = walk.end(clips=clips)
     if not batch.offloads.any():
         return end
     ready = np.where(batch.offloads, walk.updated - end, -np.inf)
-    return _StepWalk(batch, microbatches, ready).end(clips=clips)
+    return _StepWalk(batch, passes, microbatches, ready).end(clips=clips)
 
 
 class _StepWalk:
     """The lanes of all stages in one step.
 
     Args:
-        batch: seconds of what the plans do.
+        batch: the plans.
+        passes: their passes.
         microbatches: micro-batches of the step.
         ready: time at which each layer's update of the step before has ended, `[layer, plan]`; None
             if there was no step before.
     """
 
-    def __init__(self, batch: BatchSeconds, microbatches: int, ready: Floats | None) -> None:
-        self._batch, self._ready, self._microbatches = batch, ready, microbatches
+    def __init__(
+        self, batch: PlanBatch, passes: PassArrays, microbatches: int, ready: Floats | None
+    ) -> None:
+        self._batch, self._layout, self._passes = batch, batch.layout, passes
+        self._ready, self._microbatches = ready, microbatches
         schedule = schedule_levels(batch.shape._replace(microbatches=microbatches))
         self._levels = schedule.levels
         stages, plans = batch.shape.pipeline, batch.columns.count
@@ -63,7 +69,7 @@ class _StepWalk:
         """End of the step, `[plan]`."""
         self._send_tied_weights(None)
         for level in self._levels:
-            if level.stages.size:
+            if level.rows.size:
                 self._pass_level(level)
             for edge in level.edges:
                 if edge.kind == FORWARD:
@@ -77,21 +83,20 @@ class _StepWalk:
 
     def _pass_level(self, level: Level) -> None:
         """Runs passes that do not wait for each other."""
-        batch, now = self._batch, self._now[level.stages]
+        batch, passes, now = self._batch, self._passes, self._now[level.stages]
         if level.loads.size:
             now[level.loads] += batch.load
         if batch.bulk_synchronous:
-            now += batch.received[level.rows]
-        begin = np.maximum(now, self._came[level.needs], out=now)
-        begin += batch.durations[level.rows]
+            now += passes.received.take(level.rows, 0)
+        begin = np.maximum(now, self._came.take(level.needs, 0))
+        begin += passes.durations.take(level.rows, 0)
         self._now[level.stages] = begin
         if level.senders.size:
-            stages = level.stages[level.senders]
-            sent = np.maximum(self._sent[stages], begin[level.senders])
-            sent += batch.sending[level.rows[level.senders]]
-            self._came[level.sends] = self._sent[stages] = sent
+            sent = np.maximum(self._sent[level.sender_stages], begin.take(level.senders, 0))
+            sent += passes.sending.take(level.sender_rows, 0)
+            self._came[level.sends] = self._sent[level.sender_stages] = sent
             if batch.bulk_synchronous:
-                self._now[stages] = sent
+                self._now[level.sender_stages] = sent
 
     def _first_forward(self, edge: EdgePass) -> None:
         """Runs the first forward pass of a chunk, once its weights are there."""
@@ -104,14 +109,15 @@ class _StepWalk:
         if edge.needs:
             now = self._receive(now, batch.messages[chunk - 1], self._came[edge.needs])
         users = {tied.user: place for place, tied in enumerate(batch.tied)}
-        for layer in batch.chunks[chunk]:
+        for layer in self._layout.chunks[chunk]:
             if layer in users:
                 place = users[layer]
                 arrival = self._tied_weights[place]
                 now = self._receive(now, batch.tied[place].weights, arrival)
-            for target in batch.targets[layer] if self._ready is not None else ():
-                now = np.maximum(now, self._ready[target])
-            now = now + batch.passes.forward[layer]
+            if self._ready is not None:
+                for target in self._layout.targets[layer]:
+                    now = np.maximum(now, self._ready[target])
+            now = now + self._passes.forward[layer]
         self._now[stage] = now
         if edge.sends:
             self._came[edge.sends] = self._send(stage, batch.messages[chunk])
@@ -121,7 +127,7 @@ class _StepWalk:
         batch = self._batch
         if not batch.gathers:
             return
-        for layer in batch.needs[chunk]:
+        for layer in self._layout.needs[chunk]:
             if self._ready is not None:
                 ready = np.where(batch.is_sharded, self._ready[layer], -np.inf)
                 self._now[stage] = np.maximum(self._now[stage], ready)
@@ -136,9 +142,12 @@ class _StepWalk:
         """
         batch = self._batch
         for place, tied in enumerate(batch.tied):
-            if chunk is not None and tied.owner not in batch.needs[chunk]:
+            if chunk is not None and tied.owner not in self._layout.needs[chunk]:
                 continue
-            stage, leaves = batch.stage_of[tied.owner], batch.is_sharded == (chunk is not None)
+            stage, leaves = (
+                self._layout.stage_of[tied.owner],
+                batch.is_sharded == (chunk is not None),
+            )
             now, sent = self._now[stage].copy(), self._sent[stage].copy()
             if self._ready is not None:
                 self._now[stage] = np.maximum(now, self._ready[tied.owner])
@@ -154,9 +163,9 @@ class _StepWalk:
         a single micro-batch, or if no stage waits, each layer's gradient is reduced at once.
         """
         batch, chunk, stage = self._batch, edge.chunk, edge.chunk % self._batch.shape.pipeline
-        passes, layers = batch.passes, batch.chunks[chunk]
-        seconds = passes.weight if batch.splits else passes.backward
-        added = passes.first if self._microbatches == 1 else passes.later
+        layers, (first, later) = self._layout.chunks[chunk], batch.sums
+        seconds = self._passes.weight if batch.splits else self._passes.backward
+        added = first if self._microbatches == 1 else later
         at_once = self._microbatches == 1 or not edge.sends
         if edge.needs:
             self._now[stage] = self._receive(
@@ -192,14 +201,14 @@ class _StepWalk:
         """End of all updates of each stage, `[stage, plan]`."""
         batch, state = self._batch, self._batch.state
         if not batch.offloads.any():
-            return now + batch.by_stage(state.update + state.spread)
+            return np.asarray(now + self._layout.by_stage(state.update + state.spread))
         overlaps = batch.machine.overlaps_transfers
         shares_cores = batch.machine.device.kind == "cpu"
         ends = now.copy()
-        for stage, layers in enumerate(batch.stages):
+        for stage, layers in enumerate(self._layout.stages):
             at = idle = now[stage]
             for layer in layers:
-                if not batch.owned[layer]:
+                if not self._layout.owned[layer]:
                     continue
                 work = state.update[layer]
                 begun = np.maximum(at, idle)
@@ -222,4 +231,4 @@ class _StepWalk:
         self._sent[stage] = sent
         if self._batch.bulk_synchronous:
             self._now[stage] = sent
-        return sent
+        return np.asarray(sent)

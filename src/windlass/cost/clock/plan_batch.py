@@ -1,45 +1,21 @@
-"""Batch seconds: what each layer, message and collective of a batch of plans takes, as arrays."""
+"""Plan batch: what each message, collective and update of some plans takes, as arrays over plans.
+
+Nothing here depends on recompute, so that one batch serves all ways to recompute.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.clock.layer_prices import (
-    PASSES,
-    LayerPrices,
-    StateKey,
-    StatePrice,
-    copy_seconds,
-)
+from windlass.cost.clock.layer_prices import LayerPrices, StateKey, StatePrice, copy_seconds
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.op_time import tied_grad_add_bytes
-from windlass.program import (
-    InstructionKind,
-    phase_needs,
-    stages_by_layer,
-    tied_across_stages,
-    tied_elements_within_stage,
-    tied_owner_layers,
-)
-from windlass.schema import DEVICE_TIER, Graph, Machine, Plan, Stage
-
-
-class PassArrays(NamedTuple):
-    """Seconds of passes of each layer, `[layer, plan]`."""
-
-    forward: Floats
-    backward: Floats
-    """With the recompute before it; the input-gradient part if the backward is split."""
-    weight: Floats
-    """The weight-gradient part of a split backward; else zero."""
-    first: Floats
-    """Accumulating the gradient of the first micro-batch, in the pass that makes it."""
-    later: Floats
-    """The same of any other micro-batch."""
+from windlass.schema import DEVICE_TIER, Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,108 +36,64 @@ class TiedSeconds:
     gradient_bytes: Floats
 
 
-class BatchSeconds:
-    """Seconds of what the plans of a batch do, with the structure of their stages.
+class PlanBatch:
+    """Plans of one shape and layout, however they recompute.
 
     Args:
         columns: the plans.
+        layout: layout of their stages.
         prices: prices of layers.
-        graph: graph of the layers.
         machine: the machine that they run on.
     """
 
     def __init__(
-        self, columns: PlanColumns, prices: LayerPrices, graph: Graph, machine: Machine
+        self, columns: PlanColumns, layout: StageLayout, prices: LayerPrices, machine: Machine
     ) -> None:
-        self.columns, self.shape = columns, columns.shape
-        self.prices, self._graph, self.machine = prices, graph, machine
-        bounds = columns.chunk_bounds
-        self.chunks = tuple(range(bounds[at], bounds[at + 1]) for at in range(len(bounds) - 1))
-        """Layers of each model chunk."""
+        self.columns, self.shape, self.layout = columns, columns.shape, layout
+        self.prices, self.machine = prices, machine
         self.splits = self.shape.schedule == "zero-bubble"
         """Whether a backward pass is split in two."""
         self.bulk_synchronous = machine.execution_model == "bulk-synchronous"
-        self._plan = self._shape_plan(1)
 
-    def _shape_plan(self, tensor: int) -> Plan:
-        """A plan of the batch's shape and tensor-parallel degree."""
-        config = self.columns.configs[0]._replace(tensor=tensor)
-        plan = self.prices.plan(config, pipeline=self.shape.pipeline)
-        stages = (Stage.model_construct(phases=((c.start, c.stop),)) for c in self.chunks)
-        parallel = plan.parallel.model_copy(
-            update={
-                "virtual_stages": self.shape.virtual_stages,
-                "schedule": self.shape.schedule,
-            }
-        )
-        return plan.model_copy(update={"stages": tuple(stages), "parallel": parallel})
-
-    @cached_property
-    def stages(self) -> tuple[tuple[int, ...], ...]:
-        """Layers of each stage."""
-        count = self.shape.pipeline
-        return tuple(
-            tuple(layer for chunk in self.chunks[stage::count] for layer in chunk)
-            for stage in range(count)
+    def serves(self, columns: PlanColumns) -> bool:
+        """Whether other columns are the same plans, apart from recompute."""
+        mine = self.columns
+        return (
+            columns.shape == mine.shape
+            and columns.chunk_bounds == mine.chunk_bounds
+            and columns.configs is mine.configs
+            and all(
+                getattr(columns, name) is getattr(mine, name)
+                for name in ("config", "micro", "accumulation", "data", "parameters", "optimizer")
+            )
         )
 
     @cached_property
-    def needs(self) -> tuple[tuple[int, ...], ...]:
-        """The layers whose weights each chunk is the first of its stage to use, `[chunk]`."""
-        count = self.shape.pipeline
-        needs: list[tuple[int, ...]] = [()] * self.shape.chunks
-        for stage in range(count):
-            seen: set[int] = set()
-            for turn, layers in enumerate(phase_needs(self._plan, self._graph, stage)):
-                needs[turn * count + stage] = tuple(each for each in layers if each not in seen)
-                seen.update(layers)
-        return tuple(needs)
-
-    @cached_property
-    def targets(self) -> tuple[tuple[int, ...], ...]:
-        """The layers of its stage whose weights each layer computes with, `[layer]`."""
-        stages = stages_by_layer(self._plan)
-        return tuple(
-            (layer, *(owner for owner in owners if stages[owner] == stages[layer] != layer))
-            for layer, owners in enumerate(tied_owner_layers(self._graph))
-        )
-
-    @cached_property
-    def passes(self) -> PassArrays:
-        """Seconds of passes; the same for all micro-batches."""
-        columns, prices = self.columns, self.prices
-        gathers = [bool(each.reshard) for each in columns.configs]
-        sharing = np.where(np.array(gathers)[columns.config], columns.parameters, 1)
+    def pass_rows(self) -> tuple[Floats, Ints]:
+        """Seconds of passes, `[row, pass, selective, layer column]`, and the row of each plan."""
+        columns, configs = self.columns, self.columns.configs
+        gathers = np.array([bool(each.reshard) for each in configs])[columns.config]
+        sharing = np.where(gathers, columns.parameters, 1)
         keys, place = distinct(columns.config, columns.data, sharing, columns.micro)
         micros: dict[tuple[int, int, int], list[int]] = {}
         for config, data, parameters, micro in keys:
             micros.setdefault((config, data, parameters), []).append(micro)
-        rows = np.concatenate(
-            [
-                prices.passes(columns.configs[config], tuple(some), data, parameters)
-                for (config, data, parameters), some in micros.items()
-            ]
-        )
-        full, selective = columns.recompute_modes()
-        some, layer = selective.astype(np.int64), prices.columns[:, None]
+        rows = [
+            self.prices.passes(configs[config], tuple(some), data, parameters)
+            for (config, data, parameters), some in micros.items()
+        ]
+        return np.concatenate(rows), place
 
-        def of(name: InstructionKind) -> Floats:
-            return np.asarray(rows[place, PASSES.index(name), some, layer])
-
-        again = np.where(full, of("recompute"), 0.0)
-        first, later = np.moveaxis(self._by_config(self._sums, columns.micro), 0, 2)
-        return PassArrays(
-            forward=of("forward"),
-            backward=again + of("backward_input" if self.splits else "backward"),
-            weight=of("backward_weight") if self.splits else np.zeros_like(again),
-            first=first[prices.columns],
-            later=later[prices.columns],
-        )
+    @cached_property
+    def sums(self) -> tuple[Floats, Floats]:
+        """Seconds to add gradients of the first and of a later micro-batch, `[layer, plan]`."""
+        rows = self._by_config(self._sums, self.columns.micro)
+        first, later = np.moveaxis(rows, 0, 2)
+        return first[self.prices.columns], later[self.prices.columns]
 
     def _sums(self, config: LayerConfig, accumulates: bool, micro: int) -> Floats:
-        """Seconds to accumulate gradients, `[2, column]`."""
-        shard = self._graph.shard(config.tensor)
-        elements = tied_elements_within_stage(stages_by_layer(self._plan), shard)
+        """Seconds to add gradients, `[2, column]`."""
+        elements = self.layout.shared(config.tensor)
         shared = tuple(elements.get(layer, 0) for layer in self.prices.layers)
         return self.prices.sums(config, accumulates, micro, shared)
 
@@ -175,7 +107,7 @@ class BatchSeconds:
         """Seconds of a message between each chunk and the next, `[chunk, plan]`."""
         if self.shape.pipeline == 1:
             return np.zeros((self.shape.chunks, self.columns.count))
-        last = np.array([chunk.stop - 1 for chunk in self.chunks])
+        last = self.layout.bounds[1:] - 1
         nbytes = self._by_config(
             lambda config, _, micro: self.prices.output_bytes(config, micro), self.columns.micro
         )
@@ -184,7 +116,7 @@ class BatchSeconds:
     @cached_property
     def tied(self) -> tuple[TiedSeconds, ...]:
         """Weights that two stages compute with."""
-        found = tied_across_stages(self._plan, self._graph)
+        found = self.layout.tied(1)
         sizes = np.moveaxis(self._by_config(self._tied_sizes), 0, 2) if found else ()
         return tuple(
             TiedSeconds(
@@ -203,7 +135,6 @@ class BatchSeconds:
         """Bytes of tied weights and of their gradient, and seconds to add it, `[tied, 3]`."""
         plan = self.prices.plan(config, accumulates=accumulates)
         device, nbytes = self.prices.device(config), plan.gradient_itemsize
-        found = tied_across_stages(self._shape_plan(config.tensor), self._graph)
         return np.array(
             [
                 (
@@ -211,7 +142,7 @@ class BatchSeconds:
                     tied.elements * nbytes,
                     copy_seconds(tied_grad_add_bytes(tied.elements, nbytes), device),
                 )
-                for tied in found
+                for tied in self.layout.tied(config.tensor)
             ]
         )
 
@@ -240,7 +171,7 @@ class BatchSeconds:
     def norm(self) -> Floats:
         """Seconds of the gradient norm, `[stage, plan]`."""
         member = np.zeros((self.shape.pipeline, len(self.prices.layers)))
-        for stage, layers in enumerate(self.stages):
+        for stage, layers in enumerate(self.layout.stages):
             np.add.at(member[stage], self.prices.columns[list(layers)], 1.0)
         prices, place = self._states
         rows = [
@@ -248,57 +179,6 @@ class BatchSeconds:
             for key, price in zip(self.state_keys, prices, strict=True)
         ]
         return np.array(rows).T[:, place]
-
-    @cached_property
-    def durations(self) -> Floats:
-        """Seconds of passes, `[row, plan]`, in the rows of `schedule_levels`."""
-        passes = self.passes
-        forward, backward, weight = map(self.by_chunk, passes[:3])
-        first, later = self.by_chunk(passes.first), self.by_chunk(passes.later)
-        none = np.zeros_like(forward)
-        if self.splits:
-            rows = (forward, backward, weight + later, none, backward, weight + first)
-        else:
-            rows = (forward, backward + later, none, none, backward + first, none)
-        return np.concatenate(rows)
-
-    @cached_property
-    def sending(self) -> Floats:
-        """Seconds of the message that each pass sends, `[row, plan]`; as `durations`."""
-        ahead, behind, none = self._ways
-        return np.concatenate((ahead, behind, none, none, behind, none))
-
-    @cached_property
-    def received(self) -> Floats:
-        """Seconds of the message that each pass waits for, `[row, plan]`; as `durations`."""
-        ahead, behind, none = self._ways
-        return np.concatenate((behind, ahead, none, none, ahead, none))
-
-    @cached_property
-    def _ways(self) -> tuple[Floats, Floats, Floats]:
-        """Seconds of messages to the next chunk, and to the one before; none, `[chunk, plan]`."""
-        ahead, none = self.messages.copy(), np.zeros_like(self.messages)
-        ahead[-1] = 0.0
-        return ahead, np.concatenate((none[:1], ahead[:-1])), none
-
-    def by_chunk(self, layers: Floats) -> Floats:
-        """Sums over the layers of each model chunk, `[chunk, plan]`."""
-        return np.asarray(np.add.reduceat(layers, self.columns.chunk_bounds[:-1], axis=0))
-
-    def by_stage(self, layers: Floats) -> Floats:
-        """Sums over the layers of each stage, `[stage, plan]`."""
-        sides = self.shape.virtual_stages, self.shape.pipeline, -1
-        return np.asarray(self.by_chunk(layers).reshape(sides).sum(axis=0))
-
-    @cached_property
-    def stage_of(self) -> tuple[int, ...]:
-        """The stage of each layer."""
-        return stages_by_layer(self._plan)
-
-    @cached_property
-    def owned(self) -> tuple[bool, ...]:
-        """Whether each layer owns parameters."""
-        return tuple(kind.parameter_count > 0 for kind in self._graph.layer_kinds())
 
     @cached_property
     def is_sharded(self) -> Bools:
@@ -331,7 +211,7 @@ class BatchSeconds:
         ]
 
     @cached_property
-    def _distinct_states(self) -> tuple[list[list[int]], Ints]:
+    def _distinct_states(self) -> tuple[list[tuple[int, ...]], Ints]:
         each = self.columns
         return distinct(
             each.config, each.accumulation > 1, each.data, each.parameters, each.optimizer
@@ -352,16 +232,6 @@ class BatchSeconds:
         device = self.machine.device
         held = [device.process_bytes(compiled=each.compiled) for each in self.columns.configs]
         return np.array(held, dtype=np.float64)[self.columns.config]
-
-    @cached_property
-    def chunk_of(self) -> Ints:
-        """The model chunk of each layer."""
-        return np.repeat(np.arange(len(self.chunks)), [len(chunk) for chunk in self.chunks])
-
-    @cached_property
-    def is_embedding(self) -> Bools:
-        """Whether each layer only looks up rows of its weights."""
-        return np.array([kind.is_embedding for kind in self._graph.layer_kinds()])
 
     @cached_property
     def offloads(self) -> Bools:
@@ -389,7 +259,9 @@ class BatchSeconds:
         return np.array(values)[place]
 
 
-def distinct(*numbers: Ints | Bools) -> tuple[list[list[int]], Ints]:
+def distinct(*numbers: Ints | Bools) -> tuple[list[tuple[int, ...]], Ints]:
     """The distinct combinations of numbers, sorted, and the index of each plan's among them."""
-    keys, place = np.unique(np.stack(numbers, axis=1), axis=0, return_inverse=True)
-    return keys.tolist(), place.reshape(-1)
+    plans = list(zip(*(each.tolist() for each in numbers), strict=True))
+    keys = sorted(set(plans))
+    place = {key: index for index, key in enumerate(keys)}
+    return keys, np.array([place[plan] for plan in plans])

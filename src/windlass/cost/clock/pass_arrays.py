@@ -1,0 +1,70 @@
+"""Pass arrays: seconds of the passes of a batch of plans, with their recompute."""
+
+from functools import cached_property
+
+import numpy as np
+
+from windlass.cost.arrays import Floats
+from windlass.cost.clock.layer_prices import PASSES
+from windlass.cost.clock.plan_batch import PlanBatch
+from windlass.cost.clock.plan_columns import PlanColumns
+from windlass.program import InstructionKind
+
+
+class PassArrays:
+    """Seconds of passes of each layer, `[layer, plan]`.
+
+    Args:
+        batch: the plans.
+        columns: the same plans; their recompute counts.
+    """
+
+    def __init__(self, batch: PlanBatch, columns: PlanColumns) -> None:
+        self._batch = batch
+        rows, place = batch.pass_rows
+        full, selective = columns.recompute_modes()
+        some = selective.astype(np.int64) if selective.any() else 0
+        layers = batch.prices.columns[:, None]
+
+        def of(kind: InstructionKind) -> Floats:
+            return np.asarray(rows[place, PASSES.index(kind), some, layers])
+
+        self.forward = of("forward")
+        self.backward = of("backward_input" if batch.splits else "backward")
+        """With the recompute before it; the input-gradient part if the backward is split."""
+        if full.any():
+            self.backward = self.backward + np.where(full, of("recompute"), 0.0)
+        self.weight = of("backward_weight") if batch.splits else np.zeros_like(self.forward)
+        """The weight-gradient part of a split backward; else zero."""
+
+    @cached_property
+    def durations(self) -> Floats:
+        """Seconds of passes, `[row, plan]`, in the rows of `schedule_levels`."""
+        by_chunk = self._batch.layout.by_chunk
+        forward, backward, weight = map(by_chunk, (self.forward, self.backward, self.weight))
+        first, later = map(by_chunk, self._batch.sums)
+        none = np.zeros_like(forward)
+        if self._batch.splits:
+            rows = (forward, backward, weight + later, none, backward, weight + first)
+        else:
+            rows = (forward, backward + later, none, none, backward + first, none)
+        return np.concatenate(rows)
+
+    @cached_property
+    def sending(self) -> Floats:
+        """Seconds of the message that each pass sends, `[row, plan]`; as `durations`."""
+        ahead, behind, none = self._ways
+        return np.concatenate((ahead, behind, none, none, behind, none))
+
+    @cached_property
+    def received(self) -> Floats:
+        """Seconds of the message that each pass waits for, `[row, plan]`; as `durations`."""
+        ahead, behind, none = self._ways
+        return np.concatenate((behind, ahead, none, none, ahead, none))
+
+    @cached_property
+    def _ways(self) -> tuple[Floats, Floats, Floats]:
+        """Seconds of messages to the next chunk, and to the one before; none, `[chunk, plan]`."""
+        ahead, none = self._batch.messages.copy(), np.zeros_like(self._batch.messages)
+        ahead[-1] = 0.0
+        return ahead, np.concatenate((none[:1], ahead[:-1])), none

@@ -1,0 +1,88 @@
+"""Stage moments: the passes of each stage at which its memory may be fullest."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.clock.plan_columns import PipelineShape
+from windlass.cost.clock.schedule_levels import BACKWARD, FORWARD, WEIGHT, stage_passes
+
+
+class Moment(NamedTuple):
+    """One pass of each stage that is not forward."""
+
+    is_weight: bool
+    """Whether it makes the weight gradients of a split backward."""
+    chunk: Ints
+    """Model chunk that it runs, `[stage]`."""
+    ends: Bools
+    """Whether it is the last that adds to the gradients of its chunk, `[stage]`."""
+    is_made: Bools
+    """Whether each chunk's gradients exist before it, `[chunk]`."""
+    is_done: Bools
+    """Whether each chunk's last one comes before it, `[chunk]`."""
+    live: Floats
+    """Micro-batches of each chunk that wait for their backward pass, this one too, `[chunk]`."""
+    parted: Floats
+    """Micro-batches of each chunk that only wait for their weight gradients, `[chunk]`."""
+    exists: Bools
+    """Whether a stage has such a pass, `[stage]`."""
+
+
+@lru_cache(maxsize=256)
+def moments(shape: PipelineShape) -> tuple[Moment, ...]:
+    """The passes at which a shape's stages are looked at."""
+    passes = stage_passes(shape)
+    stage, splits = np.arange(shape.pipeline), shape.schedule == "zero-bubble"
+    is_chunk = (passes.chunks // shape.pipeline)[..., None] == np.arange(shape.virtual_stages)
+    backward = passes.kinds == BACKWARD
+    adds = passes.kinds == WEIGHT if splits else backward
+    last = passes.micros == shape.microbatches - 1
+
+    def before(chosen: Bools) -> Ints:
+        """Passes of each chunk before each, `[stage, turn, chunk of the stage]`."""
+        counted = is_chunk & chosen[..., None]
+        return np.asarray(np.cumsum(counted, axis=1) - counted)
+
+    live, parted = (
+        before(passes.kinds == FORWARD) - before(backward),
+        before(backward) - before(adds),
+    )
+    is_made, is_done = before(adds) > 0, before(adds & last) > 0
+    held = live.sum(axis=2) + 2 * parted.sum(axis=2)
+    found = []
+    for kind in (BACKWARD, WEIGHT) if splits else (BACKWARD,):
+        passing = passes.kinds == kind
+        chosen_passes = [
+            _first(passing),
+            passing & ~last & is_made.all(axis=2),
+            _first(passing & last),
+        ]
+        if shape.virtual_stages > 1:
+            chosen_passes.append(_first(passing & (passes.chunks < shape.pipeline)))
+        for chosen in chosen_passes:
+            turn = np.where(chosen, held, -1).argmax(axis=1)
+
+            def at(counts: Ints | Bools, turn: Ints = turn) -> Ints:
+                return np.asarray(counts[stage, turn].T.ravel())
+
+            found.append(
+                Moment(
+                    is_weight=kind == WEIGHT,
+                    chunk=passes.chunks[stage, turn],
+                    ends=last[stage, turn],
+                    is_made=at(is_made) > 0,
+                    is_done=at(is_done) > 0,
+                    live=at(live).astype(np.float64),
+                    parted=at(parted).astype(np.float64),
+                    exists=np.asarray(chosen.any(axis=1)),
+                )
+            )
+    return tuple(found)
+
+
+def _first(chosen: Bools) -> Bools:
+    """Only the first of the chosen passes of each stage."""
+    return np.asarray(chosen & (np.cumsum(chosen, axis=1) == 1))
