@@ -3,8 +3,10 @@ from hypothesis import given, strategies as st
 
 from factories import tiny_machine
 from windlass.cost.op_time import DeviceRates, LayerPass, OpContext, TermSeconds, pass_seconds
+from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
+from windlass.schema.stack import OWN_STACK, AttentionKernel
 
 
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
@@ -116,6 +118,40 @@ def test_attention_takes_the_rate_of_the_nearest_head_width_and_its_direction():
         op = _attention(b=1, h=1, s=1, k=width)
         passed = pass_seconds(LayerPass((op,), _layer(op), backward), rates, micro=1)
         assert passed.attention == pytest.approx(4 * width / rate_)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rate"), [("flash1", 1e9), ("flash2", 2e9), ("flash3", 2e9), ("unfused", None)]
+)
+def test_attention_runs_in_the_newest_kernel_that_the_stack_and_the_device_have(
+    kernel: AttentionKernel, rate: float | None
+):
+    known = tuple(
+        _same_both_ways(64, speed).model_copy(update={"kernel": name})
+        for name, speed in (("flash1", 1e9), ("flash2", 2e9))
+    )
+    matmul = tuple(
+        each.model_copy(update={"attention_rates": known}) for each in tiny_machine().device.matmul
+    )
+    device = tiny_machine().device.model_copy(update={"matmul": matmul})
+    stack = OWN_STACK.model_copy(update={"attention": kernel})
+    op = _attention(b=1, h=1, s=8, k=64)
+    rates = DeviceRates(device, OpContext(8, "float32", False), stack)
+    passed = pass_seconds(LayerPass((op,), _layer(op), False), rates, micro=1)
+    flop = 4 * 8 * 8 * 64
+    plain = device.rate("float32").attention.at(flop)
+    assert passed.attention == pytest.approx(flop / (rate or plain))
+
+
+def test_attention_stays_in_16_bits_where_products_take_8():
+    h100 = load_machine("h100").device
+    op = _attention(b=1, h=8, s=4096, k=128)
+    run = LayerPass((op,), _layer(op), False)
+    seconds = [
+        pass_seconds(run, DeviceRates(h100, OpContext(4096, precision, False)), micro=1).attention
+        for precision in ("bfloat16", "float8")
+    ]
+    assert seconds[0] == seconds[1] > 0
 
 
 def test_the_width_of_heads_follows_from_what_attention_writes():
