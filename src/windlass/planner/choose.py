@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
+from windlass.cost import ArrayClock, PlanColumns
 from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.advice.advise import advise
 from windlass.planner.advice.minimal_change import minimal_fix
@@ -26,7 +27,6 @@ from windlass.planner.search.extrapolate import (
     EvaluatedPlan,
     evaluate,
     fullest_stage_memory,
-    stage_peak_bytes,
 )
 from windlass.planner.search.fastest import FastestPlans, fastest_plans
 from windlass.planner.space.options import (
@@ -56,10 +56,10 @@ from windlass.schema import (
     ShardingRequest,
 )
 
-_MAX_RIVALS = 6
+_MAX_RIVALS = 8
 """Plans of other families that are simulated."""
 _MAX_INFEASIBLE = 4
-_MAX_FIXES = 4
+_MAX_FIXES = 2
 """Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
 
@@ -89,7 +89,7 @@ def choose_plan(
     _require_possible(request, graph, machine)
     space = PlanSpace(request, graph, machine, every_grid)
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    fastest = fastest_plans(space, budget_bytes)
+    fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
         return _nothing_fits(space, fastest, budget_bytes)
     result = _result(space, fastest, budget_bytes)
@@ -138,22 +138,26 @@ def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> Plann
 
 def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> list[EvaluatedPlan]:
     """The fastest plan of each family that lost, and the chosen one in other numbers and modes."""
-    best, known = fastest.best[0][0], dict(fastest.best)
-    near = sorted(fastest.in_memory.near.values(), key=lambda item: item[0])
-    ranked = (*known, *(space.plan(columns, row) for _, columns, row in near))
-    rivals = best_of_families(best, ranked)
-    found: dict[Plan, EvaluatedPlan] = {}
-    for plan in dict.fromkeys((*_twins(space, best), *rivals[:_MAX_RIVALS])):
-        if plan in known:
-            found[plan] = plan, known[plan]
-        elif max(stage_peak_bytes(plan, space.graph, space.machine)) <= budget_bytes:
-            prediction = evaluate(plan, space.graph, space.machine, budget_bytes=budget_bytes)
-            if prediction.fits:
-                found[plan] = plan, prediction
-    steps = space.request.train.steps
-    by_time = sorted(found.values(), key=lambda item: run_seconds(item[1], steps))
-    families = best_of_families(best, (plan for plan, _ in by_time))
-    return [item for item in by_time if item[0] in families]
+    best, known, steps = fastest.best[0][0], dict(fastest.best), space.request.train.steps
+    clock = ArrayClock(space.base, space.graph, space.machine)
+    ranked = [(run_seconds(prediction, steps) / steps, plan) for plan, prediction in fastest.best]
+    ranked += [
+        (seconds, space.plan(columns, row))
+        for seconds, columns, row in fastest.in_memory.near.values()
+    ]
+    for twin in _twins(space, best):
+        columns = PlanColumns.of((twin,))
+        if (clock.least_bytes(columns) <= budget_bytes).all():
+            ranked.append((float(clock.step_seconds(columns)[0]), twin))
+    ranked.sort(key=lambda item: item[0])
+    found: list[EvaluatedPlan] = []
+    for plan in best_of_families(best, (plan for _, plan in ranked))[:_MAX_RIVALS]:
+        prediction = known.get(plan) or evaluate(
+            plan, space.graph, space.machine, budget_bytes=budget_bytes
+        )
+        if prediction.fits:
+            found.append((plan, prediction))
+    return sorted(found, key=lambda item: run_seconds(item[1], steps))
 
 
 def _twins(space: PlanSpace, best: Plan) -> Iterator[Plan]:
@@ -185,9 +189,10 @@ def _infeasible(
     """The nearest plans that do not fit, with the change that would make them fit."""
     misfits = sorted(fastest.in_memory.misfits.values(), key=lambda item: item[0])
     plans = dict.fromkeys(space.plan(columns, row) for _, columns, row in misfits)
+    fixes = _MAX_FIXES if fastest.in_memory.best or space.machine.devices == 1 else 0
     for index, plan in enumerate(list(plans)[:_MAX_INFEASIBLE]):
         item = _misfit(plan, space, budget_bytes)
-        if index < _MAX_FIXES:
+        if index < fixes:
             item = replace(item, minimal_fix=minimal_fix(plan, space, budget_bytes))
         yield item
 

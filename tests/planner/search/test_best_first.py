@@ -100,6 +100,8 @@ def test_more_plans_are_found_fastest_first_and_all_fit(most: int):
 
 def test_where_nothing_fits_the_search_keeps_the_smallest_plans():
     space = PlanSpace(request(), GRAPHS[0], machine(4, 1e9))
-    result = BestFirst(space, 1000).search()
+    search = BestFirst(space, 1000)
+    result = search.search()
     assert not result.best
+    search.look_at_smallest(result)
     assert result.misfits

@@ -36,7 +36,10 @@ from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Plan
 
 CLOCK_ERROR = 0.01
-"""Largest share by which the clock's step is above the event simulator's."""
+"""Largest share by which the clock's extrapolation of many micro-batches is below their passes."""
+
+_EQUAL = 1e-9
+"""Relative rounding error between steps that take equally long."""
 
 _SPLIT_FACTOR = {
     "products": 1.3,
@@ -90,7 +93,7 @@ class _Group:
         )
 
 
-_MOST_SMALLEST = 64
+_MOST_SMALLEST = 24
 """Configurations with too much state that are looked at if nothing fits."""
 
 
@@ -145,21 +148,21 @@ class BestFirst:
             for group in self._closer(first, result, limit):
                 self._push(group)
             if len(result.best) >= most:
-                result.best.sort(key=self._rank)
-                limit = min(below, self._seconds(result.best[most - 1]) * (1 + within))
-        if not result.best and below == inf:
-            self._look_at_smallest(result)
+                slowest = sorted(self._seconds(each) for each in result.best)[most - 1]
+                limit = min(below, slowest * (1 + within + _EQUAL))
         result.best.sort(key=self._rank)
         return result
 
-    def _look_at_smallest(self, result: SearchResult) -> None:
-        """Finds the smallest plans of the configurations whose state alone is too large."""
-        for held, group in self._too_large:
-            smallest = np.argsort(held, kind="stable")[:_MOST_SMALLEST]
-            near = np.isin(np.arange(len(held)), smallest)
-            for stages in self._by_stages(group.select(near), result):
-                for _ in self._with_most_sharing(stages, result):
-                    pass
+    def look_at_smallest(self, result: SearchResult) -> None:
+        """Adds the smallest plans of configurations that were dropped for their state alone."""
+        if not self._too_large:
+            return
+        held = np.concatenate([each for each, _ in self._too_large])
+        most = np.partition(held, min(_MOST_SMALLEST, len(held)) - 1)[:_MOST_SMALLEST].max()
+        for nbytes, group in self._too_large:
+            for stages in self._by_stages(group.select(nbytes <= most), result):
+                if stages.option is not None and stages.option.schedule == "1f1b":
+                    list(self._with_most_sharing(stages, result))
 
     def _next(self, result: SearchResult) -> _Group:
         """The group with the lowest bound; until a plan is found, of those closest to a plan."""
@@ -298,7 +301,7 @@ class BestFirst:
         result.keep_near(columns, seconds)
         yield _Group(
             level="step",
-            bounds=np.maximum(seconds * (1 - CLOCK_ERROR), group.bounds),
+            bounds=seconds,
             items=np.arange(columns.count),
             columns=columns,
         )
@@ -333,7 +336,7 @@ class BestFirst:
             seconds = self.clock.step_seconds(least.columns) + self._compilation(least.columns)
             yield _Group(
                 level="step",
-                bounds=seconds * (1 - CLOCK_ERROR),
+                bounds=seconds,
                 items=np.zeros(1, dtype=np.int64),
                 columns=least.columns,
                 settled=True,

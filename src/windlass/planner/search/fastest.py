@@ -23,7 +23,9 @@ class FastestPlans:
     """Plans that bounds did not rule out."""
 
 
-def fastest_plans(space: PlanSpace, budget_bytes: int, *, most: int = 1) -> FastestPlans:
+def fastest_plans(
+    space: PlanSpace, budget_bytes: int, *, most: int = 1, keeps_smallest: bool = False
+) -> FastestPlans:
     """The fastest plans that fit, of all that are open.
 
     On one device phases are tried wherever they may be faster; on several, where no other plan fits
@@ -33,10 +35,14 @@ def fastest_plans(space: PlanSpace, budget_bytes: int, *, most: int = 1) -> Fast
         space: what is open.
         budget_bytes: device memory budget.
         most: plans without phases that are wanted.
+        keeps_smallest: whether the smallest plans are wanted where none fits without phases.
     """
     request, result, evaluated = space.request, SearchResult(), 0
     if request.phases in (None, 1):
-        result = BestFirst(space, budget_bytes).search(most)
+        search = BestFirst(space, budget_bytes)
+        result = search.search(most)
+        if keeps_smallest and not result.best:
+            search.look_at_smallest(result)
         evaluated = result.priced
     best = list(result.best)
     if _tries_phases(space, found=bool(best)):
