@@ -15,6 +15,7 @@ from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import PipelineSchedule, Plan
+from windlass.schema.stack import Stack
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
@@ -218,3 +219,26 @@ def test_devices_with_equal_programs_take_the_simulated_time(drawn: tuple[Graph,
     )
     ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
     assert prediction.step_seconds == pytest.approx(max(ends))
+
+
+def test_passes_without_tensor_parallelism_wait_for_the_weights_that_they_gather():
+    """Two stages of two replicas each gather a layer's weights in both of its passes."""
+    graph, machine = equal_blocks(4)
+    link = machine.links[0].model_copy(update={"rate": 1e8})
+    machine = machine.model_copy(
+        update={"links": (link,), "stack": Stack(name="made-up", about="gathers in passes")}
+    )
+    whole = tiny_plan(graph, machine, pipeline=2, data=2, sharding=(2, 2))
+    resharding = whole.sharding.model_copy(update={"reshard": True})
+    plan = whole.model_copy(update={"sharding": resharding})
+    costs = CommunicationCosts(plan, graph, machine)
+    gathers = sum(
+        costs.gather_seconds(Instruction(kind, layer))
+        for layer in range(4)
+        for kind in ("forward", "backward")
+    )
+    product = 2 * (2 * 16) * 32 * 32 / 1e9
+    messages = 2 * costs.seconds(Instruction("send", 1, 0))
+    step = predict_plan(plan, graph, machine).step_seconds
+    assert gathers > product
+    assert step == pytest.approx(12 * product + gathers + messages, rel=1e-6)

@@ -23,6 +23,7 @@ from windlass.program.communication_volume import (
     all_gather_bytes,
     all_reduce_bytes,
     collective_bytes,
+    message_bytes,
     op_collectives,
     replicated_gradient_sums,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "lower",
     "memory_profile",
     "mesh_coord",
+    "message_bytes",
     "offloaded_bytes_by_tier",
     "offloaded_state_bytes",
     "op_collectives",

@@ -19,7 +19,7 @@ from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
 from windlass.program.tensor_parallel import pass_ops
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import CollectiveKind, Graph, Op, Plan, TensorAxis, group_size
+from windlass.schema import CollectiveKind, Graph, LayerKind, Op, Plan, TensorAxis, group_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ class CommunicationVolume:
             return 0
         sizes, plan = self._sizes[layer], self._plan
         if kind == "send":
-            return self._output_bytes(layer)
+            return message_bytes(self._kinds[layer], plan)
         if kind == "send_tied_weights":
             return self._tied_elements[layer] * plan.parameter_itemsize
         if kind == "send_tied_grads":
@@ -122,12 +122,6 @@ class CommunicationVolume:
                 totals[instruction.kind] = totals.get(instruction.kind, 0) + sent
         return totals
 
-    def _output_bytes(self, layer: int) -> int:
-        batch = self._plan.batch
-        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        micro = batch.micro / (self._plan.parallel.context or 1)
-        return round(cost.message_bytes.at(micro, batch.sequence))
-
     def _gradient_reduce_bytes(self, sizes: StateSizes) -> int:
         """Bytes sent to sum a layer's gradient over tensor-parallel ranks and replicas.
 
@@ -145,6 +139,13 @@ class CommunicationVolume:
         selective = layer in self._selective
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
         return op_collectives(pass_ops(kind, layer_kind, cost, first=layer == 0), plan)
+
+
+def message_bytes(kind: LayerKind, plan: Plan) -> int:
+    """Bytes of a layer's output that a device sends to the next stage."""
+    cost = kind.cost(plan.precision, compiled=plan.compile)
+    micro = plan.batch.micro / (plan.parallel.context or 1)
+    return round(cost.message_bytes.at(micro, plan.batch.sequence))
 
 
 def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:

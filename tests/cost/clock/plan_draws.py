@@ -9,6 +9,7 @@ from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
 from windlass.schema.plan import Offload, Plan
+from windlass.schema.stack import Stack
 
 GRAPHS = tuple(
     sharded_graph(graph)
@@ -50,6 +51,25 @@ OFFLOADING = (
 )
 """Tiers that updates wait for and such that they do not; `other` devices do not update with the
 cores that compute."""
+STACK = Stack(
+    name="made-up",
+    about="all constants that change what overlaps",
+    overlaps_reduction=True,
+    overlaps_gather=True,
+    tensor_overlap=0.3,
+    launch_seconds=1e-6,
+    pair_launches=0.2,
+    collective_seconds=1e-5,
+    message_seconds=2e-5,
+    gather_exposed=0.2,
+    products=0.9,
+    traffic=0.8,
+)
+STACKS = (
+    STACK,
+    STACK.model_copy(update={"overlaps_reduction": False, "overlaps_gather": False}),
+    STACK.model_copy(update={"stages_adjacent": True}),
+)
 MACHINES = (FAST_LINKS, SLOW_LINKS, *OVERLAPPING, BULK_SYNCHRONOUS, *OFFLOADING)
 
 
@@ -98,6 +118,18 @@ def draw(chance: random.Random, graph: Graph, machine: Machine, *, accumulation:
     if any(selective_recompute_errors(plan, graph)):
         return with_recompute(plan, full)
     return with_recompute(plan, full, [chance.choice([0, 1, layers]) for _ in range(count)])
+
+
+def draw_on_stack(chance: random.Random, graph: Graph, machine: Machine) -> tuple[Plan, Machine]:
+    """A random plan under a stack, which may divide sequences, or gather weights in each pass."""
+    machine = machine.model_copy(update={"stack": chance.choice(STACKS)})
+    plan = draw(chance, graph, machine)
+    sharding, parallel = plan.sharding, plan.parallel
+    if sharding.parameters > 1 and chance.random() < 0.7:
+        sharding = sharding.model_copy(update={"reshard": True})
+    if chance.random() < 0.4:
+        parallel = parallel.model_copy(update={"context": 2})
+    return plan.model_copy(update={"sharding": sharding, "parallel": parallel}), machine
 
 
 def divisors(number: int) -> list[int]:

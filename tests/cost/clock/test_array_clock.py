@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost.clock.plan_draws import GRAPHS, MACHINES, OVERLAPPING, draw
+from cost.clock.plan_draws import GRAPHS, MACHINES, OVERLAPPING, draw, draw_on_stack
 from cost.equal_blocks import equal_blocks
 from factories import sharded_graph, tiny_graph, tiny_plan
 from windlass.cost.clock.array_clock import ArrayClock
@@ -50,6 +50,15 @@ def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
 def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():
     found = errors(seed=2, count=12, accumulation=100)
     assert sum(found) / len(found) < STEADY / 10
+
+
+def test_so_does_a_step_under_another_stack():
+    chance = random.Random(5)
+    for _ in range(40):
+        graph = chance.choice(GRAPHS)
+        plan, machine = draw_on_stack(chance, graph, chance.choice(MACHINES))
+        seconds = ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))[0]
+        assert seconds == pytest.approx(simulated(plan, graph, machine), rel=ROUNDING), plan
 
 
 @pytest.mark.slow

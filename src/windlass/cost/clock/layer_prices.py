@@ -32,6 +32,7 @@ from windlass.program import (
     InstructionKind,
     StateSizes,
     layer_kind_state_sizes,
+    message_bytes,
     offloaded_state_bytes,
     op_collectives,
     pass_ops,
@@ -80,6 +81,19 @@ class StatePrice(NamedTuple):
     norm_launches: Floats
 
 
+class ExchangeKey(NamedTuple):
+    """What communication in passes depends on besides how layers compute."""
+
+    data: int
+    """Data-parallel degree: replicas exchange on the same links."""
+    parameters: int
+    """Sharding degree of parameters that passes gather, else 1."""
+    accumulates: bool
+    """Whether they scatter gradients that several micro-batches sum."""
+    pipeline: int
+    """Number of stages if they lie between replicas, else 1."""
+
+
 class StateKey(NamedTuple):
     """What the state of layers depends on."""
 
@@ -88,7 +102,7 @@ class StateKey(NamedTuple):
     data: int
     parameters: int
     optimizer: int
-    pipeline: int = 1
+    pipeline: int
     """Number of stages if they lie between replicas, else 1."""
 
 
@@ -121,7 +135,7 @@ class LayerPrices:
         )
         """The first layer of each column."""
         self._names = tuple(names[layer] for layer in self.layers)
-        self._passes: dict[tuple[LayerConfig, int, int, int], Floats] = {}
+        self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
         self._passes_of = cache(self._layer_passes)
         self._alone = cache(self._alone_seconds)
         self.kinds: Callable[[int], tuple[LayerKind, ...]] = cache(self._kinds)
@@ -178,45 +192,45 @@ class LayerPrices:
         )
 
     def passes(
-        self, config: LayerConfig, micros: Sequence[int], data: int, parameters: int = 1
+        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
     ) -> list[Floats]:
         """Seconds of passes for each of some micro-batch sizes, each `[pass, selective, column]`.
 
         Args:
             config: how layers compute.
             micros: sequences of a micro-batch.
-            data: data-parallel degree: replicas exchange on the same links.
-            parameters: sharding degree of parameters that passes gather.
+            exchange: what communication in passes depends on besides.
 
         Raises:
             KeyError: the machine states no rate or link, or the graph no cost, that is needed.
         """
-        missing = [
-            micro for micro in micros if (config, micro, data, parameters) not in self._passes
-        ]
+        missing = [micro for micro in micros if (config, micro, exchange) not in self._passes]
         if missing:
-            found = self._pass_seconds(config, missing, data, parameters)
+            found = self._pass_seconds(config, missing, exchange)
             for micro, seconds in zip(missing, found, strict=True):
-                self._passes[config, micro, data, parameters] = seconds
-        return [self._passes[config, micro, data, parameters] for micro in micros]
+                self._passes[config, micro, exchange] = seconds
+        return [self._passes[config, micro, exchange] for micro in micros]
 
     def _kinds(self, tensor: int) -> tuple[LayerKind, ...]:
         kinds = self._graph.shard(tensor).kinds
         return tuple(kinds[name] for name in self._names)
 
     def _pass_seconds(
-        self, config: LayerConfig, micros: Sequence[int], data: int, parameters: int
+        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
     ) -> Iterable[Floats]:
         rates, (work, host) = self._rates(config), self._alone(config, tuple(micros))
         beside = [np.zeros((2, len(work)))] * len(micros)
         if config.tensor > 1 or config.reshard or config.context:
-            sharding = parameters, parameters
-            beside = [
-                self._exchanged(
-                    config, self.plan(config, micro=micro, data=data, sharding=sharding)
-                )
-                for micro in micros
-            ]
+            data, parameters, accumulates, pipeline = exchange
+            plan = partial(
+                self.plan,
+                config,
+                data=data,
+                sharding=(parameters, parameters),
+                accumulates=accumulates,
+                pipeline=pipeline,
+            )
+            beside = [self._exchanged(config, plan(micro=micro)) for micro in micros]
         seconds = exposed_seconds(rates, work, host, *np.moveaxis(np.array(beside), 0, 2))
         return list(seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers)))
 
@@ -310,19 +324,10 @@ class LayerPrices:
         moved = batch_load_bytes(plan_micro(plan) * self._base.batch.sequence)
         return copy_seconds(moved, device) + device.pass_seconds
 
-    def output_bytes(self, config: LayerConfig, micro: int) -> Floats:
-        """Bytes that a rank sends of the output of each column's layer, `[column]`."""
-        return np.array(
-            [
-                round(
-                    kind.cost(config.precision, compiled=config.compiled).message_bytes.at(
-                        micro / (config.context or 1), self._base.batch.sequence
-                    )
-                )
-                for kind in self.kinds(config.tensor)
-            ],
-            dtype=np.float64,
-        )
+    def message_bytes(self, config: LayerConfig, micro: int) -> Floats:
+        """Bytes that each column's layer sends to the next stage, `[column]`."""
+        plan = self.plan(config, micro=micro)
+        return np.array([float(message_bytes(kind, plan)) for kind in self.kinds(config.tensor)])
 
     def norm_seconds(self, key: StateKey, nbytes: Floats, launches: Floats) -> Floats:
         """Seconds of the gradient norm over the gradients of a stage."""

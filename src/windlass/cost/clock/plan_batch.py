@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.clock.layer_prices import LayerPrices, StateKey, StatePrice, copy_seconds
+from windlass.cost.clock.layer_prices import (
+    ExchangeKey,
+    LayerPrices,
+    StateKey,
+    StatePrice,
+    copy_seconds,
+)
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.op_time import tied_grad_add_bytes
@@ -74,13 +80,18 @@ class PlanBatch:
         columns, configs = self.columns, self.columns.configs
         gathers = np.array([bool(each.reshard) for each in configs])[columns.config]
         sharing = np.where(gathers, columns.parameters, 1)
-        keys, place = distinct(columns.config, columns.data, sharing, columns.micro)
-        micros: dict[tuple[int, int, int], list[int]] = {}
-        for config, data, parameters, micro in keys:
-            micros.setdefault((config, data, parameters), []).append(micro)
+        sums = gathers & (columns.accumulation > 1)
+        keys, place = distinct(columns.config, columns.data, sharing, sums, columns.micro)
+        micros: dict[tuple[int, ...], list[int]] = {}
+        for *key, micro in keys:
+            micros.setdefault(tuple(key), []).append(micro)
         rows = [
-            self.prices.passes(configs[config], tuple(some), data, parameters)
-            for (config, data, parameters), some in micros.items()
+            self.prices.passes(
+                configs[config],
+                some,
+                ExchangeKey(data, parameters, bool(accumulates), self._between),
+            )
+            for (config, data, parameters, accumulates), some in micros.items()
         ]
         return np.concatenate(rows), place
 
@@ -109,7 +120,7 @@ class PlanBatch:
             return np.zeros((self.shape.chunks, self.columns.count))
         last = self.layout.bounds[1:] - 1
         nbytes = self._by_config(
-            lambda config, _, micro: self.prices.output_bytes(config, micro), self.columns.micro
+            lambda config, _, micro: self.prices.message_bytes(config, micro), self.columns.micro
         )
         return self._message_seconds(nbytes[:, self.prices.columns[last]].T)
 
@@ -203,12 +214,17 @@ class PlanBatch:
     @cached_property
     def state_keys(self) -> list[StateKey]:
         """The distinct ways in which plans hold and exchange state."""
-        stack = self.machine.stack
-        between = self.shape.pipeline if stack is not None and stack.stages_adjacent else 1
+        between = self._between
         return [
             StateKey(self.columns.configs[config], bool(accumulates), data, parts, degree, between)
             for config, accumulates, data, parts, degree in self._distinct_states[0]
         ]
+
+    @property
+    def _between(self) -> int:
+        """Number of stages if they lie between replicas, else 1."""
+        stack = self.machine.stack
+        return self.shape.pipeline if stack is not None and stack.stages_adjacent else 1
 
     @cached_property
     def _distinct_states(self) -> tuple[list[tuple[int, ...]], Ints]:

@@ -58,6 +58,8 @@ class _StepWalk:
         stages, plans = batch.shape.pipeline, batch.columns.count
         self._now, self._sent, self._reduced = np.zeros((3, stages, plans))
         """Times at which a stage has computed, sent and reduced all so far, `[stage, plan]`."""
+        self._layer_reduced = np.zeros((batch.columns.layers, plans))
+        """Time at which all reductions up to that of a layer have ended, `[layer, plan]`."""
         self._came = np.zeros((schedule.slots, plans))
         """Arrival of the message in each slot."""
         self._tied_weights, self._tied_gradients = np.zeros((2, len(batch.tied), plans))
@@ -76,10 +78,11 @@ class _StepWalk:
                     self._first_forward(edge)
                 else:
                     self._last_backward(edge)
-        begin = np.maximum(self._now, self._reduced)
         if clips:
-            begin = begin.max(axis=0) + self._batch.norm
-        return np.asarray(self._update(begin).max(axis=0))
+            begin = np.maximum(self._now, self._reduced).max(axis=0)
+            return np.asarray(self._update(begin + self._batch.norm, waits=False).max(axis=0))
+        waits = bool((self._reduced > self._now).any())
+        return np.asarray(self._update(self._now, waits=waits).max(axis=0))
 
     def _pass_level(self, level: Level) -> None:
         """Runs passes that do not wait for each other."""
@@ -194,13 +197,19 @@ class _StepWalk:
         if batch.reduces:
             whole, overlapped = batch.state.reduce[layer], batch.state.overlapped[layer]
             ended = np.maximum(self._now[stage], self._reduced[stage]) + whole
-            self._reduced[stage] = np.where(overlapped > 0, ended, self._reduced[stage])
+            ended = np.where(overlapped > 0, ended, self._reduced[stage])
+            self._reduced[stage] = self._layer_reduced[layer] = ended
             self._now[stage] += whole - overlapped
 
-    def _update(self, now: Floats) -> Floats:
-        """End of all updates of each stage, `[stage, plan]`."""
+    def _update(self, now: Floats, *, waits: bool) -> Floats:
+        """End of all updates of each stage, `[stage, plan]`.
+
+        Args:
+            now: when each stage begins.
+            waits: whether a layer's gradient may be reduced only later.
+        """
         batch, state = self._batch, self._batch.state
-        if not batch.offloads.any():
+        if not waits and not batch.offloads.any():
             return np.asarray(now + self._layout.by_stage(state.update + state.spread))
         overlaps = batch.machine.overlaps_transfers
         shares_cores = batch.machine.device.kind == "cpu"
@@ -210,6 +219,9 @@ class _StepWalk:
             for layer in layers:
                 if not self._layout.owned[layer]:
                     continue
+                if waits:
+                    own = np.where(state.overlapped[layer] > 0, self._layer_reduced[layer], 0.0)
+                    at = np.maximum(at, own)
                 work = state.update[layer]
                 begun = np.maximum(at, idle)
                 idle = begun + np.maximum(work, state.moving[layer])

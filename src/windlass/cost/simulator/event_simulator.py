@@ -207,7 +207,8 @@ class _Simulator:
             device.record(*span, then=then)
         else:
             begin = max(device.time, device.reduced_time(instruction))
-            end = begin + self._costs.seconds(instruction, device.program.device)
+            work = self._costs.seconds(instruction, device.program.device)
+            end = begin + work + self._costs.communication_seconds(instruction)
             device.record(device.time, end, then=end)
         return True
 

@@ -143,7 +143,8 @@ class OffloadQueue:
         if kind in TRANSFER_KINDS and (kind != "update" or self._updates_transfer):
             return self._transfer(instruction, now)
         start = self.ready(instruction, now)
-        end = start + self._costs.seconds(instruction, self._device)
+        work = self._costs.seconds(instruction, self._device)
+        end = start + work + self._costs.communication_seconds(instruction)
         return InstructionSpan(start, end), end
 
     def schedule_result(self, instruction: Instruction, end: float) -> None:
