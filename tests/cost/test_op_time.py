@@ -5,7 +5,7 @@ from factories import tiny_machine
 from windlass.cost.op_time import DeviceRates, LayerPass, OpContext, TermSeconds, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
-from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
+from windlass.schema.machine import AttentionRate, Curve, OpRate, Point, ProductRate
 from windlass.schema.stack import OWN_STACK, AttentionKernel
 
 
@@ -181,3 +181,22 @@ def _attention(*, b: int, h: int, s: int, k: int) -> Op:
 def _same_both_ways(width: int, rate: float) -> AttentionRate:
     curve = Curve(points=(Point(1, rate),))
     return AttentionRate(head_width=width, forward=curve, backward=curve)
+
+
+def test_a_product_with_measured_sides_takes_its_call_its_flop_and_its_bytes():
+    m, n, k = Polynomial(8), Polynomial(16), Polynomial(32)
+    product = Op(
+        name="mm", kind="matmul", flop=Polynomial(2 * 8 * 16 * 32), read_bytes=Polynomial(1),
+        written_bytes=Polynomial(1), live_bytes=Polynomial(1),
+        shape=MatmulShape(Polynomial(1), m, n, k),
+    )  # fmt: skip
+    rate = tiny_machine().device.rate("float32")
+    forward = ProductRate(
+        role="forward", call_seconds=1e-5, flop_rate=1e9, read=1e6, write=2e6
+    )  # fmt: skip
+    rates = _rates(matmul=(rate.model_copy(update={"products": (forward,)}),))
+
+    seconds = _seconds(product, rates).matmul
+
+    read, written = 4 * 16 * 32 / 1e6, 4 * 8 * 16 / 2e6
+    assert seconds == pytest.approx(1e-5 + 2 * 8 * 16 * 32 / 1e9 + read + written)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from windlass.errors import ModelError
+from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import layer_stack_from_module, materialize_layer
 
 
@@ -150,3 +151,18 @@ def test_a_module_without_reset_parameters_cannot_be_built_alone():
 def test_a_layer_with_real_weights_is_returned_itself():
     stack = layer_stack_from_module(model(Residual()), "mine")
     assert materialize_layer(stack, 1, seed=5, device="cpu") is stack.layers[1]
+
+
+def test_a_tied_parameter_that_its_owner_has_takes_no_memory_when_asked():
+    stack = build_layer_stack("gpt-tiny", {}, device="meta", seed=1)
+    tied = next(iter(stack.tied_weights))
+    last = len(stack.layers) - 1
+
+    bare = materialize_layer(stack, last, seed=1, device="cpu", tied=False)
+    full = materialize_layer(stack, last, seed=1, device="cpu")
+
+    path = tied.removeprefix(f"{stack.names[last]}.")
+    assert bare.get_parameter(path).numel() == 0
+    for name, parameter in bare.named_parameters():
+        if name != path:
+            assert torch.equal(parameter, full.get_parameter(name))

@@ -5,7 +5,8 @@ import mmap
 import pytest
 import torch
 
-from windlass.runtime.memory_stats import PeakMemory, current_bytes, peak_bytes
+from windlass.runtime.memory_stats import MemoryLimit, PeakMemory, current_bytes, peak_bytes
+from windlass.torch_ext import allocator_stats, install_allocator, set_memory_limit
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
@@ -40,3 +41,18 @@ def test_the_overall_peak_is_kept_across_samples():
     during = peak.sample()
     peak.sample()
     assert peak.overall_bytes() >= during
+
+
+@pytest.mark.parametrize(("slack", "kept"), [(2**30, BLOCK // 4), (0, 0)])
+def test_memory_kept_free_gives_way_to_the_budget(slack: int, kept: int):
+    if not install_allocator():
+        pytest.skip("no compiler, or not Linux: the allocator cannot be built")
+    torch.empty(BLOCK, dtype=torch.uint8)  # free now, and kept by the allocator
+    used = current_bytes(CPU)
+    try:
+        MemoryLimit(tensor_bytes=0, budget_bytes=used + slack).apply()
+        stats = allocator_stats()
+    finally:
+        set_memory_limit(None)
+    assert stats is not None
+    assert stats.reserved - stats.allocated <= kept + BLOCK // 4

@@ -36,6 +36,8 @@ from windlass.schema import (
     Point,
     Polynomial,
     Precision,
+    ProductRate,
+    ProductRole,
     Stack,
     TileRate,
 )
@@ -143,6 +145,19 @@ class DeviceRates:
         precision = op.precision or self._products.precision
         return self._products if precision == self._products.precision else self._other(precision)
 
+    def product(self, op: Op, *, backward: bool) -> ProductRate | None:
+        """Measured time of a matrix product by its sides; None if the machine states none.
+
+        A gradient of weights has sides that depend on no token.
+        """
+        if op.shape is None:
+            return None
+        role: ProductRole = "biased" if op.name == "addmm" else "forward"
+        if backward:
+            fixed = all(side == Polynomial(side.constant) for side in (op.shape.m, op.shape.n))
+            role = "weight_gradient" if fixed else "input_gradient"
+        return next((each for each in self.products(op).products if each.role == role), None)
+
     def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
         """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
 
@@ -231,11 +246,14 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
     shares: list[float] = []
     by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
     by_tiles: dict[int, tuple[MatmulRate, list[int]]] = {}
+    by_role: dict[int, tuple[ProductRate, list[int]]] = {}
     for layer_pass in passes:
         width = _head_width(layer_pass.cost, mode)
         for op in layer_pass.ops:
             if op.shape is not None and (rate := rates.products(op)).tiles is not None:
                 by_tiles.setdefault(id(rate), (rate, []))[1].append(len(ops))
+            elif (product := rates.product(op, backward=layer_pass.backward)) is not None:
+                by_role.setdefault(id(product), (product, []))[1].append(len(ops))
             else:
                 curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
                 by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
@@ -247,12 +265,19 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
         amount = amounts[rows]
         work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
     for rate, rows in by_tiles.values():
-        shapes = [op.shape for op in (ops[row] for row in rows) if op.shape is not None]
-        sides = [
-            quantity_values(list(side), micros, mode.sequence) for side in zip(*shapes, strict=True)
-        ]
-        work[rows] = tile_seconds(rate, *sides)
+        work[rows] = tile_seconds(rate, *_sides(ops, rows, micros, mode.sequence))
+    for product, rows in by_role.values():
+        sides = _sides(ops, rows, micros, mode.sequence)
+        work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
     return np.asarray(work / np.array(shares).reshape(-1, 1))
+
+
+def _sides(
+    ops: Sequence[Op], rows: Sequence[int], micros: Floats | Ints, sequence: int
+) -> list[Floats]:
+    """Number of products, m, n and k of the products at `rows`, each `[op, micro-batch size]`."""
+    shapes = [op.shape for op in (ops[row] for row in rows) if op.shape is not None]
+    return [quantity_values(list(side), micros, sequence) for side in zip(*shapes, strict=True)]
 
 
 def passes_seconds(
@@ -348,6 +373,25 @@ _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (
 """Rows and columns of the tile that one processor computes at once, and its speed relative to the
 fastest tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (the smaller tiles'
 shares are read off its figure 3)."""
+
+
+def product_seconds(
+    rate: ProductRate, itemsize: int, count: Floats, m: Floats, n: Floats, k: Floats
+) -> Floats:
+    """Seconds of `count` products (m, k) by (k, n), as `ProductRate` states.
+
+    Args:
+        rate: the measured terms.
+        itemsize: bytes of an element.
+        count: number of products.
+        m: rows of the result.
+        n: columns of the result.
+        k: elements of each sum.
+    """
+    cold = k * n + (k * m if rate.role.endswith("gradient") else 0.0)
+    read = itemsize * cold / rate.read if rate.read else 0.0
+    written = itemsize * m * n / rate.write if rate.write else 0.0
+    return np.asarray(rate.call_seconds + count * (2 * m * n * k / rate.flop_rate + read + written))
 
 
 def tile_seconds(

@@ -156,8 +156,8 @@ class ProductRate(Document):
     """Measured time of products (m, k) by (k, n) with one role.
 
     It is `call + 2 m n k / flop_rate + (bytes of factors) / read + (bytes of result) / write`.
-    Weights and saved activations come from memory and count as read; the gradient or the activation
-    that was just made is still in the cache and does not.
+    Weights, saved activations and gradients come from memory and count as read; the input of a
+    forward pass is still in the cache and does not.
     """
 
     role: ProductRole
@@ -435,6 +435,11 @@ class Machine(Document):
     def devices(self) -> int:
         """Devices in all hosts."""
         return self.hosts * self.devices_per_host
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Host time of a step outside passes and updates, on the machine's stack."""
+        return 0.0 if self.stack is None else self.stack.step_seconds
 
     def straggler_factor(self, devices: int) -> float:
         """Factor by which the slowest of n hosts lengthens a step: `1 + s ln(n)`.

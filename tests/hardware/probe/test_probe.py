@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from windlass.hardware.probe.disk_and_network import (
     host_copy_rates,
     loopback_link,
 )
-from windlass.hardware.probe.matmul import matmul_rates
+from windlass.hardware.probe.matmul import MeasuredProduct, fit_product, matmul_rates
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.stopwatch import Stopwatch
@@ -105,3 +106,30 @@ def test_a_probed_machine_can_be_kept_and_loaded_again(tmp_path: Path):
     assert reports[-1][0] == reports[-1][1]
     assert {rate.precision for rate in machine.device.matmul} == {"float32", "bfloat16"}
     assert machine.noise is not None
+
+
+def test_the_rates_of_products_are_found_again_from_the_times_that_they_make():
+    shapes = ((16, 192, 64), (64, 1024, 1024), (256, 320, 320), (2048, 768, 192), (1024, 9000, 64))
+    products = []
+    for m, n, k in shapes:
+        product = MeasuredProduct(m, n, k, {})
+        read, written = product.moved("input_gradient")
+        seconds = 1e-5 + product.flop / 9e11 + 2 * read / 3e10 + 2 * written / 6e10
+        product.seconds["input_gradient"] = seconds
+        products.append(product)
+
+    found = fit_product("input_gradient", products, itemsize=2)
+
+    assert found.call_seconds == pytest.approx(1e-5)
+    assert found.flop_rate == pytest.approx(9e11)
+    assert (found.read, found.write) == (pytest.approx(3e10), pytest.approx(6e10))
+
+
+def test_repeats_that_waited_for_a_core_do_not_count():
+    waits = cycle((0.0, 0.0, 0.0, 0.9))  # before and after each repeat: every second one waited
+    watch = Stopwatch(torch.device("cpu"), budget_seconds=0.05, waiting_share=lambda: next(waits))
+    pauses = cycle((0.002, 0.02))
+
+    seconds = watch.seconds(lambda: time.sleep(next(pauses)))
+
+    assert seconds < 0.01

@@ -18,6 +18,7 @@ _MOST_PARAMETERS = 80e6
 """A run saves 12 bytes of each at its end."""
 _MOST_SCORES = 1.5e9
 """Bytes of logits and of attention scores of one micro-batch, roughly."""
+_LEAST_POSITIONS = 16
 _VOCABULARIES = (4160, 8192, 16000, 32000, 50257)
 """All hold the default tokenizer's 4,096 entries and BERT's mask."""
 
@@ -67,7 +68,7 @@ class _Shape(NamedTuple):
         sizes = {
             "layers": self.layers, "width": self.width, "heads": self.heads,
             "kv_heads": self.kv_heads, "ffn": self.ffn, "vocabulary": self.vocabulary,
-            "sequence": self.sequence,
+            "sequence": max(self.sequence, _LEAST_POSITIONS),
         }  # fmt: skip
         return tuple(f"model.{name}={size}" for name, size in sizes.items())
 

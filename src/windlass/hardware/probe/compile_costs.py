@@ -142,7 +142,8 @@ def _run_block(dtype: torch.dtype) -> None:
     norm, attend, widen, narrow, head = layers
     x = torch.randn(2, tokens, width).to(dtype).requires_grad_()
     split = attend(norm(x)).view(2, tokens, 3, heads, 64).permute(2, 0, 3, 1, 4)
-    mixed = functional.scaled_dot_product_attention(*split.unbind(), is_causal=True)
+    query, key, value = split.unbind()
+    mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     y = x + mixed.transpose(1, 2).reshape(x.shape)
     y = y + narrow(functional.gelu(widen(y), approximate="tanh") * functional.silu(widen(y)))
     scores = head(y).float().view(-1, _VOCABULARY)

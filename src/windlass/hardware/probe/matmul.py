@@ -1,26 +1,46 @@
 """Measures the rates of matrix products and fused attention on this device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema import PRECISION_BYTES, AttentionRate, Curve, MatmulRate, Point, Precision
+from windlass.schema import (
+    PRECISION_BYTES,
+    AttentionRate,
+    Curve,
+    MatmulRate,
+    Point,
+    Precision,
+    ProductRate,
+    ProductRole,
+)
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _SHAPES = (
-    (64, 64, 64), (128, 192, 192), (512, 192, 192), (1024, 576, 192), (2048, 768, 192),
-    (1024, 768, 768), (2048, 3072, 768), (256, 32768, 768),
+    (16, 192, 64), (4, 512, 512), (16, 3072, 768), (32, 128, 128), (64, 1024, 1024),
+    (100, 8192, 144), (128, 192, 192), (256, 320, 320), (512, 1536, 512), (1024, 576, 192),
+    (1024, 768, 768), (1215, 20882, 72), (2048, 768, 192), (2048, 3072, 768), (1024, 32768, 64),
+    (256, 32768, 768),
 )  # fmt: skip
-"""(m, n, k) of products in transformers: tokens, outputs and inputs; the last is a model's head."""
+"""(m, n, k) of products in transformers: tokens, outputs and inputs, few and many of each, and
+numbers that are no power of two; those with the most outputs are models' heads."""
 
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
 
 _COLD_BYTES = 2**26
 """Bytes of the weights and results of one measurement together: more than a processor's cache."""
+
+_ROLES: tuple[ProductRole, ...] = ("forward", "biased", "input_gradient", "weight_gradient")
+_FIT_ROUNDS = 12
+_SIZE_WEIGHT = 0.25
+"""Power of its time with which a measurement counts."""
+_OUTLIER = 0.1
+"""Relative error beyond which a measurement counts less."""
 
 _SEQUENCES = (128, 256, 512, 768, 1024)
 _HEAD_WIDTHS = (32, 64, 128)
@@ -42,21 +62,22 @@ def matmul_rates(
         watch: times the work.
         on_measured: called after each measurement.
     """
-    shapes = _SHAPES if watch.device.type == "cpu" else _ACCELERATOR_SHAPES
-    plain, biased = [], []
+    on_cpu = watch.device.type == "cpu"
+    shapes = _SHAPES if on_cpu else _ACCELERATOR_SHAPES
+    measured: list[MeasuredProduct] = []
     for m, n, k in shapes:
-        point, with_bias = _matmul_rate(m, n, k, precision, watch)
-        plain.append(point)
-        biased.append(with_bias)
+        measured.append(_measure_product(m, n, k, precision, watch))
         on_measured()
-    plain.sort()
-    biased.sort()
+    plain = sorted(Point(each.flop, each.rate) for each in measured)
+    biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
     widths = tuple(_attention(width, precision, watch, on_measured) for width in _HEAD_WIDTHS)
     typical = widths[1].forward
+    itemsize = PRECISION_BYTES[precision]
     return MatmulRate(
         precision=precision,
         peak=max(point.rate for point in plain),
         curve=Curve(points=tuple(plain)),
+        products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if on_cpu else (),
         biased=Curve(points=tuple(biased)),
         attention=Curve(
             points=tuple(
@@ -67,10 +88,36 @@ def matmul_rates(
     )
 
 
-def _matmul_rate(
+class MeasuredProduct(NamedTuple):
+    """Measured seconds of a layer's products, by role: (m, k) inputs, (n, k) weights."""
+
+    m: int
+    n: int
+    k: int
+    seconds: dict[ProductRole, float]
+
+    @property
+    def flop(self) -> float:
+        """FLOP of each of them."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of a pass forward and the two backward."""
+        return self.flop * 3 / sum(t for role, t in self.seconds.items() if role != "biased")
+
+    def moved(self, role: ProductRole) -> tuple[int, int]:
+        """Elements of the factors that come from memory, and of the result."""
+        if role == "weight_gradient":
+            return self.m * (self.n + self.k), self.n * self.k
+        if role == "input_gradient":
+            return self.n * (self.m + self.k), self.m * self.k
+        return self.n * self.k, self.m * self.n
+
+
+def _measure_product(
     m: int, n: int, k: int, precision: Precision, watch: Stopwatch
-) -> tuple[Point, Point]:
-    """The rate of a product, and the rate of its forward pass with a bias."""
+) -> MeasuredProduct:
     copies = 1
     if watch.device.type == "cpu":
         copies = max(1, _COLD_BYTES // (PRECISION_BYTES[precision] * (n * k + m * n)))
@@ -79,19 +126,62 @@ def _matmul_rate(
         for rows, columns in ((m, k), (n, k), (m, n))
     )
     bias = torch.zeros(n, device=watch.device, dtype=weight.dtype)
-    weights, inputs, gradients = (
-        cycle([like.clone() for _ in range(copies)]) for like in (weight, x, gradient)
+    weights, inputs = (cycle([like.clone() for _ in range(copies)]) for like in (weight, x))
+    # In training the left factor is still in the cache; weights and saved inputs are not.
+    works: dict[ProductRole, Callable[[], object]] = {
+        "forward": lambda: torch.mm(x, next(weights).t()),
+        "input_gradient": lambda: torch.mm(gradient, next(weights)),
+        "weight_gradient": lambda: torch.mm(gradient.t(), next(inputs)),
+        "biased": lambda: torch.addmm(bias, x, next(weights).t()),
+    }
+    return MeasuredProduct(m, n, k, {role: watch.seconds(work) for role, work in works.items()})
+
+
+def fit_product(
+    role: ProductRole, measured: Sequence[MeasuredProduct], itemsize: int
+) -> ProductRate:
+    """The times of one role: least squares of relative errors, outliers less, no term below zero.
+
+    Args:
+        role: the role.
+        measured: products of at least four shapes.
+        itemsize: bytes of an element.
+    """
+    moved = [each.moved(role) for each in measured]
+    terms = torch.tensor(
+        [
+            [1.0, each.flop, itemsize * read, itemsize * written]
+            for each, (read, written) in zip(measured, moved, strict=True)
+        ],
+        dtype=torch.float64,
     )
-    # In training the left factor is still in the cache; weights and results are not.
-    works = (
-        lambda: torch.mm(x, next(weights).t(), out=next(gradients)),
-        lambda: torch.mm(gradient, next(weights), out=next(inputs)),
-        lambda: torch.mm(gradient.t(), next(inputs), out=next(weights)),
-        lambda: torch.addmm(bias, x, next(weights).t(), out=next(gradients)),
+    seconds = torch.tensor([each.seconds[role] for each in measured], dtype=torch.float64)
+    relative = terms / seconds[:, None]
+    # Large products take most of a step.
+    size_weights = (seconds / seconds.max()) ** _SIZE_WEIGHT
+    used, weights = [0, 1, 2, 3], size_weights
+    found = torch.zeros(4, dtype=torch.float64)
+    for _ in range(_FIT_ROUNDS):
+        columns = relative[:, used] * weights[:, None]
+        # Columns differ by twelve orders of magnitude.
+        scale = columns.norm(dim=0)
+        solution = torch.linalg.lstsq(columns / scale, weights[:, None]).solution[:, 0] / scale
+        least = int((solution * scale).argmin())
+        if solution[least] <= 0:
+            used.pop(least)
+            continue
+        found = torch.zeros_like(found)
+        found[used] = solution
+        errors = (relative @ found - 1).abs()
+        weights = (_OUTLIER / errors.clamp(min=_OUTLIER)).sqrt() * size_weights
+    call, per_flop, per_read, per_written = found.tolist()
+    return ProductRate(
+        role=role,
+        call_seconds=call,
+        flop_rate=1 / per_flop,
+        read=1 / per_read if per_read else None,
+        write=1 / per_written if per_written else None,
     )
-    *seconds, with_bias = (watch.seconds(work) for work in works)
-    flop = 2.0 * m * n * k
-    return Point(flop, flop * len(seconds) / sum(seconds)), Point(flop, flop / with_bias)
 
 
 def _attention(

@@ -33,7 +33,8 @@ _MOMENT_ELEMENTS = 2**24
 _CHUNK_ELEMENTS = 2**21
 """Elements that a training run converts at a time."""
 _WIDTH = 768
-_ROWS = (128, 2048)
+_ROWS = (128, 2048, 8192)
+"""The last are more than a processor's cache."""
 _VOCABULARY = 8192
 _VOCABULARY_ROWS = (64, 512)
 _LAUNCHES = 50

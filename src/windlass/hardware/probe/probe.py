@@ -54,7 +54,7 @@ from windlass.torch_ext import install_allocator
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
 """Time budget of one measurement; there are about 120 in each of two rounds."""
-_MEASUREMENTS = 260
+_MEASUREMENTS = 310
 """Approximate number of measurements, which is the length of the progress bar."""
 
 ProbeProgress = Callable[[str, int, int | None], None]
@@ -115,7 +115,8 @@ class _Conditions(NamedTuple):
 def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
     kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS)
+    waiting = CpuContention()
+    watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
     speed_checks = [speed_check_seconds(kind)]
     _measure_device(bar, compile_costs, watch)
@@ -125,6 +126,7 @@ def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _C
     speed_checks.append(speed_check_seconds(kind))
     share = contention.take_share() or 0.0
     contention.close()
+    waiting.close()
     return device, _Conditions(watch.noise, share, statistics.fmean(speed_checks))
 
 

@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from math import log
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, log
 
 import torch
 
@@ -11,6 +11,14 @@ _MIN_REPEATS = 2
 _MAX_REPEATS = 40
 _STALL_FACTOR = 2.0
 """A repeat that takes more than this many medians was stalled by another process."""
+_MOST_WAITING = 0.03
+"""Share of a repeat that its threads may wait for a core; above that another process disturbed it
+and it counts only if all were disturbed."""
+_LEAST_SECONDS, _MOST_INNER = 5e-4, 100
+"""Short work is repeated back to back for so long, as ops of a step follow each other: a thread
+that sleeps in between takes 20 to 40 us to wake."""
+_MOST_BUDGETS = 12
+"""Budgets that a piece of work takes at most while others disturb it."""
 
 
 class Stopwatch:
@@ -19,11 +27,20 @@ class Stopwatch:
     Args:
         device: where the work runs; timing waits until an accelerator has finished.
         budget_seconds: time to spend on one piece of work after two runs of it.
+        waiting_share: share of the time since its last call that this process waited for a core;
+            None if nobody measures it.
     """
 
-    def __init__(self, device: torch.device, *, budget_seconds: float) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        budget_seconds: float,
+        waiting_share: Callable[[], float | None] | None = None,
+    ) -> None:
         self.device = device
         self._budget_seconds = budget_seconds
+        self._waiting_share = waiting_share
         self._spreads: list[float] = []
         self._rounds: list[list[float]] = []
         self._index = 0
@@ -42,17 +59,26 @@ class Stopwatch:
         A step is a sum of hundreds of such pieces, some fast and some slow, so their mean predicts
         it. The best time or a quartile would predict too short a step.
         """
-        first = self._once(work)
+        first, quiet = self._once(work, 1)
+        inner = max(1, min(_MOST_INNER, ceil(_LEAST_SECONDS / max(first, 1e-9))))
         # A long run warms up within itself; a short one is not counted the first time.
-        times = [first] if first >= self._budget_seconds else []
-        end = time.perf_counter() + self._budget_seconds
-        while len(times) < _MIN_REPEATS or (
-            len(times) < _MAX_REPEATS and time.perf_counter() < end
-        ):
-            times.append(self._once(work))
-        if len(times) > _MIN_REPEATS:
-            self._spreads.append(_deviation(times))
-        return self._mean_over_rounds(_mean(times))
+        long = first >= self._budget_seconds
+        times = {True: [first] if long and quiet else [], False: [first] if long else []}
+        start = time.perf_counter()
+        while not self._is_enough(times, time.perf_counter() - start):
+            seconds, quiet = self._once(work, inner)
+            times[quiet].append(seconds)
+        counted = times[True] or times[False]
+        if len(counted) > _MIN_REPEATS:
+            self._spreads.append(_deviation(counted))
+        return self._mean_over_rounds(_mean(counted))
+
+    def _is_enough(self, times: Mapping[bool, Sequence[float]], passed: float) -> bool:
+        """Whether the repeats, quiet and disturbed ones, suffice after so many seconds."""
+        quiet, total = len(times[True]), len(times[True]) + len(times[False])
+        if total >= _MIN_REPEATS and passed > _MOST_BUDGETS * self._budget_seconds:
+            return True
+        return quiet >= _MIN_REPEATS and (quiet >= _MAX_REPEATS or passed >= self._budget_seconds)
 
     def _mean_over_rounds(self, seconds: float) -> float:
         """Mean of this time and the one that the round before measured, if there was one."""
@@ -68,12 +94,18 @@ class Stopwatch:
         """Standard deviation of log(time) between repeats: the median over all pieces of work."""
         return statistics.median(self._spreads) if self._spreads else 0.0
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def _once(self, work: Callable[[], object], inner: int) -> tuple[float, bool]:
+        """Mean seconds of `inner` runs, and whether no other process disturbed them."""
         if self.device.type == "cuda":
-            return self._on_accelerator(work)
+            return self._on_accelerator(work), True
+        if self._waiting_share is not None:
+            self._waiting_share()
         start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
+        for _ in range(inner):
+            work()
+        seconds = (time.perf_counter() - start) / inner
+        share = self._waiting_share() if self._waiting_share is not None else None
+        return seconds, share is None or share <= _MOST_WAITING
 
     def _on_accelerator(self, work: Callable[[], object]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
