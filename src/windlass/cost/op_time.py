@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from windlass.cost.arrays import FloatOrFloats, Floats, Ints
 from windlass.schema import (
+    CACHED_BYTES,
     OWN_STACK,
     PRECISION_BYTES,
     AttentionKernel,
@@ -388,8 +389,9 @@ def product_seconds(
         n: columns of the result.
         k: elements of each sum.
     """
-    cold = k * n + (k * m if rate.role.endswith("gradient") else 0.0)
-    read = itemsize * cold / rate.read if rate.read else 0.0
+    made = {"weight_gradient": 0.0, "input_gradient": CACHED_BYTES}.get(rate.role, np.inf)
+    cold = itemsize * k * n + np.maximum(0.0, itemsize * k * m - made)
+    read = cold / rate.read if rate.read else 0.0
     written = itemsize * m * n / rate.write if rate.write else 0.0
     return np.asarray(rate.call_seconds + count * (2 * m * n * k / rate.flop_rate + read + written))
 

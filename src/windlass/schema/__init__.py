@@ -33,6 +33,7 @@ from windlass.schema.largest_model import (
     ReferenceComparison,
 )
 from windlass.schema.machine import (
+    CACHED_BYTES,
     MAX_CONTENTION,
     AttentionRate,
     Curve,
@@ -148,6 +149,7 @@ from windlass.schema.verification import (
 
 __all__ = [
     "ATTEMPTS_FOLDER",
+    "CACHED_BYTES",
     "CHECKPOINT_FOLDER",
     "DEVICE_TIER",
     "ENVIRONMENT_FILE",

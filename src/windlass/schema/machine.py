@@ -152,12 +152,16 @@ ProductRole = Literal["forward", "biased", "input_gradient", "weight_gradient"]
 input, or that of its weights."""
 
 
+CACHED_BYTES = 2**24
+"""Bytes of a tensor that was just made which are still in a processor's cache."""
+
+
 class ProductRate(Document):
     """Measured time of products (m, k) by (k, n) with one role.
 
     It is `call + 2 m n k / flop_rate + (bytes of factors) / read + (bytes of result) / write`.
-    Weights, saved activations and gradients come from memory and count as read; the input of a
-    forward pass is still in the cache and does not.
+    Weights and saved activations come from memory and count as read. The input of a forward pass,
+    and `CACHED_BYTES` of the gradient that a pass starts from, are still in the cache.
     """
 
     role: ProductRole

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
+    CACHED_BYTES,
     PRECISION_BYTES,
     AttentionRate,
     Curve,
@@ -106,13 +107,16 @@ class MeasuredProduct(NamedTuple):
         """FLOP/s of a pass forward and the two backward."""
         return self.flop * 3 / sum(t for role, t in self.seconds.items() if role != "biased")
 
-    def moved(self, role: ProductRole) -> tuple[int, int]:
-        """Elements of the factors that come from memory, and of the result."""
+    def moved(self, role: ProductRole, itemsize: int) -> tuple[int, int]:
+        """Bytes of the factors that come from memory, and of the result."""
+        weights, inputs, outputs = (
+            itemsize * count for count in (self.n * self.k, self.m * self.k, self.m * self.n)
+        )
         if role == "weight_gradient":
-            return self.m * (self.n + self.k), self.n * self.k
+            return inputs + outputs, weights
         if role == "input_gradient":
-            return self.n * (self.m + self.k), self.m * self.k
-        return self.n * self.k, self.m * self.n
+            return weights + max(0, outputs - CACHED_BYTES), inputs
+        return weights, outputs
 
 
 def _measure_product(
@@ -147,10 +151,10 @@ def fit_product(
         measured: products of at least four shapes.
         itemsize: bytes of an element.
     """
-    moved = [each.moved(role) for each in measured]
+    moved = [each.moved(role, itemsize) for each in measured]
     terms = torch.tensor(
         [
-            [1.0, each.flop, itemsize * read, itemsize * written]
+            [1.0, each.flop, read, written]
             for each, (read, written) in zip(measured, moved, strict=True)
         ],
         dtype=torch.float64,
