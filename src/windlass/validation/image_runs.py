@@ -10,6 +10,9 @@ from windlass.capture import ImageModel
 from windlass.validation.csv_table import TableRow, read_count, read_number, required_numbers
 from windlass.validation.published_run import ModelShape, RunConfig
 
+_IPU_IMAGES = 20.0
+"""Images in a micro-batch on an IPU if none is published, as in Graphcore's MLPerf submissions."""
+
 
 def image_model(name: str) -> ImageModel | None:
     """The image model that a row names; None if it is not a known one."""
@@ -48,7 +51,8 @@ def image_run_config(row: TableRow) -> RunConfig:
     batch, devices = required_numbers(row, "global_batch", "n_devices")
     accumulation = read_count(row, "grad_accum")
     if not accumulation:
-        stated = read_number(row, "microbatch") or batch / devices
+        usual = _IPU_IMAGES if "IPU" in row.text("device") else batch / devices
+        stated = read_number(row, "microbatch") or usual
         accumulation = max(1.0, batch / devices / stated)
     return RunConfig(
         devices=devices, replicas=devices, accumulation=accumulation,

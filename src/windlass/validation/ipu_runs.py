@@ -2,6 +2,10 @@
 
 import json
 import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import ceil
 
 from windlass.validation.csv_table import (
@@ -47,12 +51,17 @@ def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> 
     packs = float(packed[1]) if packed else _packs(row, shape)
     accumulation = read_count(row, "grad_accum") or 0.0
     pipeline = round(read_count(row, "p") or 0.0)
-    if pipeline <= 1:
+    application = None if pipeline > 1 or accumulation else _application(row)
+    if application is not None:
+        pipeline = len(application.blocks)
+        assumptions.append(f"stages as in Graphcore's application: {list(application.blocks)}")
+    elif pipeline <= 1:
         pipeline = _stages(batch, devices, packs * accumulation)
         assumptions.append(f"stages not published: {pipeline} assumed")
     replicas = devices / pipeline
     if not accumulation:
-        stated = read_number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
+        usual = application.micro.get(f"{shape.sequence:g}") if application else None
+        stated = read_number(row, "microbatch") or usual or max(1.0, _TOKENS // shape.sequence)
         accumulation = max(1.0, batch / (replicas * stated * packs))
         assumptions.append(f"micro-batch not published: {stated:g} assumed")
     micro = round(batch / (replicas * accumulation * packs))
@@ -64,9 +73,51 @@ def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> 
         devices=devices, micro=micro, accumulation=batch / (replicas * packs * micro),
         pipeline=pipeline,
         replicas=replicas, recompute_share=1.0, zero=1.0,
-        optimizer_off_chip=float("offchip=True" in notes),
-        stage_halves=stage_halves(notes, round(shape.layers), pipeline),
+        optimizer_off_chip=float(
+            application.off_chip if application else "offchip=True" in notes
+        ),
+        stage_halves=(
+            application.stage_halves
+            if application
+            else stage_halves(notes, round(shape.layers), pipeline)
+        ),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Application:
+    """How one of Graphcore's applications places a model."""
+
+    model: str
+    notes: str = ""
+    blocks: list[int]
+    micro: dict[str, float]
+    off_chip: bool
+
+    @property
+    def stage_halves(self) -> tuple[int, ...]:
+        """Halves of blocks of each stage; the first IPU's come last, beside the head."""
+        return tuple(2 * count for count in (*self.blocks[1:], self.blocks[0]))
+
+
+@cache
+def _applications() -> tuple[_Application, ...]:
+    text = files("windlass.validation").joinpath("ipu_applications.toml").read_text("utf-8")
+    return tuple(_Application(**table) for table in tomllib.loads(text).values())
+
+
+def _application(row: TableRow) -> _Application | None:
+    """The application that a row of Graphcore's performance page ran; None if it is another."""
+    if "graphcore" not in row.text("source"):
+        return None
+    return next(
+        (
+            each
+            for each in _applications()
+            if re.search(each.model, row.text("model")) and re.search(each.notes, row.text("notes"))
+        ),
+        None,
+    )
 
 
 def _stages(batch: float, devices: float, together: float) -> int:
@@ -115,5 +166,5 @@ def stage_halves(notes: str, layers: int, stages: int) -> tuple[int, ...]:
 def _even_halves(layers: int, stages: int) -> tuple[int, ...]:
     """Equal stages, of which the last is shorter by what embedding and head take."""
     full = ceil(2 * layers / max(1.0, stages - _HEAD_STAGE))
-    before = [min(full, 2 * layers - full * at) for at in range(stages - 1)]
+    before = [max(0, min(full, 2 * layers - full * at)) for at in range(stages - 1)]
     return (*before, 2 * layers - sum(before))

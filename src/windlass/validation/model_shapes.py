@@ -17,6 +17,8 @@ _IMAGE_MODELS = re.compile(r"resne|efficientnet|vit|dit-|unet|gnn", re.IGNORECAS
 _GATED_MODELS = re.compile(r"llama|mistral|smollm", re.IGNORECASE)
 _MASKED_MODELS = re.compile(r"bert", re.IGNORECASE)
 _VOCABULARY = 50257.0
+_MASKED_VOCABULARY = 30522.0
+"""Vocabularies of GPT-2 and of BERT."""
 _MASKED_SHARE = 0.15
 """Share of positions that a masked model predicts. Source: Devlin et al. 2019, arXiv:1810.04805."""
 _GATED_MULTIPLE = 256.0
@@ -41,10 +43,11 @@ def model_shape(
             "an image model other than ResNet-50; no constants are fitted for its convolutions"
         )
     width, sequence = required_numbers(row, "hidden", "seq")
+    masked = bool(_MASKED_MODELS.search(name))
     stated = leading_number(row, "vocab")
+    vocabulary = stated or (_MASKED_VOCABULARY if masked else _VOCABULARY)
     if stated is None:
-        assumptions.append(f"vocabulary of {_VOCABULARY:g} assumed")
-    vocabulary = stated or _VOCABULARY
+        assumptions.append(f"vocabulary of {vocabulary:g} assumed")
     gated = bool(read_number(row, "ffn")) or bool(_GATED_MODELS.search(name))
     heads = _heads(row, width, usual_heads, assumptions)
     ffn = read_number(row, "ffn") or (_gated_width(width) if gated else 4.0 * width)
@@ -53,7 +56,7 @@ def model_shape(
         layers=1.0, width=width, heads=heads, sequence=sequence, vocabulary=vocabulary,
         kv_head_share=kv_head_share, ffn=ffn, ffn_matrices=3.0 if gated else 2.0,
         vocabulary_matrices=2.0 if gated else 1.0,
-        head_position_share=_MASKED_SHARE if _MASKED_MODELS.search(name) else 1.0,
+        head_position_share=_MASKED_SHARE if masked else 1.0,
     )  # fmt: skip
     layers = read_count(row, "layers") or _layers_from_parameters(row, shape, assumptions)
     return ModelShape(**{**_fields(shape), "layers": layers})
