@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+from windlass.capture.analytic import analytic_graph, analytic_tensor_shards
+from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.schema.graph import (
     PRECISION_BYTES,
@@ -33,6 +35,12 @@ from windlass.units import parse_bytes
 
 HOST_OFFLOAD = Offload(parameters="host", gradients="host", optimizer="host")
 """Parameters, gradients and optimizer state are offloaded to the host; activations are not."""
+
+
+def catalog_graph(name: str, *degrees: int, **dials: float) -> Graph:
+    """`catalog_graph("gpt-tiny", 2, layers=3)`: the graph that a capture gives, in milliseconds."""
+    config = apply_model_arguments(model_config(name), dials)
+    return analytic_tensor_shards(config, analytic_graph(config), degrees)
 
 
 def tiny_graph(

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
+from factories import catalog_graph, tiny_machine, tiny_plan
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
@@ -119,7 +118,7 @@ class RankPool:
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
         self.stack: LayerStack = build_layer_stack(model, dials, device="meta")
-        self.graph: Graph = capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
+        self.graph: Graph = catalog_graph(model, *degrees, **dials)
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(description))

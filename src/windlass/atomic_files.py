@@ -12,6 +12,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -176,8 +177,12 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@cache
 def source_digest(*packages: str) -> str:
-    """SHA-256, in hexadecimal, of all code and data files of some packages of Windlass."""
+    """SHA-256, in hexadecimal, of all code and data files of some packages of Windlass.
+
+    It is read once in a process, whose code does not change when files do.
+    """
     digest = hashlib.sha256()
     for package in packages:
         files = (Path(__file__).parent / package).rglob("*.*")

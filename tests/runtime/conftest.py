@@ -1,13 +1,12 @@
 """Tiny real models, corpora, plans and programs."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from windlass.capture.capture_layers import capture_graph
+from factories import catalog_graph
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset
@@ -51,6 +50,13 @@ def batches(tokens: TokenDataset) -> Callable[..., Batches]:
     return make
 
 
+def _shape(tokens: TokenDataset) -> dict[str, int | float]:
+    """Dials of the tiny GPT."""
+    return {
+        "layers": 3, "width": 32, "heads": 4, "sequence": SEQUENCE, "vocabulary": tokens.vocabulary,
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
     """A tiny GPT with real weights."""
@@ -58,24 +64,19 @@ def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
     def make(
         name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 7, **dials: float
     ) -> LayerStack:
-        shape: dict[str, int | float] = {
-            "layers": 3, "width": 32, "heads": 4, "sequence": SEQUENCE,
-            "vocabulary": tokens.vocabulary,
-        }  # fmt: skip
-        return build_layer_stack(name, shape | dials, device=device, seed=seed)
+        return build_layer_stack(name, _shape(tokens) | dials, device=device, seed=seed)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def graph_of(gpt: Callable[..., LayerStack]) -> Callable[..., Graph]:
-    """`graph_of(dropout=0.1)`: the graph of `gpt(dropout=0.1)`, captured once per session."""
+def graph_of(tokens: TokenDataset) -> Callable[..., Graph]:
+    """`graph_of(dropout=0.1)`: the graph of `gpt(dropout=0.1)`."""
 
-    @cache
-    def capture(name: str = "gpt-tiny", **dials: float) -> Graph:
-        return capture_graph(gpt(name, device="meta", **dials))
+    def graph(name: str = "gpt-tiny", **dials: float) -> Graph:
+        return catalog_graph(name, **(_shape(tokens) | dials))
 
-    return capture
+    return graph
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from windlass.capture.capture_layers import capture_graph
+from factories import catalog_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
@@ -67,7 +67,7 @@ def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
         "vocabulary": tokens.vocabulary,
     }  # fmt: skip
     stack = build_layer_stack("gpt-tiny", dials, device="meta", seed=7)
-    return stack, capture_graph(stack)
+    return stack, catalog_graph("gpt-tiny", **dials)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_layers import capture_graph
+from factories import catalog_graph, tiny_machine, tiny_plan
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
@@ -34,17 +33,17 @@ class RandomTokens:
         return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
+DIALS = {"layers": 2, "width": 128, "heads": 4, "vocabulary": VOCABULARY, "sequence": SEQUENCE}
+
+
 @pytest.fixture(scope="module")
 def chain() -> LayerStack:
-    dials = {
-        "layers": 2, "width": 128, "heads": 4, "vocabulary": VOCABULARY, "sequence": SEQUENCE,
-    }  # fmt: skip
-    return build_layer_stack("gpt-tiny", dials, device="meta", seed=0)
+    return build_layer_stack("gpt-tiny", DIALS, device="meta", seed=0)
 
 
 @pytest.fixture(scope="module")
-def graph(chain: LayerStack) -> Graph:
-    return capture_graph(chain)
+def graph() -> Graph:
+    return catalog_graph("gpt-tiny", **DIALS)
 
 
 def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
