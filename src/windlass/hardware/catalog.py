@@ -5,6 +5,7 @@
 host of two devices.
 """
 
+from functools import cache
 from pathlib import Path
 
 from windlass.errors import InputErrors, MachineError, did_you_mean, shorten
@@ -30,6 +31,7 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _DEVICES.glob("*.toml")))
 
 
+@cache
 def host_families() -> tuple[HostFamily, ...]:
     """The host families: equal hosts that can be had in any number, sorted by file name."""
     return tuple(HostFamily.load(path) for path in sorted(_HOSTS.glob("*.toml")))
