@@ -59,6 +59,7 @@ _degrees = lru_cache(maxsize=4096)(ShardingDegrees.model_construct)
 _offload = lru_cache(maxsize=64)(Offload.model_construct)
 _batch = lru_cache(maxsize=4096)(Batch.model_construct)
 
+_COMMON_MICROS = (1, 2, 4, 8, 16)
 PASSES: tuple[InstructionKind, ...] = (
     "forward", "recompute", "backward", "backward_input", "backward_weight",
 )  # fmt: skip
@@ -137,7 +138,7 @@ class LayerPrices:
         self._names = tuple(names[layer] for layer in self.layers)
         self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
         self._passes_of = cache(self._layer_passes)
-        self._alone = cache(self._alone_seconds)
+        self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
         self.kinds: Callable[[int], tuple[LayerKind, ...]] = cache(self._kinds)
         """The layer kind of each column, whole or as one of t tensor-parallel shards."""
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
@@ -218,7 +219,7 @@ class LayerPrices:
     def _pass_seconds(
         self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
     ) -> Iterable[Floats]:
-        rates, (work, host) = self._rates(config), self._alone(config, tuple(micros))
+        rates, (work, host) = self._rates(config), self._alone(config, micros)
         beside = [np.zeros((2, len(work)))] * len(micros)
         if config.tensor > 1 or config.reshard or config.context:
             data, parameters, accumulates, pipeline = exchange
@@ -248,12 +249,26 @@ class LayerPrices:
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)
 
-    def _alone_seconds(self, config: LayerConfig, micros: tuple[int, ...]) -> PassSeconds:
+    def _alone(self, config: LayerConfig, micros: Sequence[int]) -> PassSeconds:
         """Seconds of all passes without communication, `[pass, micro]`."""
-        parts = [plan_micro(self.plan(config, micro=micro)) for micro in micros]
-        passes = [each for _, _, each in self._passes_of(config)]
-        return passes_seconds(
-            passes, self._rates(config), np.array(parts), tensor=int(config.tensor)
+        known = self._alone_cache.setdefault(config, {})
+        missing = [micro for micro in micros if micro not in known]
+        if missing:
+            # Other sizes cost next to nothing now, and are often asked for next.
+            missing += [
+                each for each in _COMMON_MICROS if each not in known and each not in missing
+            ]
+            parts = [plan_micro(self.plan(config, micro=micro)) for micro in missing]
+            passes = [each for _, _, each in self._passes_of(config)]
+            found = passes_seconds(
+                passes, self._rates(config), np.array(parts), tensor=int(config.tensor)
+            )
+            known.update(zip(missing, zip(found.work.T, found.host.T, strict=True), strict=True))
+        return PassSeconds(
+            *(
+                np.stack(each, axis=1)
+                for each in zip(*(known[micro] for micro in micros), strict=True)
+            )
         )
 
     def _layer_passes(self, config: LayerConfig) -> list[tuple[InstructionKind, int, LayerPass]]:

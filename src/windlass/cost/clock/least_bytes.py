@@ -141,8 +141,9 @@ class LeastBytes:
 
     def _run(self, moment: Moment) -> _Running:
         batch, layout, sizes = self._batch, self._layout, self._sizes
-        layers = np.flatnonzero(np.isin(layout.chunk_of, moment.chunk))
-        chunks, starts = np.unique(layout.chunk_of[layers], return_index=True)
+        chunks = np.sort(moment.chunk)
+        layers = np.concatenate([layout.chunks[chunk] for chunk in chunks.tolist()])
+        starts = np.searchsorted(layout.chunk_of[layers], chunks)
         common = self._model_state(moment)
         made = np.where(moment.is_made[layout.chunk_of][:, None], 0.0, sizes.made)
         made = np.maximum(

@@ -159,7 +159,13 @@ class PlanColumns:
         return self.chunk_bounds[-1]
 
     def select(self, plans: Ints | Bools | slice) -> Self:
-        """Some of the plans."""
+        """Some of the plans; the columns themselves if that is all of them, in their order."""
+        if isinstance(plans, np.ndarray) and len(plans) == self.count:
+            every = (
+                plans.all() if plans.dtype == np.bool_ else (plans == np.arange(len(plans))).all()
+            )
+            if every:
+                return self
         arrays = {
             each.name: getattr(self, each.name)[plans]
             for each in fields(self)
