@@ -1,16 +1,19 @@
-"""Accuracy of predicted step time and memory on this machine: keeps `windlass validate here`.
+"""Accuracy of predicted step time and memory here: keeps `windlass validate here --random`.
 
-    python benchmarks/prediction.py
+    python benchmarks/prediction.py 201 202 203
 
-It first measures this machine again. It takes about 9 minutes, during which nothing else may run.
+It first measures this machine again. Each seed takes about 15 minutes, during which nothing else
+may run; started again with `--keep-probe`, it goes on with the rest.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from typing import Any
 
 from results import append_row
+from windlass.api import Measurement
 
 
 def windlass(*arguments: str) -> str:
@@ -23,13 +26,22 @@ def windlass(*arguments: str) -> str:
     ).stdout
 
 
-def keep(rows: list[dict[str, object]]) -> None:
-    """Appends the rows of one sweep."""
+def keep(seed: int, rows: list[dict[str, Any]]) -> None:
+    """Appends the rows of one seed: what was drawn, and what was measured or why it was not."""
     for row in rows:
-        append_row("prediction", **row)
+        measurement = row.pop("measurement") or dict.fromkeys(Measurement.model_fields)
+        append_row("random_prediction", seed=seed, **{**row, **measurement})
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    windlass("probe")
-    keep(json.loads(windlass("validate", "here", "--json")))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--random", type=int, default=40, help="plans of each seed")
+    parser.add_argument("--keep-probe", action="store_true", help="do not measure the machine anew")
+    options = parser.parse_args()
+    if not options.keep_probe:
+        windlass("probe")
+    for seed in options.seeds:
+        count = str(options.random)
+        rows = windlass("validate", "here", "--random", count, "--seed", str(seed), "--json")
+        keep(seed, json.loads(rows))

@@ -162,6 +162,9 @@ def _peak(peak: TierPeak) -> RenderableType:
         f"predicted peak in {peak.tier}: {format_bytes(peak.peak_bytes)} "
         f"of {format_bytes(peak.capacity_bytes)}{over}"
     )
+    if peak.error:
+        low, high = format_bytes(peak.low_bytes), format_bytes(peak.high_bytes)
+        name += f", 80 % interval {low} to {high}"
     return _shares(name, {str(k): float(v) for k, v in peak.by_class.items()}, format_bytes)
 
 
