@@ -56,6 +56,8 @@ def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
         (("nowhere.csv",), "no file `nowhere.csv`"),
         (("her",), "did you mean `here`?"),
         (("here", "nowhere.csv"), "`here` cannot be combined"),
+        (("other.csv", "--random", "3"), "leave them out with tables"),
+        (("here", "--random", "0"), "ask for at least 1"),
         (("other.csv",), "`measured_step_s` are missing"),
         (("abacus.csv",), "no run can be predicted from its 2 rows"),
         (("abacus.csv",), "'abacus' is not known: 1 (line 2)"),
