@@ -6,25 +6,35 @@ probable constants. Runs that were disturbed therefore pull with a force that do
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from windlass.validation.formulas import Column
-from windlass.validation.stack_constants import ConstantPrior
+Column = NDArray[np.float64]
+
+
+class Prior(NamedTuple):
+    """Prior distribution of a constant."""
+
+    value: float
+    spread: float
+    """Standard deviation of its logarithm."""
+
 
 _NOISE = 0.05
 """Assumed standard deviation of log(measured / predicted) of a single run."""
 _HUBER = 1.2
 """Standard deviations beyond which the loss is linear (1.345 is usual; outliers are many here)."""
-_STEPS = 60
-_SMALL = 1e-4
+_STEPS = 12
+_SMALL = 1e-2
 _DAMPING = (1e-3, 5.0, 10)
 
 Law = Callable[[Mapping[str, float]], Column]
 
 
 def fit_constants(
-    law: Law, measured: Column, prior: Mapping[str, ConstantPrior]
+    law: Law, measured: Column, prior: Mapping[str, Prior]
 ) -> dict[str, float]:
     """The most probable constants.
 
@@ -72,6 +82,6 @@ def fit_constants(
             break
         gained, moved, now = now - then, moved + step, then
         damping = max(damping / factor, 1e-9)
-        if gained < 1e-5 * now:
+        if gained < 1e-3 * now:
             break
     return values(moved)

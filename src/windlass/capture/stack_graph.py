@@ -30,6 +30,8 @@ from windlass.schema import (
     Stack,
 )
 
+_MASKED_SHARE = 0.15
+"""Share of positions that a masked model predicts. Source: Devlin et al. 2019, arXiv:1810.04805."""
 _BYTES = 2
 """Bytes of an activation: bfloat16 or float16."""
 _RESIDUAL_BYTES: dict[Fusion, float] = {"eager": 10, "fused": 10, "compiled": 8}
@@ -160,8 +162,10 @@ class _Kernels:
         """Bytes that a block keeps for its backward pass, apart from its input and output."""
         config, d, t = self.config, self.config.width, self.tensor
         if selective and self.stack.selective == "products":
-            # Outputs of every second product and of attention, and what collectives have summed.
-            kept = self.attended + self.widened + d / t + 2 * d * self.whole
+            # Outputs of every second product (queries, values, the first of the feed-forward
+            # part) and of attention.
+            values = d / t * config.kv_heads / config.heads
+            kept = 2 * d / t + values + self.hidden
             return Polynomial(bs=_BYTES * kept)
         inputs = 3 * _BYTES * d * self.whole
         masks = 2 * d * self.whole if self.stack.dropout else 0
@@ -261,7 +265,7 @@ def stack_graph(
     stack: Stack,
     degrees: Iterable[int] = (),
     *,
-    predicted_share: float = 1.0,
+    predicted_share: float | None = None,
 ) -> Graph:
     """The graph of a transformer on another stack, whole and as one of t tensor-parallel shards.
 
@@ -270,11 +274,12 @@ def stack_graph(
         stack: the software that computes it.
         degrees: tensor-parallel degrees t; the graph also says which of them the model does not
             allow.
-        predicted_share: share of the positions for which the head computes logits; a masked model
-            predicts its masked ones.
+        predicted_share: share of the positions for which the head computes logits; None means all,
+            or those that a masked model predicts.
     """
     several = {degree for degree in degrees if degree > 1}
-    kinds = {degree: _kinds(config, stack, degree, predicted_share) for degree in {1, *several}}
+    share = predicted_share or (1.0 if config.causal else _MASKED_SHARE)
+    kinds = {degree: _kinds(config, stack, degree, share) for degree in {1, *several}}
     return Graph(
         name=config.name,
         vocabulary=config.vocabulary,
@@ -432,7 +437,8 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
         costs=tuple(
             _cost(
                 each, forward, backward, logits,
-                Polynomial(constant=4), 4.0 * share * rows,
+                Polynomial(constant=4),
+                4.0 * share * rows,
                 entrance=Polynomial(bs=_BYTES * config.width * kernels.whole),
             )
             for each in _PRECISIONS

@@ -38,6 +38,7 @@ from windlass.cost.simulator.offload_queue import (
 from windlass.cost.simulator.timeline import (
     simulate,
 )
+from windlass.cost.stack_memory import stack_stage_bytes
 
 __all__ = [
     "ArrayClock",
@@ -53,6 +54,7 @@ __all__ = [
     "predict_time",
     "ring_cost",
     "simulate",
+    "stack_stage_bytes",
     "stage_tier_peaks",
     "tier_peaks",
 ]

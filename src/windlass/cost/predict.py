@@ -32,6 +32,7 @@ square of their errors is 0.11, of which the machine's own noise is 0.03.
 _WAITING = "waiting for offload"
 _EXCHANGE = "communication and waiting"
 _STRAGGLERS = "waiting for the slowest host"
+_HOST = "host between steps"
 
 _PUBLISHED_NOISE = 0.15
 """Noise assumed for a machine that was not measured: its curves come from two published figures."""
@@ -84,6 +85,9 @@ def predict_time(
                 exposed_seconds=by_kind.get(_WAITING, 0.0),
             )
     by_kind, by_term = _at_pace(machine.straggler_factor(plan.parallel.devices), by_kind, by_term)
+    if machine.fixed_seconds:
+        by_kind |= {_HOST: machine.fixed_seconds}
+        by_term |= {_HOST: machine.fixed_seconds}
     seconds = sum(by_kind.values())
     spread = exp(_DEVIATIONS_OF_80_PERCENT * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data

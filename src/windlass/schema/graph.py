@@ -193,11 +193,11 @@ class LayerKind(Document):
             p.count for p in self.parameters if p.tied_to is None and p.replicated_over == axis
         )
 
-    def pass_gradient_elements(self, micro_batch: int, sequence: int) -> tuple[int, ...]:
+    def pass_gradient_elements(self, micro_batch: float, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives for each parameter, tied or not."""
         if not self.is_embedding:
             return tuple(p.count for p in self.parameters)
-        rows = micro_batch * sequence
+        rows = round(micro_batch * sequence)
         return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
     def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:

@@ -448,8 +448,8 @@ class Machine(Document):
     def straggler_factor(self, devices: int) -> float:
         """Factor by which the slowest of n hosts lengthens a step: `1 + s ln(n)`.
 
-        Hosts are filled one after the other. The formula is that of `stragglers` in
-        `validation/laws/gpu.py`; without a constant the slowest host is as fast as any.
+        Hosts are filled one after the other. Without a constant the slowest host is as fast as
+        any.
         """
         hosts = ceil(devices / self.devices_per_host)
         return 1.0 + (self.stragglers or 0.0) * log(hosts)

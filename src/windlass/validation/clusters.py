@@ -24,8 +24,25 @@ class Cluster(Document):
     match: dict[str, str] = Field(default_factory=dict)
     """Column -> regular expression that its cell must contain."""
     stack: str
+    inner: BytesPerSecond | None = None
+    """Bytes/s of a device to others of its host; None means the machine's number."""
     network: BytesPerSecond | None = None
-    """Bytes/s of one network card in one direction; None means the machine's number."""
+    """Bytes/s that rings reach of one network card in one direction; None means the machine's
+    number."""
+    crowding: float | None = None
+    """As `Link.crowding`, of the network; None means the machine's number."""
+    stragglers: float | None = None
+    """As `Machine.stragglers`; None means the machine's number."""
+    old_software_share: float = 0.0
+    """Share by which steps took longer before a software update."""
+    deviation: float | None = None
+    """Standard deviation of log(measured / predicted) of step time; None means the stack's."""
+    memory_deviation: float | None = None
+    """The same of peak memory."""
+    fitted_to: str = ""
+    """Rows that constants were fitted to, in words; empty if to none."""
+    rows: tuple[str, ...] = ()
+    """Keys of these rows."""
     shared_by: int | None = None
     """Devices that share one card; None means the machine's number."""
     small_host_network: BytesPerSecond | None = None
@@ -51,20 +68,21 @@ class Cluster(Document):
             per_host: devices of each host; None means the family's number.
         """
         machine = _machine(family, devices, None if per_host is None else round(per_host))
-        if self.network is None and self.shared_by is None:
+        if not machine.links:
             return machine
-        links = tuple(
-            link
-            if place == 0
-            else link.model_copy(
-                update={
-                    "rate": self.network or link.rate,
-                    "shared_by": self.shared_by or link.shared_by,
-                }
-            )
-            for place, link in enumerate(machine.links)
-        )
-        return machine.model_copy(update={"links": links})
+        inner, *outer = machine.links
+        unusual = per_host is not None and self.small_host_network is not None
+        network = self.small_host_network if unusual else self.network
+        inner = inner.model_copy(update={"rate": self.inner or inner.rate})
+        changed = {"rate": network, "shared_by": self.shared_by, "crowding": self.crowding}
+        if unusual:
+            changed["shared_by"] = machine.devices_per_host
+        changed = {name: value for name, value in changed.items() if value is not None}
+        links = (inner, *(link.model_copy(update=changed) for link in outer))
+        update = {"links": links}
+        if self.stragglers is not None:
+            update["stragglers"] = self.stragglers
+        return machine.model_copy(update=update)
 
 
 @lru_cache(maxsize=1024)
@@ -82,17 +100,18 @@ def _machine(family: str, devices: int, per_host: int | None) -> Machine:
 
 
 @cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
-    text = files("windlass.validation").joinpath("clusters.toml").read_text(encoding="utf-8")
+def _tables(name: str) -> Mapping[str, Mapping[str, str]]:
+    text = files("windlass.validation").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 @cache
 def clusters() -> tuple[Cluster, ...]:
     """All clusters, in the order in which rows are matched with them; the last matches any row."""
+    fitted = _tables("fitted_clusters.toml")
     return tuple(
-        Cluster.model_validate({"name": name, **table})  # type: ignore[dict-item]
-        for name, table in _tables()["clusters"].items()
+        Cluster.model_validate({"name": name, **table, **fitted.get(name, {})})  # type: ignore[dict-item]
+        for name, table in _tables("clusters.toml")["clusters"].items()
     )
 
 
@@ -111,7 +130,7 @@ def find_cluster(row: TableRow) -> Cluster:
 def find_host_family(row: TableRow) -> str | None:
     """The host family of a row's device; None if none is known."""
     device = row.text("device")
-    families = _tables()["devices"].items()
+    families = _tables("clusters.toml")["devices"].items()
     return next(
         (name for pattern, name in families if re.search(pattern, device, re.IGNORECASE)), None
     )

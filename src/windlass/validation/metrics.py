@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.validation.formulas import Column, step_flop
 from windlass.validation.predict_run import RunPrediction
 from windlass.validation.published_run import PublishedRun
+
+Column = NDArray[np.float64]
+"""One number for each run, `[run]`."""
 
 MIN_GROUP_ROWS = 3
 """Smallest number of runs of one model on one machine that are ranked."""
@@ -209,9 +211,7 @@ def _baseline_error(predictions: Sequence[RunPrediction], measured: Column) -> f
 
 
 def _step_flop(run: PublishedRun) -> float:
-    shape = run.shape
-    tokens = _sequences(run) * shape.sequence
-    return float(step_flop(tokens, shape.parameters, shape.layers, shape.width, shape.sequence))
+    return _sequences(run) * run.shape.sequence * run.shape.flop_per_token
 
 
 _Ints = NDArray[np.int64]

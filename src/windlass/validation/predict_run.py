@@ -1,25 +1,23 @@
-"""Predicts step time and peak memory of published runs with 80 % intervals, all runs at once."""
+"""Predicts step time and peak memory of published runs with the clock that plans, with intervals."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, hypot
 
-import numpy as np
+from windlass.cost import stack_stage_bytes
+from windlass.schema import Stack
+from windlass.stacks import load_stack
+from windlass.validation.clusters import Cluster
+from windlass.validation.csv_table import UnusableRow
+from windlass.validation.published_plan import PublishedPlan, published_plan, step_seconds
+from windlass.validation.published_run import PublishedRun, RunConfig
 
-from windlass.validation.formulas import Column, ColumnOrFloat
-from windlass.validation.laws import gpu, ipu, resnet, weight_streaming
-from windlass.validation.laws.gpu_memory import peak_bytes
-from windlass.validation.published_run import PublishedRun, RunColumns, RunConfig
-from windlass.validation.software_stacks import stack_catalog
-from windlass.validation.stack_constants import StackCalibration, calibration, priors
-
-StepTimeLaw = Callable[[RunColumns, Mapping[str, ColumnOrFloat]], dict[str, Column]]
-"""Returns the seconds of a step by term, each an array [run], from runs and constants by name."""
-LAWS: Mapping[str, StepTimeLaw] = {
-    "gpu": gpu.step_terms, "ipu": ipu.step_terms, "resnet": resnet.step_terms,
-    "weight_streaming": weight_streaming.step_terms,
-}  # fmt: skip
+_DEVIATIONS_OF_80_PERCENT = 1.2816
+"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
+_CLUSTER_DEVIATION = 0.15
+"""Standard deviation of log(measured / predicted) between clusters of equal devices that run the
+same software, added where no row of a cluster was fitted: it is what sources that are left out
+whole show (docs/design/accuracy.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +27,12 @@ class RunPrediction:
     run: PublishedRun
     config: RunConfig
     """The configuration that was predicted; one of the candidates if the row leaves it open."""
-    calibration: StackCalibration
     step_seconds: float
     low_seconds: float
     """Lower end of the 80 % interval of step time."""
     high_seconds: float
-    by_term: Mapping[str, float]
-    """Seconds of the step by term of the law."""
     peak_bytes: float | None
-    """Peak memory of the fullest device; None if the law does not predict memory."""
+    """Peak memory of the fullest device; None if it is not predicted."""
     low_peak_bytes: float | None
     high_peak_bytes: float | None
     fits: bool | None
@@ -45,21 +40,15 @@ class RunPrediction:
 
     @property
     def is_calibration_row(self) -> bool:
-        """Whether the constants were fitted to this very row."""
-        return self.run.key in self.calibration.rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """One configuration that one run may have."""
-
-    index: int
-    run: PublishedRun
-    config: RunConfig
+        """Whether constants were fitted to this very row."""
+        return self.run.key in self.run.cluster.rows
 
 
 def predict_runs(
-    runs: Sequence[PublishedRun], constants_of: Callable[[str], StackCalibration] = calibration
+    runs: Sequence[PublishedRun],
+    *,
+    stack_of: Callable[[Cluster], Stack] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[RunPrediction]:
     """A prediction for each run, in order.
 
@@ -68,69 +57,80 @@ def predict_runs(
 
     Args:
         runs: runs of any stacks.
-        constants_of: returns the constants of a stack.
+        stack_of: the software of a cluster; None takes the stack that it names.
+        progress: called after each run with the number of runs that are predicted.
+
+    Raises:
+        UnusableRow: no configuration of a run can be a plan.
     """
-    by_stack: dict[str, list[_Candidate]] = defaultdict(list)
-    for index, run in enumerate(runs):
-        for config in run.candidates or (run.config,):
-            by_stack[run.stack].append(_Candidate(index=index, run=run, config=config))
-    best: dict[int, RunPrediction] = {}
-    for stack, candidates in by_stack.items():
-        predictions = _predict_stack(constants_of(stack), candidates)
-        for candidate, prediction in zip(candidates, predictions, strict=True):
-            index = candidate.index
-            if index not in best or _is_better(prediction, best[index]):
-                best[index] = prediction
-    return [best[index] for index in range(len(runs))]
+    predictions = []
+    for count, run in enumerate(runs, 1):
+        predictions.append(predict_run(run, stack_of))
+        if progress is not None:
+            progress(count)
+    return predictions
 
 
-def run_columns(runs: Iterable[PublishedRun], configs: Iterable[RunConfig]) -> RunColumns:
-    """Runs with these configurations as columns, each on its device in its cluster."""
-    catalog = stack_catalog()
-    runs = list(runs)
-    devices = [
-        catalog.stack(run.stack).device_in_cluster(catalog.device(run.device), run.per_host)
-        for run in runs
-    ]
-    return RunColumns([run.shape for run in runs], list(configs), devices)
+def predict_run(
+    run: PublishedRun, stack_of: Callable[[Cluster], Stack] | None = None
+) -> RunPrediction:
+    """The prediction of one run; arguments and errors as in `predict_runs`."""
+    stack = load_stack(run.cluster.stack) if stack_of is None else stack_of(run.cluster)
+    refused: list[str] = []
+    predictions = list(_predictions(run, stack, refused))
+    if not predictions:
+        raise UnusableRow(refused[0])
+    return min(predictions, key=lambda each: (each.fits is False, each.step_seconds))
 
 
-def _is_better(prediction: RunPrediction, other: RunPrediction) -> bool:
-    if prediction.fits != other.fits:
-        return bool(prediction.fits)
-    return prediction.step_seconds < other.step_seconds
+def _predictions(run: PublishedRun, stack: Stack, refused: list[str]) -> Iterator[RunPrediction]:
+    """A prediction for each configuration that the row may mean and that can be a plan."""
+    for config in run.candidates or (run.config,):
+        try:
+            published = published_plan(run, config, stack)
+            seconds = step_seconds(published)
+        except UnusableRow as reason:
+            refused.append(str(reason))
+        except KeyError as lack:
+            refused.append(str(lack.args[0]))
+        else:
+            yield _with_intervals(run, config, published, seconds, stack)
 
 
-def _predict_stack(
-    constants: StackCalibration, candidates: Sequence[_Candidate]
-) -> list[RunPrediction]:
-    """Predictions of the candidates of one stack, in order."""
-    law = stack_catalog().stack(constants.stack).law
-    columns = run_columns(
-        (candidate.run for candidate in candidates),
-        (candidate.config for candidate in candidates),
+def _with_intervals(
+    run: PublishedRun, config: RunConfig, published: PublishedPlan, seconds: float, stack: Stack
+) -> RunPrediction:
+    cluster = run.cluster
+    if cluster.old_software_share and config.old_software:
+        seconds *= 1.0 + cluster.old_software_share
+    spread = exp(_deviation(cluster.deviation, stack.deviation))
+    memory_spread = exp(_deviation(cluster.memory_deviation, stack.memory_deviation))
+    peak = _peak_bytes(published)
+    capacity = published.machine.device.memory.capacity_bytes
+    return RunPrediction(
+        run=run,
+        config=config,
+        step_seconds=seconds,
+        low_seconds=seconds / spread,
+        high_seconds=seconds * spread,
+        peak_bytes=peak,
+        low_peak_bytes=None if peak is None else peak / memory_spread,
+        high_peak_bytes=None if peak is None else peak * memory_spread,
+        fits=None if peak is None else peak / memory_spread <= capacity,
     )
-    terms = LAWS[law](columns, _constants_of_law(constants, law))
-    step = np.sum(list(terms.values()), axis=0)
-    peaks = peak_bytes(columns, _constants_of_law(constants, "memory")) if law == "gpu" else None
-    step_factor, peak_factor = exp(constants.step_spread), exp(constants.memory_spread)
-    return [
-        RunPrediction(
-            run=candidate.run,
-            config=candidate.config,
-            calibration=constants,
-            step_seconds=float(step[at]),
-            low_seconds=float(step[at]) / step_factor,
-            high_seconds=float(step[at]) * step_factor,
-            by_term={name: float(seconds[at]) for name, seconds in terms.items()},
-            peak_bytes=None if peaks is None else float(peaks[at]),
-            low_peak_bytes=None if peaks is None else float(peaks[at]) / peak_factor,
-            high_peak_bytes=None if peaks is None else float(peaks[at]) * peak_factor,
-            fits=None if peaks is None else bool(peaks[at] / peak_factor <= columns.capacity[at]),
-        )
-        for at, candidate in enumerate(candidates)
-    ]
 
 
-def _constants_of_law(constants: StackCalibration, law: str) -> dict[str, float]:
-    return {name: constants.values[f"{law}.{name}"] for name in priors(law)}
+def _deviation(own: float | None, of_stack: float | None) -> float:
+    """Half width of the 80 % interval in logarithms."""
+    if own is not None:
+        return _DEVIATIONS_OF_80_PERCENT * own
+    of_stack = _CLUSTER_DEVIATION if of_stack is None else of_stack
+    return _DEVIATIONS_OF_80_PERCENT * hypot(of_stack, _CLUSTER_DEVIATION)
+
+
+def _peak_bytes(published: PublishedPlan) -> float | None:
+    """Bytes of device memory on the fullest stage; None where tensors stream through the device."""
+    plan, graph, machine = published.plan, published.graph, published.machine
+    if machine.device.kind != "cuda" or plan.offloads:
+        return None
+    return max(sum(each.values()) for each in stack_stage_bytes(plan, graph, machine))

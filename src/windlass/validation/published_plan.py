@@ -22,7 +22,6 @@ from windlass.schema import (
     Stage,
 )
 from windlass.stacks import load_stack
-from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import UnusableRow
 from windlass.validation.image_runs import image_model
 from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
@@ -38,28 +37,29 @@ class PublishedPlan:
 
 
 def published_plan(
-    run: PublishedRun,
-    config: RunConfig,
-    cluster: Cluster,
-    family: str,
-    stack: Stack | None = None,
+    run: PublishedRun, config: RunConfig, stack: Stack | None = None
 ) -> PublishedPlan:
     """The plan of a run in one of the configurations that its row may mean.
 
     Args:
         run: the run.
         config: one of its configurations.
-        cluster: the cluster that it ran on.
-        family: host family of its machine.
         stack: its software, with other constants than the file's; None takes the file's.
 
     Raises:
         UnusableRow: the configuration contradicts itself.
     """
+    cluster = run.cluster
     stack = stack or load_stack(cluster.stack)
     if stack.tensor_overlap and not config.async_tensor_parallel:
         stack = stack.model_copy(update={"tensor_overlap": 0.0})
-    machine = cluster.machine(family, round(config.devices), run.per_host).model_copy(
+    if stack.sequence_parallel and not config.sequence_parallel:
+        stack = stack.model_copy(update={"sequence_parallel": False})
+    if config.fp32_gradients:  # beside the 16-bit ones
+        memory = stack.memory.model_copy(update={"gradient_bytes": 2.0})
+        sums = {"gradient_sums": "separate", "reduce_bytes": None, "memory": memory}
+        stack = stack.model_copy(update=sums)
+    machine = cluster.machine(run.family, round(config.devices), run.per_host).model_copy(
         update={"stack": stack}
     )
     graph = _graph_of(run, config, stack)

@@ -1,11 +1,8 @@
-"""One published training run as model shape, configuration and device; and many as columns."""
+"""One published training run: model shape, configuration, and where it ran."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import numpy as np
-
-from windlass.validation.formulas import Column, block_parameters
+from windlass.validation.clusters import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +36,26 @@ class ModelShape:
 
     @property
     def parameters_per_block(self) -> float:
-        """Parameters of one transformer block."""
-        return float(
-            block_parameters(self.width, self.ffn_width, self.kv_head_share, self.ffn_matrices)
-        )
+        """Parameters of one transformer block, `2 d^2 (1 + k) + matrices d f`.
+
+        k is key-value heads over query heads.
+        """
+        attention = 2.0 * self.width**2 * (1.0 + self.kv_head_share)
+        return attention + self.ffn_matrices * self.width * self.ffn_width
 
     @property
     def vocabulary_parameters(self) -> float:
         """Parameters of embedding and head."""
         return self.vocabulary_matrices * self.vocabulary * self.width
+
+    @property
+    def flop_per_token(self) -> float:
+        """Model FLOP of a step for each token, `6 P + 12 L d s`, recompute not counted.
+
+        Source: Chowdhery et al. 2022, PaLM, appendix B.
+        """
+        scores = 12.0 * self.layers * self.width * self.sequence
+        return 6.0 * self.parameters + scores + 3.0 * self.image_flop
 
     @property
     def parameters(self) -> float:
@@ -101,35 +109,6 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDevice:
-    """What a law needs to know of a device and its host; rates in bytes/s and FLOP/s."""
-
-    law: str
-    """Which law applies: `gpu`, `ipu` or `weight_streaming`."""
-    peak: float
-    """Dense FLOP/s in 16 bits."""
-    peak8: float = 0.0
-    """Dense FLOP/s in 8 bits; 0 if the device has none."""
-    memory_rate: float
-    capacity: float
-    """Bytes that a process can allocate."""
-    processors: float = 1.0
-    """Streaming multiprocessors, or tiles of an IPU."""
-    clock: float = 1e9
-    """Cycles a second."""
-    per_host: float = 8.0
-    """Devices in each host."""
-    intra_host_rate: float = 1e12
-    """Bytes/s of one device to others of its host, in one direction."""
-    rack_rate: float = 1e12
-    """Bytes/s between two hosts of a rack over the devices' own links, in one direction."""
-    network_rate: float = 1e12
-    """Bytes/s of all network cards of a host together, in one direction."""
-    network_cards: float = 8.0
-    """Network cards of a host; if there are fewer than devices, neighbours share one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
     """One row of a table as a training run."""
 
@@ -140,10 +119,10 @@ class PublishedRun:
     model: str
     machine: str
     """Device and their number; with `model` it names the group within which runs are ranked."""
-    device: str
-    """Name of the device in `devices.toml`."""
-    stack: str
-    """Name of the software stack in `stacks.toml`."""
+    family: str
+    """Host family of its machine in the catalog."""
+    cluster: Cluster
+    """Where and with which software it ran."""
     shape: ModelShape
     config: RunConfig
     per_host: float | None = None
@@ -163,41 +142,3 @@ class PublishedRun:
     def group(self) -> tuple[str, str]:
         """Model and machine: a planner chooses among the runs of one group."""
         return self.model, self.machine
-
-
-class RunColumns:
-    """Runs as columns: `columns.layers` is an array [run].
-
-    Args:
-        shapes: model shape of each run.
-        configs: configuration of each run.
-        devices: device of each run.
-    """
-
-    def __init__(
-        self,
-        shapes: Sequence[ModelShape],
-        configs: Sequence[RunConfig],
-        devices: Sequence[PublishedDevice],
-    ) -> None:
-        self._columns: dict[str, Column] = {}
-        self._add(shapes, ModelShape)
-        self._add(configs, RunConfig)
-        self._add(devices, PublishedDevice)
-        self._columns |= {
-            "ffn_width": np.array([shape.ffn_width for shape in shapes]),
-            "parameters_per_block": np.array([shape.parameters_per_block for shape in shapes]),
-            "vocabulary_parameters": np.array([shape.vocabulary_parameters for shape in shapes]),
-        }
-
-    def __getattr__(self, name: str) -> Column:
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def _add(self, values: Sequence[object], type_: type) -> None:
-        for field in fields(type_):
-            if field.name not in ("law", "stage_halves"):
-                column = [getattr(value, field.name) for value in values]
-                self._columns[field.name] = np.array(column, dtype=float)

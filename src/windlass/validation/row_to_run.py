@@ -3,14 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from windlass.validation.clusters import find_cluster, find_host_family
 from windlass.validation.csv_table import TableRow, UnusableRow, read_number, required_numbers
-from windlass.validation.laws.resnet import resnet_run_config, resnet_shape
+from windlass.validation.image_runs import image_model, image_run_config, image_shape
+from windlass.validation.ipu_runs import ipu_run_config
 from windlass.validation.model_shapes import model_shape
 from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
 from windlass.validation.run_configs import run_configs
-from windlass.validation.software_stacks import StackCatalog
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)
@@ -29,20 +30,17 @@ class SkippedRow:
     reason: str
 
 
-def rows_to_runs(
-    rows: Sequence[TableRow], catalog: StackCatalog
-) -> list[PublishedRun | SkippedRow]:
+def rows_to_runs(rows: Sequence[TableRow]) -> list[PublishedRun | SkippedRow]:
     """The run that each row of a table describes, in the order of the rows.
 
     Args:
         rows: all rows of one table; a row may lack attention heads that others of its width state.
-        catalog: known devices and software stacks.
     """
     heads = _usual_heads(rows)
     runs: list[PublishedRun | SkippedRow] = []
     for row in rows:
         try:
-            runs.append(_run(row, catalog, heads))
+            runs.append(_run(row, heads))
         except UnusableRow as reason:
             runs.append(
                 SkippedRow(
@@ -53,16 +51,27 @@ def rows_to_runs(
     return runs
 
 
-def _run(row: TableRow, catalog: StackCatalog, heads: Mapping[float, float]) -> PublishedRun:
-    device = catalog.match_device(row)
-    if device is None:
-        raise UnusableRow(f"device {row.text('device')!r} is not known")
+_IPU_HOSTS = ("bow-2000", "ipu-m2000")
+
+
+def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
+    family = find_host_family(row)
+    if family is None:
+        raise UnusableRow(
+            f"device {row.text('device')!r} is not known; `windlass machines` lists those that are"
+        )
     assumptions: list[str] = []
-    image = resnet_shape(row)
-    law = device.law if image is None else "resnet"
-    shape = image or model_shape(row, heads, assumptions)
-    stack = catalog.match_stack(row, law)
-    configs = [resnet_run_config(row)] if image else run_configs(row, shape, stack, assumptions)
+    cluster, image = find_cluster(row), image_model(row.text("model"))
+    if image is not None:
+        shape, configs = image_shape(image), [image_run_config(row)]
+    else:
+        shape = model_shape(row, heads, assumptions)
+        if cluster.filled != 1.0:
+            shape = replace(shape, sequence=shape.sequence * cluster.filled)
+        if family in _IPU_HOSTS:
+            configs = [ipu_run_config(row, shape, assumptions)]
+        else:
+            configs = run_configs(row, shape, cluster, assumptions)
     out_of_memory = "OOM" in row.text("outcome").upper()
     seconds = None if out_of_memory else _step_seconds(row, shape, configs[0])
     peak = _peak_bytes(row)
@@ -73,8 +82,8 @@ def _run(row: TableRow, catalog: StackCatalog, heads: Mapping[float, float]) -> 
         key=row.key,
         model=row.text("model"),
         machine=f"{row.text('device')} x {configs[0].devices:g}",
-        device=device.name,
-        stack=stack.name,
+        family=family,
+        cluster=cluster,
         shape=shape,
         config=configs[0],
         per_host=_devices_per_host(row, configs[0].devices),

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import (
     TableRow,
     UnusableRow,
@@ -10,9 +11,7 @@ from windlass.validation.csv_table import (
     read_count,
     required_numbers,
 )
-from windlass.validation.laws.ipu import ipu_run_config
 from windlass.validation.published_run import ModelShape, RunConfig
-from windlass.validation.software_stacks import SoftwareStack
 
 _MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
 _VIRTUAL_STAGES = (1.0, 2.0, 3.0, 4.0)
@@ -26,25 +25,23 @@ and all other ops. Source: torchtitan, `activation_checkpoint.py`."""
 
 
 def run_configs(
-    row: TableRow, shape: ModelShape, stack: SoftwareStack, assumptions: list[str]
+    row: TableRow, shape: ModelShape, cluster: Cluster, assumptions: list[str]
 ) -> list[RunConfig]:
     """The configurations that a row may mean: one unless it leaves something open.
 
     Args:
         row: one row of a table.
         shape: shape of its model.
-        stack: software stack that it belongs to.
+        cluster: cluster that it ran on.
         assumptions: receives a sentence for each value that is assumed.
 
     Raises:
         UnusableRow: the row lacks a necessary value, or contradicts itself.
     """
-    if stack.law == "ipu":
-        return [ipu_run_config(row, shape, assumptions)]
     batch, devices = required_numbers(row, "global_batch", "n_devices")
-    stated = _stated_config(row, devices, stack)
+    stated = _stated_config(row, devices, cluster)
     replicas = stated.replicas
-    micros = _microbatches(row, batch / replicas, stated.pipeline, stack, assumptions)
+    micros = _microbatches(row, batch / replicas, stated.pipeline, cluster, assumptions)
     virtual_stages = _virtual_stages(row, shape, stated.pipeline, assumptions)
     return [
         replace(
@@ -55,7 +52,7 @@ def run_configs(
     ]
 
 
-def _stated_config(row: TableRow, devices: float, stack: SoftwareStack) -> RunConfig:
+def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig:
     """What the row states itself; micro-batch and virtual stages are filled in later."""
     zero = leading_number(row, "zero") or 0.0
     tensor, pipeline = read_count(row, "t"), read_count(row, "p")
@@ -90,7 +87,7 @@ def _stated_config(row: TableRow, devices: float, stack: SoftwareStack) -> RunCo
         fp32_gradients=float("fp32 grad" in precision),
         balanced_embedding=float("embedding balanced" in notes),
         old_software=float(
-            stack.old_software is not None and bool(re.search(stack.old_software, notes))
+            cluster.old_software is not None and bool(re.search(cluster.old_software, notes))
         ),
     )
 
@@ -106,19 +103,19 @@ def _microbatches(
     row: TableRow,
     replica_batch: float,
     stages: float,
-    stack: SoftwareStack,
+    cluster: Cluster,
     assumptions: list[str],
 ) -> tuple[float, ...]:
     """Micro-batch sizes into which a replica's batch of so many sequences may be split."""
     stated = read_count(row, "microbatch")
     if stated and (stages == 1 or stated < replica_batch):
         return (stated,)
-    split = _SPLIT[stack.microbatch_split]
+    split = _SPLIT[cluster.microbatch_split]
     if stated:
         assumptions.append(f"`microbatch` {stated:g} is a replica's whole batch: {split}")
     else:
         assumptions.append(f"micro-batch not published: {split}")
-    if stack.microbatch_split == "stages":
+    if cluster.microbatch_split == "stages":
         return (max(1.0, replica_batch / stages),)
     return tuple(micro for micro in _MICROBATCHES if micro <= max(1.0, replica_batch))
 

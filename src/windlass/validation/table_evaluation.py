@@ -1,12 +1,12 @@
 """Compares predictions of a table's runs with what was measured."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import InputErrors
-from windlass.validation.csv_table import read_table
+from windlass.validation.csv_table import UnusableRow, read_table
 from windlass.validation.metrics import (
     OutOfMemoryAccuracy,
     RankAccuracy,
@@ -16,10 +16,9 @@ from windlass.validation.metrics import (
     rank_accuracy,
     step_errors,
 )
-from windlass.validation.predict_run import RunPrediction, predict_runs
+from windlass.validation.predict_run import RunPrediction, predict_run
 from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import SkippedRow, rows_to_runs
-from windlass.validation.software_stacks import stack_catalog
 
 _MAX_REASONS = 12
 """Reasons that are listed one by one."""
@@ -38,13 +37,14 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackAccuracy:
-    """Accuracy of one stack's test rows in one table."""
+class ClusterAccuracy:
+    """Accuracy of one cluster's test rows in one table."""
 
-    stack: str
+    cluster: str
     about: str
-    provenance: str
-    fitted_from: str
+    stack: str
+    fitted_to: str
+    """Rows that the cluster's constants were fitted to; empty if to none."""
     accuracy: Accuracy
 
 
@@ -64,8 +64,8 @@ class TableEvaluation:
     """Accuracy of the predicted rows to which no constants were fitted."""
     all_rows: Accuracy
     """Accuracy of all predicted rows."""
-    by_stack: tuple[StackAccuracy, ...]
-    """Accuracy of the test rows of each stack."""
+    by_cluster: tuple[ClusterAccuracy, ...]
+    """Accuracy of the test rows of each cluster."""
 
     @property
     def skip_reasons(self) -> list[str]:
@@ -78,31 +78,47 @@ class TableEvaluation:
         return sorted(timed, key=_error_factor, reverse=True)[:count]
 
 
-def evaluate_table(path: Path) -> TableEvaluation:
-    """Predicts every row of a table with constants that were fitted beforehand.
+def evaluate_table(
+    path: Path, progress: Callable[[int, int], None] | None = None
+) -> TableEvaluation:
+    """Predicts every row of a table with the clock that plans.
+
+    Args:
+        path: the table.
+        progress: called with the numbers of rows that are done and that there are.
 
     Raises:
         RequestError: the file cannot be read as a table of runs.
         InputErrors: a line has the wrong length, or no row can become a run.
     """
     table = read_table(path)
-    rows = rows_to_runs(table.rows, stack_catalog())
-    skipped = tuple(row for row in rows if isinstance(row, SkippedRow))
-    if len(skipped) == len(rows):
+    rows = rows_to_runs(table.rows)
+    skipped = [row for row in rows if isinstance(row, SkippedRow)]
+    runs = [row for row in rows if isinstance(row, PublishedRun)]
+    predictions = []
+    for count, run in enumerate(runs, 1):
+        try:
+            predictions.append(predict_run(run))
+        except UnusableRow as reason:
+            skipped.append(
+                SkippedRow(line=run.line, model=run.model, device=run.machine, reason=str(reason))
+            )
+        if progress is not None:
+            progress(count, len(runs))
+    if not predictions:
         count = f"its {len(rows)} rows" if len(rows) > 1 else "its row"
         raise InputErrors([f"`{path}`: no run can be predicted from {count}", *_reasons(skipped)])
-    predictions = tuple(predict_runs([row for row in rows if isinstance(row, PublishedRun)]))
     test = [prediction for prediction in predictions if not prediction.is_calibration_row]
     return TableEvaluation(
         name=table.name,
         rows=len(table.rows),
         unknown_columns=table.unknown_columns,
-        skipped=skipped,
-        predictions=predictions,
+        skipped=tuple(skipped),
+        predictions=tuple(predictions),
         calibration_rows=len(predictions) - len(test),
         test_rows=_accuracy(test),
         all_rows=_accuracy(predictions),
-        by_stack=_accuracy_by_stack(test),
+        by_cluster=_accuracy_by_cluster(test),
     )
 
 
@@ -124,21 +140,19 @@ def _reasons(skipped: Sequence[SkippedRow]) -> list[str]:
     return messages
 
 
-def _accuracy_by_stack(test: Sequence[RunPrediction]) -> tuple[StackAccuracy, ...]:
-    by_stack: dict[str, list[RunPrediction]] = defaultdict(list)
+def _accuracy_by_cluster(test: Sequence[RunPrediction]) -> tuple[ClusterAccuracy, ...]:
+    by_cluster: dict[str, list[RunPrediction]] = defaultdict(list)
     for prediction in test:
-        by_stack[prediction.run.stack].append(prediction)
-    return tuple(_stack_accuracy(by_stack[stack]) for stack in sorted(by_stack))
-
-
-def _stack_accuracy(predictions: Sequence[RunPrediction]) -> StackAccuracy:
-    constants = predictions[0].calibration
-    return StackAccuracy(
-        stack=constants.stack,
-        about=stack_catalog().stack(constants.stack).about,
-        provenance=constants.provenance,
-        fitted_from=constants.fitted_from,
-        accuracy=_accuracy(predictions),
+        by_cluster[prediction.run.cluster.name].append(prediction)
+    return tuple(
+        ClusterAccuracy(
+            cluster=name,
+            about=predictions[0].run.cluster.about,
+            stack=predictions[0].run.cluster.stack,
+            fitted_to=predictions[0].run.cluster.fitted_to,
+            accuracy=_accuracy(predictions),
+        )
+        for name, predictions in sorted(by_cluster.items())
     )
 
 

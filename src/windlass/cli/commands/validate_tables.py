@@ -17,8 +17,6 @@ from windlass.validation import (
 
 _WORST_SHOWN = 5
 
-_PROVENANCE = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
-
 
 def print_evaluations(evaluations: Sequence[TableEvaluation], *, as_json: bool) -> None:
     """Prints the accuracy for each table, or all rows as JSON."""
@@ -36,9 +34,10 @@ def _print_evaluation(evaluation: TableEvaluation) -> None:
     if evaluation.calibration_rows:
         heading += f"; constants were fitted to {evaluation.calibration_rows} of them"
     print_line(Text(heading, style="bold"))
-    for stack in evaluation.by_stack:
-        origin = f"{_PROVENANCE[stack.provenance]} {stack.fitted_from}"
-        print_line(f"  {stack.stack}: {stack.about}; {origin}")
+    for cluster in evaluation.by_cluster:
+        origin = f"fitted to {cluster.fitted_to}" if cluster.fitted_to else "fitted to no row"
+        about = f"{cluster.cluster}: {cluster.about}"
+        print_line(f"  {about}; stack `{cluster.stack}`; {origin}")
     console.print(_errors_table(evaluation))
     accuracy = evaluation.test_rows if evaluation.calibration_rows else evaluation.all_rows
     for line in _accuracy_lines(accuracy):
@@ -67,10 +66,10 @@ def _errors_table(evaluation: TableEvaluation) -> Table:
         for quantity, errors in (("step", accuracy.step_time), ("memory", accuracy.memory)):
             if errors:
                 table.add_row(f"{quantity}, {name}", *_error_cells(errors))
-    if len(evaluation.by_stack) > 1:
-        for stack in evaluation.by_stack:
-            if stack.accuracy.step_time:
-                table.add_row(f"  {stack.stack}", *_error_cells(stack.accuracy.step_time))
+    if len(evaluation.by_cluster) > 1:
+        for cluster in evaluation.by_cluster:
+            if cluster.accuracy.step_time:
+                table.add_row(f"  {cluster.cluster}", *_error_cells(cluster.accuracy.step_time))
     return table
 
 
@@ -103,12 +102,11 @@ def _prediction_line(prediction: RunPrediction) -> str:
     run, config = prediction.run, prediction.config
     plan = f"t{config.tensor:g} p{config.pipeline:g} d{config.replicas:g} micro {config.micro:g}"
     measured = run.step_seconds or 0.0
-    largest = max(prediction.by_term, key=lambda name: prediction.by_term[name])
     line = (
         f"line {run.line}: {run.model} on {run.machine}, {plan}: predicted "
         f"{prediction.step_seconds:.4g} s ({prediction.low_seconds:.4g} to "
         f"{prediction.high_seconds:.4g}), measured {measured:.4g} s, "
-        f"{prediction.step_seconds / measured - 1:+.1%}; the largest term is {largest}"
+        f"{prediction.step_seconds / measured - 1:+.1%}"
     )
     return line + (f"; {', '.join(run.assumptions)}" if run.assumptions else "")
 
@@ -121,7 +119,7 @@ def _evaluation_json(evaluation: TableEvaluation) -> Mapping[str, object]:
         "unknown_columns": evaluation.unknown_columns,
         "test_rows": asdict(evaluation.test_rows),
         "all_rows": asdict(evaluation.all_rows),
-        "by_stack": [asdict(stack) for stack in evaluation.by_stack],
+        "by_cluster": [asdict(cluster) for cluster in evaluation.by_cluster],
         "skipped": [asdict(row) for row in evaluation.skipped],
         "predicted": [_prediction_json(prediction) for prediction in evaluation.predictions],
     }
@@ -133,14 +131,13 @@ def _prediction_json(prediction: RunPrediction) -> Mapping[str, object]:
         "line": run.line,
         "model": run.model,
         "machine": run.machine,
-        "stack": run.stack,
+        "cluster": run.cluster.name,
+        "stack": run.cluster.stack,
         "calibration": prediction.is_calibration_row,
-        "provenance": prediction.calibration.provenance,
         "config": asdict(prediction.config),
         "assumptions": run.assumptions,
         "predicted_step_s": prediction.step_seconds,
         "interval_80": (prediction.low_seconds, prediction.high_seconds),
-        "by_term": dict(prediction.by_term),
         "measured_step_s": run.step_seconds,
         "predicted_peak_bytes": prediction.peak_bytes,
         "measured_peak_bytes": run.peak_bytes,

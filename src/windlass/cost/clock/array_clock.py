@@ -13,6 +13,7 @@ from windlass.cost.clock.least_bytes import LeastBytes
 from windlass.cost.clock.pass_arrays import PassArrays
 from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import step_end
 from windlass.schema import Graph, Machine, Plan
@@ -118,5 +119,6 @@ class ArrayClock:
                 return known
         layout = self._layout(columns.shape.pipeline, columns.chunk_bounds)
         batch = PlanBatch(columns, layout, self._prices, self.machine)
-        self._batches.appendleft((batch, LeastBytes(batch, self._sizes, self.base.batch.sequence)))
+        count = LeastBytes if self.machine.stack is None else StackBytes
+        self._batches.appendleft((batch, count(batch, self._sizes, self.base.batch.sequence)))
         return self._batches[0]

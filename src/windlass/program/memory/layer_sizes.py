@@ -100,7 +100,7 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
         selective: whether the layer is recomputed selectively.
     """
     cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
-    micro, sequence = plan.batch.micro, plan.batch.sequence
+    micro, sequence = plan.batch.micro / (plan.parallel.context or 1), plan.batch.sequence
     saved = round(cost.saved_bytes.at(micro, sequence))
     pass_gradients = kind.pass_gradient_elements(micro, sequence)
     return LayerSizes(
@@ -154,12 +154,13 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
     the start.
     """
     op_elements = [weight_gradient_elements(op) for op in cost.backward]
-    pass_elements = kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)
+    micro = plan.batch.micro / (plan.parallel.context or 1)
+    pass_elements = kind.pass_gradient_elements(micro, plan.batch.sequence)
     so_far = max(0, sum(pass_elements) - sum(op_elements))
     peak = 0.0
     for op, elements in zip(cost.backward, op_elements, strict=True):
         so_far += elements
-        live = op.live_bytes.at(plan.batch.micro, plan.batch.sequence)
+        live = op.live_bytes.at(micro, plan.batch.sequence)
         peak = max(peak, live + so_far * plan.parameter_itemsize)
     return round(peak)
 

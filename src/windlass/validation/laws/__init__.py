@@ -1,1 +1,0 @@
-"""Laws of step time and peak memory: one module for each type of hardware or model."""
