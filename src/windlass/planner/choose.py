@@ -59,7 +59,7 @@ from windlass.schema import (
 _MAX_RIVALS = 8
 """Plans of other families that are simulated."""
 _MAX_INFEASIBLE = 4
-_MAX_FIXES = 2
+_MAX_FIXES = 1
 """Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
 
