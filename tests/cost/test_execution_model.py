@@ -5,10 +5,14 @@ from hypothesis import given
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
+from windlass.cost.communication_time import CommunicationCosts
+from windlass.cost.op_time import DeviceRates, OpContext, exposed_seconds
 from windlass.cost.predict import predict_plan
+from windlass.program import plan_state_sizes
 from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine
+from windlass.schema.machine import Link, Machine
 from windlass.schema.plan import Offload, Plan
+from windlass.schema.stack import Stack
 
 SLOW = 10.0
 """Seconds of a message."""
@@ -85,3 +89,36 @@ def test_reserved_units_let_transfers_overlap_with_slower_computation():
     set_apart, beside = predict_plan(plan, graph, quarter), predict_plan(plan, graph, machine)
     assert set_apart.step_seconds == pytest.approx(predict_plan(plan, graph, free).step_seconds)
     assert set_apart.by_term["matmul"] == pytest.approx(beside.by_term["matmul"] / 0.75)
+
+
+def test_a_bulk_synchronous_device_does_in_turn_what_an_accelerator_does_at_once():
+    device = tiny_machine().device.model_copy(update={"kind": "other"})
+    mode = OpContext(16, "float32", compiled=False)
+
+    after, beside = (DeviceRates(device, mode, in_turn=turns) for turns in (True, False))
+
+    assert float(exposed_seconds(after, 3.0, 2.0, 1.0)) == 6.0
+    assert float(exposed_seconds(beside, 3.0, 1e-3, 1.0)) == pytest.approx(4.0)
+
+
+def test_where_stages_are_neighbours_messages_stay_within_a_host_and_rings_leave_it():
+    """Two hosts of two devices, two stages and two replicas."""
+    links = (
+        Link(name="bus", joins=2, latency=0.0, rate=4e9, shared_by=1),
+        Link(name="cards", joins=4, latency=0.0, rate=1e9, shared_by=1),
+    )
+    machine = tiny_machine(devices=2).model_copy(update={"hosts": 2, "links": links})
+    graph = tiny_graph(layers=2)
+
+    def byte_seconds(*, adjacent: bool) -> tuple[float, float]:
+        stack = Stack(name="any", about="any", stages_adjacent=adjacent)
+        where = machine.model_copy(update={"stack": stack})
+        plan = tiny_plan(graph, where, pipeline=2, data=2)
+        costs = CommunicationCosts(plan, graph, where)
+        sizes = plan_state_sizes(plan, graph)[1]
+        # Two replicas send half of a buffer twice.
+        reduced = costs.state_seconds("reduce_grads", sizes) / sizes.gradients
+        return costs.message_cost.byte_seconds, reduced
+
+    assert byte_seconds(adjacent=True) == pytest.approx((1 / 4e9, 1 / 1e9))
+    assert byte_seconds(adjacent=False) == pytest.approx((1 / 1e9, 1 / 4e9))

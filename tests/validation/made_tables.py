@@ -6,7 +6,6 @@ from pathlib import Path
 from windlass.validation.csv_table import COLUMNS, read_table
 from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import rows_to_runs
-from windlass.validation.software_stacks import stack_catalog
 
 GPT = {
     "source": "vTrain", "model": "gpt-3.6B", "layers": "30", "hidden": "3072", "heads": "32",
@@ -38,6 +37,6 @@ def run_of(folder: Path, base: Mapping[str, str] = GPT, **changes: object) -> Pu
     row = {**base, **{name: str(value) for name, value in changes.items()}}
     more = tuple(name for name in row if name not in COLUMNS)
     table = read_table(write_table(folder / "made.csv", row, more=more))
-    (found,) = rows_to_runs(table.rows, stack_catalog())
+    (found,) = rows_to_runs(table.rows)
     assert isinstance(found, PublishedRun), found
     return found
