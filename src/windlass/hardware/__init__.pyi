@@ -14,12 +14,14 @@ from .local_machine import (
     load_local_machine,
     save_local_machine,
 )
-from .new_machine import (
+from .machine_draft import (
+    machine_text,
+    new_machine,
+)
+from .machine_questions import (
     Question,
     answer_faults,
-    machine_text,
     name_fault,
-    new_machine,
     next_question,
 )
 from .number_sources import (

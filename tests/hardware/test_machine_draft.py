@@ -8,7 +8,8 @@ import pytest
 from windlass.cost.ring_bandwidth import ring_cost
 from windlass.errors import InputErrors
 from windlass.hardware import catalog
-from windlass.hardware.new_machine import machine_text, new_machine, next_question
+from windlass.hardware.machine_draft import machine_text, new_machine
+from windlass.hardware.machine_questions import next_question
 from windlass.hardware.number_sources import stated_numbers
 from windlass.schema.machine import Link, Machine
 
@@ -77,6 +78,14 @@ def test_an_oversubscribed_network_is_as_slow_as_by_hand():
 def test_a_pod_of_one_host_has_no_network_of_its_own():
     links = new_machine("ours", {**H100_CLUSTER, "pod": "1"}, TODAY).links
     assert [(link.name, link.joins) for link in links] == [("nvlink", 8), ("spine", 32)]
+
+
+def test_what_a_device_says_of_itself_stays():
+    pod, catalogued = new_machine("ours", {"device": "gc200"}, TODAY), catalog.load_machine("gc200")
+    assert pod.execution_model == "bulk-synchronous"
+    assert pod.device == catalogued.device
+    apple = new_machine("ours", {"device": "m2-ultra"}, TODAY)
+    assert [tier.name for tier in apple.device.tiers] == ["device"]
 
 
 def test_a_rack_of_72_keeps_its_link():
