@@ -5,10 +5,15 @@ process holds before any tensor. Fragmentation adds nothing: `torch_ext.cpu_allo
 one by one, so that resident memory is the memory of live tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import expm1
 
+from windlass.cost.stack_memory import stack_stage_bytes
 from windlass.program import Program, memory_profile, mesh_coord, offloaded_bytes_by_tier
 from windlass.schema import Graph, Machine, MemoryClass, OffloadClass, Plan, TierPeak
+
+_DEVIATIONS = 1.2816
+"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
 
 _MEMORY_ERROR = 0.02
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
@@ -37,6 +42,9 @@ def stage_tier_peaks(
         machine: the machine that it runs on.
         programs: programs of at least one device of each stage.
     """
+    if machine.stack is not None:
+        stages = stack_stage_bytes(plan, graph, machine)
+        return tuple(tuple(_on_stack(each, machine)) for each in stages)
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
     by_stage = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
     return tuple(
@@ -68,6 +76,31 @@ def _stage(
             by_class={_memory_class(name): nbytes for name, nbytes in by_class.items()},
             instruction=0,
         )
+
+
+def _on_stack(by_class: Mapping[MemoryClass, float], machine: Machine) -> Iterator[TierPeak]:
+    """The peak of a stage on another stack, whose instructions are not known; it offloads nothing.
+
+    Raises:
+        KeyError: the machine names no stack.
+    """
+    if machine.stack is None:
+        raise KeyError(f"{machine.name} names no stack")
+    memory, *others = machine.device.tiers
+    deviation = machine.stack.memory_deviation
+    yield TierPeak(
+        tier=memory.name,
+        capacity_bytes=memory.capacity_bytes,
+        peak_bytes=round(sum(by_class.values())),
+        by_class={name: round(nbytes) for name, nbytes in by_class.items()},
+        instruction=0,
+        error=_MEMORY_ERROR if deviation is None else -expm1(-_DEVIATIONS * deviation),
+    )
+    for tier in others:
+        yield TierPeak(
+            tier=tier.name, capacity_bytes=tier.capacity_bytes, peak_bytes=0, by_class={},
+            instruction=0,
+        )  # fmt: skip
 
 
 def _memory_class(offloaded: OffloadClass) -> MemoryClass:

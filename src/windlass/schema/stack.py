@@ -71,8 +71,9 @@ class StackMemory(_StackTable):
     """Context and kernels of one process; None means the device's number."""
     buffer_bytes: Bytes = 0
     """Buffers for reducing and gathering."""
-    gradient_bytes: float = Field(default=0.0, ge=0, le=64)
-    """Bytes of each gradient element beyond the plan's: a second copy, or buckets."""
+    gradient_bytes: float = Field(default=0.0, ge=-2, le=64)
+    """Bytes of each gradient element beyond the plan's: a second copy, or buckets; -2 where sums of
+    micro-batches are in 16 bits."""
     activations: float = Field(default=1.0, gt=0, le=10)
     """Bytes of activations over those that the graph's kernels need."""
     allocator_share: float = Field(default=0.0, ge=0, le=1)

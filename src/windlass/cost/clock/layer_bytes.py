@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.arrays import Floats, Ints
+from windlass.cost.arrays import Floats
 from windlass.cost.clock.layer_prices import LayerPrices, StateKey
 from windlass.cost.clock.plan_columns import LayerConfig
 from windlass.cost.op_time import quantity_values
@@ -56,15 +56,16 @@ class LayerBytes:
         if missing:
             sides = len(ActivationBytes._fields), 2, len(self._prices.layers), len(missing)
             found = np.empty(sides)
+            parts = np.array(missing) / (config.context or 1)
             for selective in (False, True):
                 for column, kind in enumerate(self._prices.kinds(config.tensor)):
                     cost = self._prices.cost(config, kind, selective=selective)
-                    found[:, int(selective), column] = self._sizes(kind, cost, np.array(missing))
+                    found[:, int(selective), column] = self._sizes(kind, cost, parts)
             for place, micro in enumerate(missing):
                 self._activations[config, micro] = found[..., place]
         return [self._activations[config, micro] for micro in micros]
 
-    def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Ints) -> ActivationBytes:
+    def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Floats) -> ActivationBytes:
         """Bytes of a layer, `[micro]`; as `program.memory.layer_sizes.layer_kind_sizes`."""
         sequence, element_bytes = self._sequence, PRECISION_BYTES[cost.precision]
         saved, output = np.rint(
@@ -93,7 +94,7 @@ class LayerBytes:
 
     def rows_bytes(self, config: LayerConfig, micro: int, accumulation: int) -> Floats:
         """`sparse_rows` of `LayerSizes` of all columns, `[column]`."""
-        before = micro * (accumulation - 1)
+        before = micro / (config.context or 1) * (accumulation - 1)
         return np.array(
             [
                 4.0 * sum(kind.pass_gradient_elements(before, self._sequence))

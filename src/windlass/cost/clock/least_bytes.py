@@ -162,8 +162,9 @@ class LeastBytes:
             return np.asarray(common + self._leaving + np.maximum(peak, most))
 
         live = np.broadcast_to(moment.live[:, None], (len(moment.live), batch.columns.count))
-        if batch.shape.schedule == "gpipe" and layout.pipeline > 1 and not moment.is_made.any():
-            live = np.broadcast_to(batch.columns.accumulation, live.shape)
+        if batch.shape.schedule == "gpipe" and layout.pipeline > 1:
+            more = batch.columns.accumulation - moment.microbatches
+            live = live + np.where(moment.ends[:, None], 0, more)
         return _Running(
             moment=moment,
             layers=layers,

@@ -7,8 +7,15 @@ reached by the second. So a program of three micro-batches tells all about one o
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.cost import predict_plan, predict_time, tier_peaks
-from windlass.program import Instruction, Program, lower, memory_profile, plan_layer_sizes
+from windlass.cost import predict_plan, predict_time, stack_stage_bytes, tier_peaks
+from windlass.program import (
+    Instruction,
+    Program,
+    layers_of_stage,
+    lower,
+    memory_profile,
+    plan_layer_sizes,
+)
 from windlass.schema import Graph, Machine, MemoryClass, Plan, Prediction
 
 _STEADY_MULTIPLE = 3
@@ -35,6 +42,8 @@ class DevicePeak:
 
 def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of a single-stage plan."""
+    if machine.stack is not None:
+        return fullest_stage_memory(plan, graph, machine)
     short = _shortened(plan, _SHORT_MICROBATCHES)
     program, *_ = lower(short, graph)  # tensor-parallel ranks run the same program
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
@@ -50,9 +59,11 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
 
 def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
     """Peak device memory of the fullest of several stages."""
+    if machine.stack is not None:
+        return _fullest_on_stack(plan, graph, machine)
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
     peaks = []
-    for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
+    for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.replicas]:
         profile = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
         peaks.append(
             DevicePeak(
@@ -63,6 +74,20 @@ def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> DevicePe
             )
         )
     return max(peaks, key=lambda memory: memory.peak_bytes)
+
+
+def _fullest_on_stack(plan: Plan, graph: Graph, machine: Machine) -> DevicePeak:
+    """The same on another stack: at the backward pass of the fullest stage's last layer."""
+    stages = stack_stage_bytes(plan, graph, machine)
+    sums = [sum(each.values()) for each in stages]
+    fullest = sums.index(max(sums))
+    layer = layers_of_stage(plan, fullest)[-1]
+    return DevicePeak(
+        peak_bytes=round(sums[fullest]),
+        by_class={name: round(nbytes) for name, nbytes in stages[fullest].items()},
+        index=0,
+        instruction=Instruction("backward", layer, 0),
+    )
 
 
 def evaluate(plan: Plan, graph: Graph, machine: Machine, *, budget_bytes: int) -> Prediction:
@@ -133,9 +158,11 @@ def steady_state_microbatches(plan: Plan) -> Plan:
 
 def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Peak device memory of each stage, `[stage]`."""
+    if machine.stack is not None:
+        return tuple(round(sum(each.values())) for each in stack_stage_bytes(plan, graph, machine))
     process_bytes = machine.device.process_bytes(compiled=plan.compile)
     programs = lower(steady_state_microbatches(plan), graph)[
-        :: plan.parallel.tensor * plan.parallel.data
+        :: plan.parallel.tensor * plan.parallel.replicas
     ]
     return tuple(
         memory_profile(program, plan, graph, runtime_bytes=process_bytes).peak_bytes
