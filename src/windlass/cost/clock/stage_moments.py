@@ -29,11 +29,20 @@ class Moment(NamedTuple):
     """Micro-batches of each chunk that only wait for their weight gradients, `[chunk]`."""
     exists: Bools
     """Whether a stage has such a pass, `[stage]`."""
+    microbatches: int
+    """Micro-batches of the step that it is taken from."""
 
 
 @lru_cache(maxsize=256)
 def moments(shape: PipelineShape) -> tuple[Moment, ...]:
-    """The passes at which a shape's stages are looked at."""
+    """The passes at which a shape's stages are looked at.
+
+    Fewer micro-batches fill all stages as much as more do, except under GPipe, where all of them
+    are live at first.
+    """
+    enough = {"gpipe": 3, "1f1b": shape.pipeline + 2, "zero-bubble": 2 * shape.pipeline + 2}
+    most = enough.get(shape.schedule, 3 * shape.pipeline)
+    shape = shape._replace(microbatches=min(shape.microbatches, most))
     passes = stage_passes(shape)
     stage, splits = np.arange(shape.pipeline), shape.schedule == "zero-bubble"
     is_chunk = (passes.chunks // shape.pipeline)[..., None] == np.arange(shape.virtual_stages)
@@ -78,6 +87,7 @@ def moments(shape: PipelineShape) -> tuple[Moment, ...]:
                     live=at(live).astype(np.float64),
                     parted=at(parted).astype(np.float64),
                     exists=np.asarray(chosen.any(axis=1)),
+                    microbatches=shape.microbatches,
                 )
             )
     return tuple(found)
