@@ -128,7 +128,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="parts of the names of cases")
     parser.add_argument("--keep", action="store_true", help="append the rows to the results")
     options = parser.parse_args()
-    print("| | published | measured | predicted | error | the planner's pick | predicted | faster |")
+    heads = "published | measured | predicted | error | the planner's pick | predicted | faster"
+    print(f"| | {heads} |")
     print("|---|---|---|---|---|---|---|---|")
     for each in MAPPINGS:
         if not options.names or any(name in each.name for name in options.names):
@@ -173,9 +174,10 @@ def _planned(case: Mapping, pins: tuple[str, ...]) -> tuple[Plan, float] | str:
         planned = windlass.plan(
             case.model, *case.open, *pins, machine=case.machine, stack=case.stack, cache=False
         )
-        return planned.plan, planned.prediction.step_seconds
+        found = planned.plan, planned.prediction.step_seconds
     except WindlassError as error:
         return str(error).replace("\n", "; ")
+    return found
 
 
 def show(plan: Plan) -> str:

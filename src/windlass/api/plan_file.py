@@ -8,7 +8,7 @@ from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.errors import RequestError, StackError
 from windlass.planner import request_of_plan
-from windlass.schema import Graph, Machine, ModelRequest, Plan, Request, Stack
+from windlass.schema import OWN_STACK, Graph, Machine, ModelRequest, Plan, Request, Stack
 from windlass.stacks import stack_names
 
 
@@ -102,8 +102,16 @@ def stack_of_plan(plan: Plan, request: Request) -> Stack | None:
     """The stack that a plan is for; None for Windlass's own runtime.
 
     Raises:
-        StackError: the plan names a stack of a file that the request does not name.
+        StackError: the request names another stack, or the plan one of a file that the request does
+            not name.
     """
+    stack, own = find_stack(request.stack), plan.stack or OWN_STACK.name
+    asked = OWN_STACK.name if stack is None else stack.name
+    if request.stack is not None and asked != own:
+        raise StackError(
+            f"the plan is for the stack `{own}`, but `{asked}` is named; leave `--stack` out, or "
+            "plan anew without the file"
+        )
     if request.stack is None and plan.stack not in (None, *stack_names()):
         raise StackError(
             f"the plan is for the stack `{plan.stack}`, which is none of Windlass's; name its file "
