@@ -18,9 +18,7 @@ def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
             flop=numbers[call.flop],
             read_bytes=sum_polynomials(numbers[access.nbytes] for access in call.reads),
             written_bytes=sum_polynomials(numbers[access.nbytes] for access in call.writes),
-            live_bytes=sum_polynomials(
-                [live_bytes[index], layout_copy_bytes(call, numbers)]
-            ),
+            live_bytes=sum_polynomials([live_bytes[index], layout_copy_bytes(call, numbers)]),
             shape=matmul_shape(call, numbers),
             collective=collective_of(call, numbers),
         )
