@@ -19,7 +19,8 @@ def test_each_constant_of_a_stack_has_a_meaning_a_value_with_unit_and_a_source(n
     for each in constants:
         assert each.meaning.endswith("."), each.key
         assert each.text, each.key
-        assert each.source.source, each.key
+        if name != "windlass" and not each.key.startswith("can."):
+            assert each.source.how != "unverified", f"{name}: {each.key} = {each.text}"
 
 
 def test_an_unknown_stack_names_the_nearest_and_the_way_to_write_one() -> None:
