@@ -84,7 +84,6 @@ from windlass.program.memory.values import (
 )
 from windlass.program.phases import (
     gradients_reuse_weight_space,
-    phase_needs,
 )
 from windlass.program.pipeline_schedules import (
     schedule_passes,
@@ -174,7 +173,6 @@ __all__ = [
     "padded_elements",
     "parameter_gather_group",
     "pass_ops",
-    "phase_needs",
     "plan_errors",
     "plan_layer_sizes",
     "plan_state_sizes",
