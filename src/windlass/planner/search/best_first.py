@@ -11,12 +11,13 @@ The clock's bytes are never above the program's. So a plan that its program find
 back into the queue with the recompute that its program asks for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
+from operator import itemgetter
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from windlass.planner.result import run_seconds
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
 from windlass.planner.search.least_recompute import (
+    fits_tiers,
     most_sharing,
     program_bytes,
     stage_bytes,
@@ -120,12 +122,11 @@ class BestFirst:
     def _bounds(self) -> ConfigBounds:
         return ConfigBounds(self.space, self.clock)
 
-    def search(self, most: int = 1, *, below: float = inf, within: float = 0.0) -> SearchResult:
+    def search(self, most: int = 1, *, within: float = 0.0) -> SearchResult:
         """The fastest plans that fit.
 
         Args:
             most: plans that are wanted; with one, the first found and proved ends the search.
-            below: seconds of a step, with its share of compilation; slower plans do not count.
             within: share by which plans may be slower than the fastest and still be looked for.
         """
         result = SearchResult()
@@ -141,16 +142,16 @@ class BestFirst:
                 pipelines=pipelines[stages],
             )
         )
-        limit = below
+        limit = inf
         while self._queue and self._queue[0][0] <= limit:
             first, rest = self._next(result).split(limit)
             self._push(rest)
             for group in self._closer(first, result, limit):
                 self._push(group)
-            if len(result.best) >= most:
-                slowest = sorted(self._seconds(each) for each in result.best)[most - 1]
-                limit = min(below, slowest * (1 + within + _EQUAL))
-        result.best.sort(key=self._rank)
+            if len(result.fitting) >= most:
+                result.fitting.sort(key=itemgetter(0))
+                limit = result.fitting[most - 1][0] * (1 + within + _EQUAL)
+        result.best = self._simulated(result.fitting, most)
         return result
 
     def look_at_smallest(self, result: SearchResult) -> None:
@@ -166,7 +167,7 @@ class BestFirst:
 
     def _next(self, result: SearchResult) -> _Group:
         """The group with the lowest bound; until a plan is found, of those closest to a plan."""
-        if result.best:
+        if result.fitting:
             return heappop(self._queue)[2]
         at = min(
             range(len(self._queue)),
@@ -313,9 +314,8 @@ class BestFirst:
         row = int(group.items[0])
         plan = self.space.plan(group.columns, row)
         if max(stage_bytes(plan, self.space)) <= self._budget_bytes:
-            item = self._evaluated(plan)
-            if item[1].fits:
-                result.best.append(item)
+            if not plan.offloads or fits_tiers(plan, self.space):
+                result.fitting.append((float(group.bounds[0]), plan))
             return
         if group.settled or not self.space.minimizes_recompute:
             return
@@ -342,11 +342,19 @@ class BestFirst:
                 settled=True,
             )
 
-    def _evaluated(self, plan: Plan) -> EvaluatedPlan:
-        """The plan with the event simulator's prediction and the peaks of its full program."""
-        space = self.space
-        prediction = evaluate(plan, space.graph, space.machine, budget_bytes=self._budget_bytes)
-        return plan, prediction
+    def _simulated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
+        """The fastest plans, and those as fast as the last of them, with their predictions."""
+        graph, machine = self.space.graph, self.space.machine
+        best: list[EvaluatedPlan] = []
+        slowest = inf
+        for seconds, plan in fitting:
+            if len(best) >= most and seconds > slowest:
+                break
+            prediction = evaluate(plan, graph, machine, budget_bytes=self._budget_bytes)
+            if prediction.fits:
+                best.append((plan, prediction))
+                slowest = seconds * (1 + _EQUAL) if len(best) <= most else slowest
+        return sorted(best, key=self._rank)
 
     def _compilation(self, columns: PlanColumns) -> Floats:
         """Each step's share of the seconds of compilation before the first, `[plan]`."""
@@ -377,16 +385,12 @@ class BestFirst:
         kinds = self.space.graph.layer_kinds()
         return np.cumsum([0, *(kind.parameter_count for kind in kinds)])
 
-    def _seconds(self, item: EvaluatedPlan) -> float:
-        """Seconds of a step with its share of the compilation."""
-        steps = self.space.request.train.steps
-        return run_seconds(item[1], steps) / steps
-
     def _rank(self, item: EvaluatedPlan) -> tuple[float, bool, int, int]:
         """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
         plan, prediction = item
         peak_bytes = prediction.peaks[0].peak_bytes
-        return self._seconds(item), plan.offloads, peak_bytes, -plan.batch.micro
+        seconds = run_seconds(prediction, self.space.request.train.steps)
+        return seconds, plan.offloads, peak_bytes, -plan.batch.micro
 
 
 def _on_device(config: LayerConfig) -> LayerConfig:

@@ -18,6 +18,7 @@ import numpy as np
 from windlass.cost import ArrayClock, Bools, Floats, Ints, PlanColumns
 from windlass.planner.search.extrapolate import stage_peak_bytes
 from windlass.planner.space.plan_space import PlanSpace
+from windlass.program import offloaded_bytes_by_tier
 from windlass.schema import Plan
 
 StageBytes = Callable[[PlanColumns], Floats]
@@ -140,6 +141,16 @@ def program_bytes(space: PlanSpace) -> StageBytes:
 def stage_bytes(plan: Plan, space: PlanSpace) -> tuple[int, ...]:
     """Peak device memory of each stage by its program."""
     return stage_peak_bytes(plan, space.graph, space.machine)
+
+
+def fits_tiers(plan: Plan, space: PlanSpace) -> bool:
+    """Whether offload tiers have room for what each stage of a plan offloads."""
+    tiers = {tier.name: tier.capacity_bytes for tier in space.machine.device.tiers}
+    return all(
+        sum(classes.values()) <= tiers[name]
+        for stage in range(plan.parallel.pipeline)
+        for name, classes in offloaded_bytes_by_tier(plan, space.graph, stage).items()
+    )
 
 
 def most_sharing(columns: PlanColumns, config: Ints) -> Bools:

@@ -9,7 +9,7 @@ import numpy as np
 
 from windlass.cost import Floats, PlanColumns
 from windlass.planner.search.extrapolate import EvaluatedPlan
-from windlass.schema import Recompute
+from windlass.schema import Plan, Recompute
 
 
 class Family(NamedTuple):
@@ -36,6 +36,8 @@ class SearchResult:
 
     best: list[EvaluatedPlan] = field(default_factory=list)
     """Plans that fit, fastest first; the first is the fastest of all."""
+    fitting: list[tuple[float, Plan]] = field(default_factory=list)
+    """Plans that fit by their programs, with the clock's seconds of a step."""
     near: dict[Family, PricedRow] = field(default_factory=dict)
     """The fastest plan of each family, by the clock, of those that it priced."""
     misfits: dict[Family, PricedRow] = field(default_factory=dict)
