@@ -1,4 +1,4 @@
-"""Fits the constants of software stacks and clusters to published tables, through the clock that plans.
+"""Fits constants of software stacks and clusters to published tables, by the clock that plans.
 
     python benchmarks/calibrate.py TABLES [--seed 7] [--only STACK]
 
@@ -25,7 +25,6 @@ import windlass.validation
 from fitting.least_squares import Prior, fit_constants
 from windlass.schema import Stack
 from windlass.stacks import load_stack
-from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import read_table
 from windlass.validation.predict_run import RunPrediction, predict_run
 from windlass.validation.published_run import PublishedRun
@@ -247,7 +246,9 @@ def _calibration_runs(
             of_cluster = [run for run in runs if run.cluster.name == cluster]
             some = calibration_runs(of_cluster, count, seed)
             selected += some
-            words.setdefault(cluster, []).append(f"{len(some)} of {len(of_cluster)} rows of {table}")
+            words.setdefault(cluster, []).append(
+                f"{len(some)} of {len(of_cluster)} rows of {table}"
+            )
     return selected, {name: " and ".join(parts) for name, parts in words.items()}
 
 
@@ -295,9 +296,7 @@ def _fit(
 ) -> dict[tuple[str, str, str], float]:
     names = {".".join(key): key for key in priors}
     start = {key: prior.value for key, prior in priors.items()}
-    settled = [
-        replace(run, config=predict(run, start).config, candidates=()) for run in runs
-    ]
+    settled = [replace(run, config=predict(run, start).config, candidates=()) for run in runs]
 
     def law(values: Mapping[str, float]) -> Column:
         given = {names[name]: value for name, value in values.items()}

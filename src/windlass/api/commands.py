@@ -1,6 +1,6 @@
 """Functions of the commands that join several others: fit, batch, check, rehearse, launch, ..."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -259,9 +259,13 @@ def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
 
 
 def evaluate_tables(
-    paths: Sequence[str | Path],
+    paths: Sequence[str | Path], progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[TableEvaluation], list[str]]:
-    """Predicts every row of some CSV files; no constant is fitted to them.
+    """Predicts every row of some CSV files with the clock that plans; no constant is fitted to them.
+
+    Args:
+        paths: the files.
+        progress: called with the numbers of rows of a file that are done and that there are.
 
     Returns:
         The tables that can be read, and a message for each other one.
@@ -270,7 +274,7 @@ def evaluate_tables(
     problems: list[str] = []
     for path in paths:
         try:
-            evaluations.append(evaluate_table(Path(path)))
+            evaluations.append(evaluate_table(Path(path), progress))
         except InputErrors as error:
             problems += error.messages
         except WindlassError as error:

@@ -79,10 +79,8 @@ class Cluster(Document):
             changed["shared_by"] = machine.devices_per_host
         changed = {name: value for name, value in changed.items() if value is not None}
         links = (inner, *(link.model_copy(update=changed) for link in outer))
-        update = {"links": links}
-        if self.stragglers is not None:
-            update["stragglers"] = self.stragglers
-        return machine.model_copy(update=update)
+        stragglers = machine.stragglers if self.stragglers is None else self.stragglers
+        return machine.model_copy(update={"links": links, "stragglers": stragglers})
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Predicts step time and peak memory of published runs with the clock that plans, with intervals."""
+"""Predicts step time and peak memory of published runs by the clock that plans, with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -106,8 +106,10 @@ def evaluate_table(
         if progress is not None:
             progress(count, len(runs))
     if not predictions:
-        count = f"its {len(rows)} rows" if len(rows) > 1 else "its row"
-        raise InputErrors([f"`{path}`: no run can be predicted from {count}", *_reasons(skipped)])
+        all_rows = f"its {len(rows)} rows" if len(rows) > 1 else "its row"
+        raise InputErrors(
+            [f"`{path}`: no run can be predicted from {all_rows}", *_reasons(skipped)]
+        )
     test = [prediction for prediction in predictions if not prediction.is_calibration_row]
     return TableEvaluation(
         name=table.name,

@@ -8,6 +8,7 @@ from windlass import api
 from windlass.cli.command_options import AsJson
 from windlass.cli.commands.validate_here import validate_here
 from windlass.cli.commands.validate_tables import print_evaluations
+from windlass.cli.console import ProgressBars
 from windlass.errors import InputErrors, RequestError, did_you_mean
 
 _DEFAULT_COUNT = 10
@@ -48,7 +49,10 @@ def validate(
                 f"cannot validate `{wrong[0]}`{did_you_mean(wrong[0], [api.HERE])}; write "
                 f"`{api.HERE}`, or name CSV files of measured runs"
             )
-        evaluations, problems = api.evaluate_tables(tables)
+        with ProgressBars() as progress:
+            evaluations, problems = api.evaluate_tables(
+                tables, lambda done, count: progress("predicting rows", done, count)
+            )
         if evaluations or as_json:
             print_evaluations(evaluations, as_json=as_json)
         if problems:
