@@ -368,7 +368,9 @@ def _write_stack(
         document["memory_deviation"] = float(f"{memory_deviation or _DOUBT:.4g}")
         document["sources"]["memory.*"] = {"how": "fitted", "source": source}
         document["sources"]["memory_deviation"] = {"how": "fitted", "source": source}
-    tables = {key: document.pop(key) for key in ("memory", "can", "sources") if key in document}
+    tables: dict[str, object] = {
+        key: document.pop(key) for key in ("memory", "can", "sources") if key in document
+    }
     path.write_text(tomli_w.dumps({**document, **tables}), encoding="utf-8")
     print(f"{name:20}", {key: float(f"{value:.4g}") for key, value in {**values, **memory}.items()})
 

@@ -33,9 +33,7 @@ _DAMPING = (1e-3, 5.0, 10)
 Law = Callable[[Mapping[str, float]], Column]
 
 
-def fit_constants(
-    law: Law, measured: Column, prior: Mapping[str, Prior]
-) -> dict[str, float]:
+def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dict[str, float]:
     """The most probable constants.
 
     Args:

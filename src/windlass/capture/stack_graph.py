@@ -24,6 +24,7 @@ from windlass.schema import (
     LayerRun,
     MatmulShape,
     Op,
+    OpKind,
     ParameterInfo,
     Polynomial,
     Precision,
@@ -326,7 +327,7 @@ def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
         for name, wide, deep in plain.linears()
     )
     norms = tuple(ParameterInfo(name=name, shape=(config.width,)) for name in ("norm", "ffn_norm"))
-    biases = ()
+    biases: tuple[ParameterInfo, ...] = ()
     if config.ffn_bias:
         biases = tuple(
             ParameterInfo(name=f"{name}.bias", shape=(round(wide),))
@@ -399,7 +400,8 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
     norm = 4 * config.width * kernels.whole
     there, back = (share * rows * each for each in _LOGIT_BYTES[stack.fusion])
     exchange = Polynomial(bs=_BYTES * config.width * share)
-    gathers, sums = (), ()
+    gathers: tuple[Op, ...] = ()
+    sums: tuple[Op, ...] = ()
     if tensor > 1:
         kind: CollectiveKind = "reduce_scatter" if stack.sequence_parallel else "all_reduce"
         sums = (_op(kind, "collective", collective=Collective(kind, exchange)),)
@@ -467,15 +469,15 @@ def _cost(
 
 
 def _op(
-    name: str, kind: str, flop: Polynomial = Polynomial(), *, read: Polynomial | float = 0.0,
+    name: str, kind: OpKind, flop: Polynomial | None = None, *, read: Polynomial | float = 0.0,
     written: float = 0.0, shape: MatmulShape | None = None, collective: Collective | None = None,
     precision: Precision | None = None, calls: int = 1,
 ) -> Op:  # fmt: skip
     """An operation; a number of bytes is for each token."""
     return Op(
         name=name,
-        kind=kind,  # type: ignore[arg-type]
-        flop=flop,
+        kind=kind,
+        flop=flop or Polynomial(),
         read_bytes=read if isinstance(read, Polynomial) else Polynomial(bs=read),
         written_bytes=Polynomial(bs=written),
         live_bytes=Polynomial(),
