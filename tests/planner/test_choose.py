@@ -5,8 +5,7 @@ from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.planner.result import run_seconds
-from windlass.planner.search.extrapolate import evaluate, peak_memory, with_budget
+from windlass.planner.search.extrapolate import evaluate, peak_memory, run_seconds, with_budget
 from windlass.planner.space.options import open_single_stage_plans
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower

@@ -9,8 +9,7 @@ from factories import tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.planner.result import run_seconds
-from windlass.planner.search.extrapolate import evaluate, peak_memory
+from windlass.planner.search.extrapolate import evaluate, peak_memory, run_seconds
 from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
 from windlass.planner.search.phase_search import TruncatedPlan
 from windlass.planner.space.options import offload_tiers, open_single_stage_plans

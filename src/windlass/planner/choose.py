@@ -20,13 +20,13 @@ from windlass.planner.result import (
     PlanningResult,
     best_of_families,
     infeasible_plan,
-    run_seconds,
     runner_up,
 )
 from windlass.planner.search.extrapolate import (
     EvaluatedPlan,
     evaluate,
     fullest_stage_memory,
+    run_seconds,
 )
 from windlass.planner.search.fastest import FastestPlans, fastest_plans
 from windlass.planner.space.options import (

@@ -4,9 +4,10 @@ from math import ceil
 
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
-from windlass.planner.result import Advice, Change, PlanningResult, infeasible_plan, run_seconds
+from windlass.planner.result import Advice, Change, PlanningResult, infeasible_plan
 from windlass.planner.search.extrapolate import (
     fullest_stage_memory,
+    run_seconds,
     training_state_bytes,
     with_budget,
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
-from windlass.planner.search.extrapolate import DevicePeak
+from windlass.planner.search.extrapolate import DevicePeak, run_seconds
 from windlass.program import Instruction
 from windlass.schema import MemoryClass, Plan, Prediction
 
@@ -166,11 +166,6 @@ def _flag(value: bool | None) -> str:
 
 def _recompute_layers(plan: Plan) -> str:
     return show_recompute_layers(recompute_layers(plan))
-
-
-def run_seconds(prediction: Prediction, steps: int) -> float:
-    """Predicted seconds of a run of `steps`, including compilation."""
-    return prediction.step_seconds * steps + prediction.compile_seconds
 
 
 def best_of_families(best: Plan, ranked: Iterable[Plan]) -> tuple[Plan, ...]:

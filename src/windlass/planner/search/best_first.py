@@ -23,9 +23,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, LayerConfig, PlanColumns
-from windlass.planner.result import run_seconds
 from windlass.planner.search.bounds import ConfigBounds
-from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
+from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, run_seconds
 from windlass.planner.search.least_recompute import (
     fits_tiers,
     most_sharing,

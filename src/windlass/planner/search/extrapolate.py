@@ -170,6 +170,11 @@ def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, .
     )
 
 
+def run_seconds(prediction: Prediction, steps: int) -> float:
+    """Predicted seconds of a run of `steps`, including compilation."""
+    return prediction.step_seconds * steps + prediction.compile_seconds
+
+
 def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
     """The prediction with another capacity of device memory, which is the first tier."""
     device, *others = prediction.peaks

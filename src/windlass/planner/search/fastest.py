@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from math import inf
 
-from windlass.planner.result import run_seconds
 from windlass.planner.search.best_first import BestFirst
-from windlass.planner.search.extrapolate import EvaluatedPlan
+from windlass.planner.search.extrapolate import EvaluatedPlan, run_seconds
 from windlass.planner.search.phase_search import search_phases
 from windlass.planner.search.search_result import SearchResult
 from windlass.planner.space.pins import excludes_phases
