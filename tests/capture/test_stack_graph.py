@@ -1,0 +1,113 @@
+"""Graphs of other stacks: parameters, FLOP and activations, against what papers print."""
+
+from dataclasses import replace
+
+import pytest
+
+from windlass.capture import stack_graph
+from windlass.models import TransformerConfig, model_config, published_parameter_count
+from windlass.schema import LayerCost, Stack
+from windlass.stacks import load_stack
+
+GPT3 = model_config("gpt3-175b")
+MEGATRON = load_stack("megatron-core")
+UNFUSED = Stack(name="test", about="", attention="unfused", dropout=True)
+PRINTED = 0.01
+"""Papers print parameters to three digits; norms and biases are counted here too."""
+KORTHIKANTI = {
+    "22B": ((6144, 64, 4, 8, 48), 59.25),
+    "175B": ((12288, 96, 1, 8, 96), 66.84375 / (1 + 7 / 24)),
+}
+"""Width, heads, micro-batch, t and layers; GiB of activations without recompute, per layers of one
+stage's micro-batches in flight (8 stages of 3 chunks hold 1 + 7/24 times them). Source: Korthikanti
+et al. 2022, arXiv:2205.05198, figures 1 and 7."""
+
+
+def block(
+    config: TransformerConfig, stack: Stack, tensor: int = 1, *, selective: bool = False
+) -> LayerCost:
+    graph = stack_graph(config, stack, (tensor,))
+    kinds = graph.kinds if tensor == 1 else graph.tensor_shards[tensor]
+    return kinds["block"].cost("bfloat16", compiled=False, selective=selective)
+
+
+def activations(cost: LayerCost, micro: int, sequence: int) -> float:
+    """Bytes that a block keeps, with its output: the input of the next."""
+    return cost.saved_bytes.at(micro, sequence) + cost.output_bytes.at(micro, sequence)
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "gpt2-1.5b", "llama3-8b", "llama3-70b", "gpt3-175b"])
+def test_parameters_are_the_published_count(name: str):
+    graph = stack_graph(model_config(name), MEGATRON)
+
+    assert graph.parameter_count == pytest.approx(published_parameter_count(name), rel=PRINTED)
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-70b"])
+@pytest.mark.parametrize("attention", ["unfused", "flash2"])
+def test_model_flop_of_a_token_are_those_that_the_palm_paper_counts(name: str, attention: str):
+    """Chowdhery et al. 2022, appendix B: `6 P + 12 L d s`; kernels repeat scores backward."""
+    config = model_config(name)
+    graph = stack_graph(config, UNFUSED.model_copy(update={"attention": attention}))
+    tokens = config.sequence
+
+    flop = graph.micro_batch_flop(1, tokens) / tokens
+
+    scores = 12 * config.layers * config.width * config.sequence
+    again = scores / 6 if attention == "flash2" else 0
+    looked_up = 0 if config.tied_embeddings else config.vocabulary * config.width
+    expected = 6 * (graph.parameter_count - looked_up) + scores + again
+    assert flop == pytest.approx(expected, rel=2e-3)  # positions, norms and biases
+
+
+@pytest.mark.parametrize("attention", ["unfused", "flash2"])
+def test_a_block_without_scores_keeps_34_bytes_a_number_and_with_them_5_a_score(attention: str):
+    config = replace(GPT3, sequence=2048)
+    stack = UNFUSED.model_copy(update={"attention": attention})
+    b, s, d, a = 2, 2048, config.width, config.heads
+
+    kept = activations(block(config, stack), b, s)
+
+    scores = 5 * a * s / d if attention == "unfused" else 0
+    assert kept == pytest.approx(s * b * d * (34 + scores))
+
+
+@pytest.mark.parametrize("model", KORTHIKANTI)
+def test_activations_without_sequence_parallelism_are_those_of_korthikanti(model: str):
+    (width, heads, micro, tensor, layers), gib = KORTHIKANTI[model]
+    config = replace(GPT3, width=width, heads=heads, kv_heads=heads, ffn=4 * width, layers=layers)
+    stack = UNFUSED.model_copy(update={"sequence_parallel": False})
+
+    kept = layers * activations(block(config, stack, tensor), micro, 2048) / 2**30
+
+    assert kept == pytest.approx(gib, rel=5e-4)  # printed to two decimals
+
+
+def test_sequence_parallel_and_selective_recompute_leave_34_bytes_over_t():
+    kept = activations(block(GPT3, UNFUSED, 8, selective=True), 1, 2048)
+
+    assert kept == pytest.approx(2048 * GPT3.width * 34 / 8)
+
+
+def test_sequence_parallelism_exchanges_the_same_bytes_in_other_collectives():
+    def kinds(sequence_parallel: bool) -> list[str]:
+        stack = UNFUSED.model_copy(update={"sequence_parallel": sequence_parallel})
+        cost = block(GPT3, stack, 8)
+        return [op.collective.kind for op in cost.forward if op.collective]
+
+    assert kinds(False) == ["all_reduce"] * 2
+    assert kinds(True) == ["all_gather", "reduce_scatter"] * 2
+
+
+def test_a_rank_sends_its_part_of_a_blocks_output():
+    sent = block(GPT3, UNFUSED, 8).sent_bytes
+
+    assert sent is not None
+    assert sent.at(1, 2048) == 2 * 2048 * GPT3.width / 8
+
+
+def test_heads_that_a_degree_does_not_divide_are_named():
+    graph = stack_graph(model_config("llama3-8b"), MEGATRON, (8, 16))
+
+    assert set(graph.unshardable) == {16}
+    assert "8 `kv_heads`, which 16 does not divide" in graph.unshardable[16][0]
