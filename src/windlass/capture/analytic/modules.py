@@ -6,10 +6,8 @@ longer, or an argument that is replaced, changes the memory that is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from windlass.capture.analytic import products
-from windlass.capture.analytic.autograd import leaf
 from windlass.capture.analytic.collectives import (
     Rank,
     all_gather,
@@ -48,8 +46,8 @@ from windlass.capture.analytic.reductions import (
     sum_last,
     var_mean_last,
 )
-from windlass.capture.analytic.strides import Shape
-from windlass.capture.analytic.tensor import DataType, Tape, Tensor
+from windlass.capture.analytic.scope import Scope
+from windlass.capture.analytic.tensor import Tensor
 from windlass.capture.analytic.views import (
     cat,
     clone,
@@ -65,84 +63,6 @@ from windlass.capture.analytic.views import (
     unsqueeze,
 )
 from windlass.models import ShardingRule, TransformerConfig
-from windlass.schema import ParameterInfo, TensorAxis
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Where modules make their parameters: the layer, or a module of it."""
-
-    tape: Tape
-    config: TransformerConfig
-    rank: Rank
-    dtype: DataType
-    """Type of weights and activations."""
-    parameters: list[tuple[ParameterInfo, Tensor]]
-    """All parameters of the layer so far."""
-    rules: list[tuple[str, ShardingRule, int, int]]
-    """Path of each sharded module so far, its rule, and how many features how many ranks share."""
-    feature_paths: list[str]
-    """Paths of the modules so far that take or give the features between layers."""
-    prefix: str = ""
-
-    def inner(self, name: str) -> "Scope":
-        """The scope of a module inside."""
-        return Scope(
-            tape=self.tape, config=self.config, rank=self.rank, dtype=self.dtype,
-            parameters=self.parameters, rules=self.rules, feature_paths=self.feature_paths,
-            prefix=f"{self.prefix}{name}.",
-        )  # fmt: skip
-
-    @property
-    def path(self) -> str:
-        """Path of the module in the layer."""
-        return self.prefix.removesuffix(".")
-
-    def share(self, rule: ShardingRule, total: int, ranks: int) -> None:
-        """Notes that ranks share the module's features by a rule."""
-        self.rules.append((self.path, rule, total, ranks))
-
-    def parameter(
-        self,
-        name: str,
-        shape: Shape,
-        *,
-        sharded: int | None = None,
-        replicated_over: TensorAxis | None = "all",
-        tied_to: str | None = None,
-    ) -> Tensor:
-        """A new parameter.
-
-        Args:
-            name: its name in the module.
-            shape: shape of the rank's part.
-            sharded: the only dimension that the ranks divide; None if there is none.
-            replicated_over: the ranks that have the same part.
-            tied_to: full name of the parameter that owns the memory.
-        """
-        tensor = leaf(Tensor(self.tape, shape, self.dtype))
-        parallel = self.rank.degree > 1
-        info = ParameterInfo.model_construct(
-            name=f"{self.prefix}{name}",
-            shape=shape,
-            tied_to=tied_to,
-            shard_dim=sharded if parallel and replicated_over is None else None,
-            replicated_over=replicated_over if parallel else None,
-        )
-        self.parameters.append((info, tensor))
-        return tensor
-
-    def feature_parameter(self, name: str, shape: Shape) -> Tensor:
-        """A new parameter whose last dimension is features between layers, which a grid shards."""
-        rank, last = self.rank, len(shape) - 1
-        if rank.columns == 1:
-            return self.parameter(name, shape)
-        return self.parameter(
-            name,
-            (*shape[:-1], shape[-1] // rank.columns),
-            sharded=last,
-            replicated_over="tokens" if rank.rows > 1 else None,
-        )
 
 
 class Norm:

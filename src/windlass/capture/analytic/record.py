@@ -1,15 +1,28 @@
-"""Runs a layer forward and backward on symbolic sizes and gives its trace."""
+"""Runs a layer forward and backward on symbolic sizes and gives its trace.
+
+A size of a transformer is a polynomial of micro-batch B and sequence S whose coefficients are small
+whole numbers. With S = 2^96 and B = 2^288 these are the digits of the number in base 2^96, so that
+plain integers compute with polynomials (Kronecker substitution).
+"""
 
 from windlass.capture.analytic.autograd import Checkpoint, leaf
 from windlass.capture.analytic.collectives import Rank
 from windlass.capture.analytic.engine import gradients
-from windlass.capture.analytic.modules import Scope, mean_cross_entropy
-from windlass.capture.analytic.symbols import MICRO_BATCH, SEQUENCE, polynomial
+from windlass.capture.analytic.modules import mean_cross_entropy
+from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tape, Tensor
 from windlass.capture.analytic.transformer import LayerType
 from windlass.capture.trace import FittedTrace
 from windlass.models import TransformerConfig
 from windlass.schema import Polynomial, Precision
+
+_DIGIT_BITS = 96
+_MASK = (1 << _DIGIT_BITS) - 1
+
+_SEQUENCE = 1 << _DIGIT_BITS
+"""The symbol S."""
+_MICRO_BATCH = _SEQUENCE**3
+"""The symbol B."""
 
 
 def layer_scope(config: TransformerConfig, rank: Rank, precision: Precision) -> Scope:
@@ -51,11 +64,11 @@ def record_layer(
     scope = layer_scope(config, rank, precision)
     run, tape = layer.build(scope), scope.tape
     trace, weights = tape.trace, [tensor for _, tensor in scope.parameters]
-    tokens = (MICRO_BATCH, SEQUENCE * rank.rows)
+    tokens = (_MICRO_BATCH, _SEQUENCE * rank.rows)
     if layer.place == "first":
         x = Tensor(tape, tokens, "int64")
     else:
-        x = leaf(Tensor(tape, (MICRO_BATCH, SEQUENCE, config.width // rank.columns), scope.dtype))
+        x = leaf(Tensor(tape, (_MICRO_BATCH, _SEQUENCE, config.width // rank.columns), scope.dtype))
     targets = [Tensor(tape, tokens, "int64")] if layer.place == "last" else []
     trace.set_role([weight.buffer for weight in weights], "parameter")
     trace.set_role([tensor.buffer for tensor in (x, *targets)], "input")
@@ -75,5 +88,18 @@ def record_layer(
     polynomials: dict[int, Polynomial] = {}
     for number in trace.numbers:
         if number not in polynomials:
-            polynomials[number] = polynomial(number, rank.rows)
+            polynomials[number] = _polynomial(number, rank.rows)
     return FittedTrace(trace=finished, numbers=tuple(map(polynomials.__getitem__, trace.numbers)))
+
+
+def _polynomial(number: int, rows: int) -> Polynomial:
+    """The polynomial that a number stands for.
+
+    Args:
+        number: computed from `_MICRO_BATCH` and `_SEQUENCE`.
+        rows: the number of tokens that `_SEQUENCE` stood for was S / rows.
+    """
+    digits = [number >> place * _DIGIT_BITS & _MASK for place in range(6)]
+    return Polynomial(
+        *(digit / rows**power for digit, power in zip(digits, (0, 1, 2, 0, 1, 2), strict=True))
+    )

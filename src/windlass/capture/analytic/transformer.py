@@ -11,11 +11,11 @@ from windlass.capture.analytic.modules import (
     FeedForward,
     Logits,
     Norm,
-    Scope,
     Vocabulary,
     dropped,
     local_part,
 )
+from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tensor
 from windlass.capture.analytic.views import narrow, select
 from windlass.models import TransformerConfig
