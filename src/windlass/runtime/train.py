@@ -212,7 +212,9 @@ class _Run:
             remove_temporaries(self._context.checkpoints)
         done = self._steps_done(resume) if resume else 0
         self.store.initialize(resume)
-        if self._plan.compile and done < self._settings.steps:
+        # A pipeline stage has no input and no gradient of its own to warm up with.
+        alone = self._plan.parallel.pipeline == 1
+        if self._plan.compile and alone and done < self._settings.steps:
             try:
                 with sealed_compile_cache():
                     self._compute.warm_up(done + 1)

@@ -9,6 +9,7 @@ from itertools import cycle
 
 import torch
 
+from windlass.hardware.probe.disk_and_network import CpuContention
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Precision
@@ -24,8 +25,11 @@ _BUDGET_SECONDS = 0.3
 
 def speed_check_seconds(device: torch.device) -> float:
     """Seconds of the check: one matrix product in each precision and one element-wise sum."""
-    watch = Stopwatch(device, budget_seconds=_BUDGET_SECONDS)
-    return sum(_matmul_seconds(precision, watch) for precision in DTYPES) + _sum_seconds(watch)
+    waiting = CpuContention()
+    watch = Stopwatch(device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
+    seconds = sum(_matmul_seconds(precision, watch) for precision in DTYPES) + _sum_seconds(watch)
+    waiting.close()
+    return seconds
 
 
 def _matmul_seconds(precision: Precision, watch: Stopwatch) -> float:
