@@ -50,6 +50,16 @@ class Job:
     memory: Mapping[str, Mapping[str, Prior]]
     """Stack -> constant of its memory -> prior."""
 
+    @property
+    def priors(self) -> dict[tuple[str, str, str], Prior]:
+        """Priors of the constants of step time, by (`stack` or `cluster`, name, constant)."""
+        return {
+            (sort, name, key): prior
+            for sort, owners in (("stack", self.stacks), ("cluster", self.clusters))
+            for name, owned in owners.items()
+            for key, prior in owned.items()
+        }
+
 
 _MEMORY = {
     "buffer_bytes": Prior(3e9, 0.5), "allocator_share": Prior(0.06, 0.5),
@@ -92,7 +102,8 @@ JOBS = (
                 "products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2),
                 "launch_seconds": Prior(30e-6, 0.4), "message_seconds": Prior(2e-4, 0.7),
                 "collective_seconds": Prior(15e-6, 0.5), "attention_rate": Prior(1.0, 0.2),
-            }
+            },
+            "megatron-2021": {"products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2)},
         },
         clusters={"selene-2022": {}, "selene-2021": {"network": Prior(15e9, 0.2)}},
         memory={},
@@ -211,13 +222,7 @@ def main() -> None:
             continue
         runs, words = _calibration_runs(job, options.tables, options.seed)
         timed = [run for run in runs if run.step_seconds]
-        priors = {
-            (sort, name, key): prior
-            for sort, owners in (("stack", job.stacks), ("cluster", job.clusters))
-            for name, owned in owners.items()
-            for key, prior in owned.items()
-        }
-        found = _fit(timed, priors, lambda run: run.step_seconds, lambda one: one.step_seconds)
+        found = fit_steps(timed, job.priors)
         held = {
             ("memory", name, key): prior
             for name, owned in job.memory.items()
@@ -225,7 +230,7 @@ def main() -> None:
         }
         sized = [run for run in runs if run.peak_bytes]
         if held:
-            found |= _fit(sized, held, lambda run: run.peak_bytes, lambda one: one.peak_bytes)
+            found |= fit(sized, held, lambda run: run.peak_bytes, lambda one: one.peak_bytes)
         _report(job, runs, found, words, options.seed, fitted)
     CLUSTERS.write_text(tomli_w.dumps(fitted), encoding="utf-8")
 
@@ -288,12 +293,27 @@ def predict(run: PublishedRun, constants: Constants) -> RunPrediction:
     return predict_run(changed, lambda _: stack)
 
 
-def _fit(
+def fit_steps(
+    runs: Sequence[PublishedRun], priors: Mapping[tuple[str, str, str], Prior]
+) -> dict[tuple[str, str, str], float]:
+    """Constants fitted to the step times of some runs."""
+    return fit(runs, priors, lambda run: run.step_seconds, lambda one: one.step_seconds)
+
+
+def fit(
     runs: Sequence[PublishedRun],
     priors: Mapping[tuple[str, str, str], Prior],
     measured: Callable[[PublishedRun], float | None],
     predicted: Callable[[RunPrediction], float | None],
 ) -> dict[tuple[str, str, str], float]:
+    """The most probable constants of runs, each in the configuration that the priors predict.
+
+    Args:
+        runs: runs whose values were measured.
+        priors: prior of each constant.
+        measured: a run's measured value.
+        predicted: the same value of a prediction.
+    """
     names = {".".join(key): key for key in priors}
     start = {key: prior.value for key, prior in priors.items()}
     settled = [replace(run, config=predict(run, start).config, candidates=()) for run in runs]
