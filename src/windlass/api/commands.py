@@ -261,7 +261,7 @@ def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
 def evaluate_tables(
     paths: Sequence[str | Path], progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[TableEvaluation], list[str]]:
-    """Predicts every row of some CSV files with the clock that plans; no constant is fitted to them.
+    """Predicts every row of some CSV files; no constant is fitted to them.
 
     Args:
         paths: the files.

@@ -16,11 +16,11 @@ from .graph_cache import (
 from .half_blocks import (
     split_blocks,
 )
-from .image_graph import (
+from .image_layers import (
     ImageModel,
     image_graph,
 )
-from .stack_graph import (
+from .stack_kernels import (
     stack_graph,
 )
 

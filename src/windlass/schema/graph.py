@@ -119,8 +119,8 @@ class LayerCost(Document):
     input_bytes: Polynomial
     output_bytes: Polynomial
     sent_bytes: Polynomial | None = None
-    """Bytes of the output that a tensor-parallel rank sends to the next stage; None means all. Ranks
-    that hold the same output may each send a part of it (Megatron's scatter and gather)."""
+    """Bytes of the output that a tensor-parallel rank sends to the next stage; None means all.
+    Ranks that hold the same output may each send a part of it (Megatron's scatter and gather)."""
 
     @property
     def message_bytes(self) -> Polynomial:

@@ -103,7 +103,7 @@ def _draw(number: int, sort: str, random: Random) -> DrawnRun:
     if "parallel.data=2" in pins:
         micro, replicas = max(1, micro // 2), 2
     batch = micro * accumulation * replicas
-    batches = (f"train.batch={batch}", f"train.sequence={shape.sequence}")
+    batches: tuple[str, ...] = (f"train.batch={batch}", f"train.sequence={shape.sequence}")
     if sort != "planner's choice":
         batches += (f"batch.micro={micro}",)
     return DrawnRun(number, sort, shape.model, (*shape.overrides(), *batches, *pins))
