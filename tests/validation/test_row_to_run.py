@@ -31,7 +31,7 @@ def _reason(folder: Path, **changes: object) -> str:
         ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
         ({"model": "efficientnet-b4"}, "other than ResNet-50"),
         ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
-        ({"global_batch": "0"}, "`global_batch` = '0' is not a number above 0"),
+        ({"global_batch": "0"}, "`global_batch` = '0' is not a number of 1 or more"),
     ],
 )
 def test_a_row_that_cannot_become_a_run_gives_its_reason(

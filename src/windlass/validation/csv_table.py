@@ -143,16 +143,38 @@ def _text(path: Path) -> str:
         ) from None
 
 
-_LEADING_NUMBER = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?)\s*([kK]?)")
+_LEADING_NUMBER = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kK]?)")
 
 _MAX_VALUE = 1e18
 """Larger than any count, time or throughput of a run."""
+_NUMBERS = (
+    "params", "layers", "hidden", "heads", "seq", "vocab", "global_batch", "microbatch", "t", "p",
+    "d", "interleave", "zero", "n_devices", "measured_step_s", "measured_throughput",
+    "peak_memory_gb", "peak_memory_gib", "grad_accum", "context_parallel", "ffn", "kv_heads",
+)  # fmt: skip
+"""Columns whose cells are numbers, or begin with one."""
+_MOST = {"layers": 2_000, "p": 256, "interleave": 32}
+"""Counts that a plan lists one by one, with more than any run has."""
 _SHOWN_CHARACTERS = 40
 """Length to which an error shortens a cell."""
 
 
 class UnusableRow(Exception):  # noqa: N818  a reason to skip a row, not an error of the user
     """Why a row cannot become a run; `rows_to_runs` catches it and keeps the reason."""
+
+
+def check_numbers(row: TableRow) -> None:
+    """Checks that no number of a row is negative, infinite or none, whether it is needed or not.
+
+    Raises:
+        UnusableRow: a number is not from 0 to 1e18.
+    """
+    for column in _NUMBERS:
+        try:
+            value = row.number(column)
+        except ValueError:  # words; who needs a number refuses them
+            continue
+        _in_range(row, column, value)
 
 
 def read_number(row: TableRow, column: str) -> float | None:
@@ -177,23 +199,50 @@ def read_count(row: TableRow, column: str) -> float | None:
     value = read_number(row, column)
     if value is not None and (value < 1 or value % 1):
         raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
+    return value if value is None else at_most(column, value)
+
+
+def at_most(column: str, value: float) -> float:
+    """The count of a column.
+
+    Raises:
+        UnusableRow: no run has so many.
+    """
+    if value > _MOST.get(column, _MAX_VALUE):
+        raise UnusableRow(f"`{column}` of {value:g} is more than {_MOST[column]:,}, as no run has")
     return value
 
 
 def required_numbers(row: TableRow, *columns: str) -> list[float]:
-    """The numbers of cells that must be above 0.
+    """The numbers of cells that must be 1 or more.
 
     Raises:
-        UnusableRow: at least one is not published or is 0; the message names each.
+        UnusableRow: at least one is not published or is less; the message names each.
     """
     values = [read_number(row, column) for column in columns]
     missing = [f"`{name}`" for name, value in zip(columns, values, strict=True) if value is None]
     if missing:
         raise UnusableRow(f"{', '.join(missing)} not published")
-    zeros = [_shown(row, name) for name, value in zip(columns, values, strict=True) if value == 0]
-    if zeros:
-        raise UnusableRow(f"{', '.join(zeros)} is not a number above 0")
+    few = [
+        _shown(row, name)
+        for name, value in zip(columns, values, strict=True)
+        if value is not None and value < 1
+    ]
+    if few:
+        raise UnusableRow(f"{', '.join(few)} is not a number of 1 or more")
     return [value for value in values if value]
+
+
+def leading_count(row: TableRow, column: str) -> float | None:
+    """The whole number of 1 or more at the start of a cell; None if there is none.
+
+    Raises:
+        UnusableRow: the number is less, not whole, or more than any run has.
+    """
+    value = leading_number(row, column)
+    if value is not None and (value < 1 or value % 1):
+        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
+    return value if value is None else at_most(column, value)
 
 
 def leading_number(row: TableRow, column: str) -> float | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from windlass.validation.csv_table import (
     TableRow,
     UnusableRow,
-    leading_number,
+    at_most,
+    leading_count,
     read_count,
     read_number,
     required_numbers,
@@ -44,7 +45,7 @@ def model_shape(
         )
     width, sequence = required_numbers(row, "hidden", "seq")
     masked = bool(_MASKED_MODELS.search(name))
-    stated = leading_number(row, "vocab")
+    stated = leading_count(row, "vocab")
     vocabulary = stated or (_MASKED_VOCABULARY if masked else _VOCABULARY)
     if stated is None:
         assumptions.append(f"vocabulary of {vocabulary:g} assumed")
@@ -93,6 +94,7 @@ def _layers_from_parameters(row: TableRow, shape: ModelShape, assumptions: list[
         )
         * stages
     )
+    at_most("layers", layers)
     billions = parameters / 1e9
     assumptions.append(f"{layers:g} layers computed from {billions:.3g} billion parameters")
     return layers

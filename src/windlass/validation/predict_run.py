@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import exp, hypot
 
 from windlass.cost import stack_stage_bytes
+from windlass.errors import MachineError
 from windlass.schema import Stack
 from windlass.stacks import load_stack
 from windlass.validation.clusters import Cluster
@@ -89,7 +90,7 @@ def _predictions(run: PublishedRun, stack: Stack, refused: list[str]) -> Iterato
         try:
             published = published_plan(run, config, stack)
             seconds = step_seconds(published)
-        except UnusableRow as reason:
+        except (UnusableRow, MachineError) as reason:
             refused.append(str(reason))
         except KeyError as lack:
             refused.append(str(lack.args[0]))

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from windlass.validation.clusters import find_cluster, find_host_family
-from windlass.validation.csv_table import TableRow, UnusableRow, read_number, required_numbers
+from windlass.validation.csv_table import (
+    TableRow,
+    UnusableRow,
+    check_numbers,
+    read_number,
+    required_numbers,
+)
 from windlass.validation.image_runs import image_model, image_run_config, image_shape
 from windlass.validation.ipu_runs import ipu_run_config
 from windlass.validation.model_shapes import model_shape
@@ -60,6 +66,7 @@ def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
         raise UnusableRow(
             f"device {row.text('device')!r} is not known; `windlass machines` lists those that are"
         )
+    check_numbers(row)
     assumptions: list[str] = []
     cluster, image = find_cluster(row), image_model(row.text("model"))
     if image is not None:

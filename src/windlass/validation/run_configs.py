@@ -7,6 +7,7 @@ from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import (
     TableRow,
     UnusableRow,
+    leading_count,
     leading_number,
     read_count,
     required_numbers,
@@ -123,7 +124,7 @@ def _microbatches(
 def _virtual_stages(
     row: TableRow, shape: ModelShape, stages: float, assumptions: list[str]
 ) -> tuple[float, ...]:
-    stated = leading_number(row, "interleave")
+    stated = leading_count(row, "interleave")
     if stated:
         return (stated,)
     if stages == 1 or not row.text("interleave"):
