@@ -220,7 +220,7 @@ def main() -> None:
     for job in JOBS:
         if options.only and options.only not in {*job.stacks, *job.clusters}:
             continue
-        runs, words = _calibration_runs(job, options.tables, options.seed)
+        runs, words = calibration_rows(job, options.tables, options.seed)
         timed = [run for run in runs if run.step_seconds]
         found = fit_steps(timed, job.priors)
         held = {
@@ -235,7 +235,7 @@ def main() -> None:
     CLUSTERS.write_text(tomli_w.dumps(fitted), encoding="utf-8")
 
 
-def _calibration_runs(
+def calibration_rows(
     job: Job, tables: Path, seed: int
 ) -> tuple[list[PublishedRun], dict[str, str]]:
     """The selected runs, and for each cluster its rows in words."""

@@ -1,5 +1,6 @@
 """Calibration of stacks: which rows are chosen, and what is found from them."""
 
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,15 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate import JOBS, calibration_runs, deviations, fit_steps, predict, with_constants
+from calibrate import (
+    JOBS,
+    calibration_rows,
+    calibration_runs,
+    deviations,
+    fit_steps,
+    predict,
+    with_constants,
+)
 from fitting.least_squares import Prior
 from validation.made_tables import run_of
 from windlass.stacks import load_stack
@@ -18,6 +27,7 @@ from windlass.validation.published_run import PublishedRun
 FOUND = 0.05
 """Two constants from 16 exact rows, whose priors pull a little."""
 STACK = "megatron-deepspeed"
+TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
 
 
 def runs_of(folder: Path) -> list[PublishedRun]:
@@ -93,3 +103,13 @@ def test_constants_move_no_further_than_their_priors_allow():
                 value = getattr(stack, key)
                 if value and prior.value:
                     assert abs(np.log(value / prior.value)) <= spreads * prior.spread, (name, key)
+
+
+@pytest.mark.skipif(not TABLES.is_dir(), reason="WINDLASS_TABLES names no folder")
+def test_the_rows_that_are_kept_are_those_that_the_seed_selects():
+    chosen: dict[str, set[str]] = {}
+    for job in JOBS:
+        for run in calibration_rows(job, TABLES, seed=7)[0]:
+            chosen.setdefault(run.cluster.name, set()).add(run.key)
+
+    assert chosen == {each.name: set(each.rows) for each in clusters() if each.rows}
