@@ -100,8 +100,6 @@ class Stack(_StackTable):
     selective: Literal["attention", "products"] = "attention"
     """What selective recompute repeats: attention (Megatron), or every op but each second matrix
     product (torchtitan)."""
-    early_stop: bool = False
-    """Whether recompute ends with the last op that the backward pass needs."""
     overlaps_reduction: bool = False
     """Whether gradients are reduced over replicas beside the last backward pass."""
     overlaps_gather: bool = False

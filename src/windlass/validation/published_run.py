@@ -98,8 +98,6 @@ class RunConfig:
     """1 if gradients are summed in float32 beside 16-bit ones."""
     balanced_embedding: float = 0.0
     """1 if embedding and head count as one layer each when layers are assigned to stages."""
-    max_stage_layers: float = 0.0
-    """Layers of the fullest pipeline stage on IPUs."""
     old_software: float = 0.0
     """1 if the run predates an update of its stack's software."""
     optimizer_off_chip: float = 0.0
