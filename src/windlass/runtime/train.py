@@ -237,9 +237,8 @@ class _Run:
                 yield self._measured(step, saves=saves)
             finally:
                 # Saved only after the step was yielded: a kill in between would otherwise leave a
-                # checkpoint of an unrecorded step. `finally`, in case nobody asks for more steps. A
-                # run whose folder was deleted has nowhere to save, and its error is on the way.
-                if saves and self._context.checkpoints.parent.is_dir():
+                # checkpoint of an unrecorded step. `finally`, in case nobody asks for more steps.
+                if saves:
                     self._save(step)
             if is_last:
                 self.saver.finish()
