@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import windlass.stacks
 import windlass.validation
 from fitting.least_squares import Prior, fit_constants
-from windlass.schema import Stack
+from windlass.schema import DEVIATIONS_OF_80_PERCENT, Stack
 from windlass.stacks import load_stack
 from windlass.validation.csv_table import read_table
 from windlass.validation.predict_run import RunPrediction, predict_run
@@ -32,7 +32,6 @@ from windlass.validation.row_to_run import rows_to_runs
 
 STACKS = Path(windlass.stacks.__file__).parent
 CLUSTERS = Path(windlass.validation.__file__).parent / "fitted_clusters.toml"
-_DEVIATIONS_OF_80_PERCENT = 1.2816
 _DOUBT_ROWS = 2.0
 """Pseudo-rows with the spread of rows that nothing was fitted to, for few calibration rows."""
 _DOUBT = 0.15
@@ -365,7 +364,7 @@ def deviations(runs: Sequence[PublishedRun], found: Constants) -> tuple[float, f
 def _deviation(ratios: Sequence[float]) -> float:
     """Deviation whose 80 % interval holds 80 % of the rows, and a few that were never fitted."""
     errors = np.sort(np.abs(np.log(ratios)))
-    half = float(np.quantile(errors, 0.8)) / _DEVIATIONS_OF_80_PERCENT
+    half = float(np.quantile(errors, 0.8)) / DEVIATIONS_OF_80_PERCENT
     count = len(errors)
     return float(np.sqrt((count * half**2 + _DOUBT_ROWS * _DOUBT**2) / (count + _DOUBT_ROWS)))
 

@@ -144,7 +144,8 @@ class DeviceRates:
     def products(self, op: Op) -> MatmulRate:
         """Rates of a matrix product, in the precision of its factors."""
         precision = op.precision or self._products.precision
-        return self._products if precision == self._products.precision else self._other(precision)
+        same = precision == self._products.precision
+        return self._products if same else self.device.rate(precision)
 
     def product(self, op: Op, *, backward: bool) -> ProductRate | None:
         """Measured time of a matrix product by its sides; None if the machine states none.
@@ -188,9 +189,6 @@ class DeviceRates:
         own = self.stack.launch_seconds
         return self.device.launch_seconds if own is None else own
 
-    def _other(self, precision: Precision) -> MatmulRate:
-        return self.device.rate(precision)
-
     def _attention(self, head_width: float, *, backward: bool) -> Curve:
         """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
         measured = self._attention_rates
@@ -206,7 +204,8 @@ class DeviceRates:
         Attention stays in bfloat16 where products take 8-bit factors.
         """
         eight_bits = self.mode.precision == "float8"
-        rates = (self._other("bfloat16") if eight_bits else self._products).attention_rates
+        products = self.device.rate("bfloat16") if eight_bits else self._products
+        rates = products.attention_rates
         stated = {rate.kernel for rate in rates}
         known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]
         newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
@@ -295,11 +294,16 @@ def passes_seconds(
     counts = [len(each.ops) for each in passes]
     owner = np.repeat(np.arange(len(passes)), counts)
     member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
-    calls = np.array([op.calls for each in passes for op in each.ops], dtype=np.float64)
-    pairs = rates.stack.pair_launches * tensor * (tensor - 1) / _PAIRS_OF_8
-    launches = member @ calls * rates.launch_seconds * (1.0 + pairs) + host_seconds(rates)
     work = member @ ops_seconds(passes, rates, micros)
+    launches = np.array([_launches_seconds(each, rates, tensor) for each in passes])
     return PassSeconds(work, np.broadcast_to(launches[:, None], work.shape))
+
+
+def _launches_seconds(run: LayerPass, rates: DeviceRates, tensor: int) -> float:
+    """Seconds in which the host launches a pass, with its overhead of the pass."""
+    pairs = rates.stack.pair_launches * tensor * (tensor - 1) / _PAIRS_OF_8
+    calls = sum(op.calls for op in run.ops)
+    return calls * rates.launch_seconds * (1.0 + pairs) + host_seconds(rates)
 
 
 def exposed_seconds(
@@ -358,8 +362,7 @@ def pass_seconds(
     terms: dict[CostTerm, float] = dict.fromkeys(TERMS, 0.0)
     for op, seconds in zip(run.ops, ops_seconds((run,), rates, micros)[:, 0].tolist(), strict=True):
         terms[_WORK[op.kind]] += seconds
-    parts = passes_seconds((run,), rates, micros, tensor=tensor)
-    work, host = (float(each[0, 0]) for each in parts)
+    work, host = sum(terms.values()), _launches_seconds(run, rates, tensor)
     terms["launch"] = max(0.0, float(exposed_seconds(rates, work, host)) - work)
     return TermSeconds(**terms)
 

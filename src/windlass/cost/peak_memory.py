@@ -10,10 +10,15 @@ from math import expm1
 
 from windlass.cost.stack_memory import stack_stage_bytes
 from windlass.program import Program, memory_profile, mesh_coord, offloaded_bytes_by_tier
-from windlass.schema import Graph, Machine, MemoryClass, OffloadClass, Plan, TierPeak
-
-_DEVIATIONS = 1.2816
-"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
+from windlass.schema import (
+    DEVIATIONS_OF_80_PERCENT,
+    Graph,
+    Machine,
+    MemoryClass,
+    OffloadClass,
+    Plan,
+    TierPeak,
+)
 
 _MEMORY_ERROR = 0.02
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
@@ -94,7 +99,7 @@ def _on_stack(by_class: Mapping[MemoryClass, float], machine: Machine) -> Iterat
         peak_bytes=round(sum(by_class.values())),
         by_class={name: round(nbytes) for name, nbytes in by_class.items()},
         instruction=0,
-        error=_MEMORY_ERROR if deviation is None else -expm1(-_DEVIATIONS * deviation),
+        error=_MEMORY_ERROR if deviation is None else -expm1(-DEVIATIONS_OF_80_PERCENT * deviation),
     )
     for tier in others:
         yield TierPeak(

@@ -17,10 +17,14 @@ from windlass.program import (
     lower,
     sum_tiers,
 )
-from windlass.schema import Graph, Machine, OffloadTraffic, Plan, Prediction
-
-_DEVIATIONS_OF_80_PERCENT = 1.2816
-"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
+from windlass.schema import (
+    DEVIATIONS_OF_80_PERCENT,
+    Graph,
+    Machine,
+    OffloadTraffic,
+    Plan,
+    Prediction,
+)
 
 _MODEL_ERROR = 0.10
 """Standard deviation of log(measured / predicted) that comes from the formulas, not from noise.
@@ -89,7 +93,7 @@ def predict_time(
         by_kind |= {_HOST: machine.fixed_seconds}
         by_term |= {_HOST: machine.fixed_seconds}
     seconds = sum(by_kind.values())
-    spread = exp(_DEVIATIONS_OF_80_PERCENT * _deviation(machine))
+    spread = exp(DEVIATIONS_OF_80_PERCENT * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
     used = len({span.kind for span in graph.layer_runs})

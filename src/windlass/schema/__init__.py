@@ -68,6 +68,7 @@ from windlass.schema.plan import (
     Stage,
 )
 from windlass.schema.prediction import (
+    DEVIATIONS_OF_80_PERCENT,
     DeviceTimeline,
     MemoryClass,
     OffloadTraffic,
@@ -151,6 +152,7 @@ __all__ = [
     "ATTEMPTS_FOLDER",
     "CACHED_BYTES",
     "CHECKPOINT_FOLDER",
+    "DEVIATIONS_OF_80_PERCENT",
     "DEVICE_TIER",
     "ENVIRONMENT_FILE",
     "EXAMPLES_FILE",

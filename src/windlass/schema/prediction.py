@@ -12,6 +12,9 @@ MemoryClass = Literal["weights", "gradients", "optimizer", "activations", "worki
 """Classes of memory. `working`: temporary memory of an instruction while it runs. `runtime`: the
 process itself."""
 
+DEVIATIONS_OF_80_PERCENT = 1.2816
+"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
+
 
 class _FiniteDocument(Document):
     """A document whose numbers are all finite, so that whatever reads it can show them."""

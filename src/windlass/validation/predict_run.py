@@ -6,15 +6,13 @@ from math import exp, hypot
 
 from windlass.cost import stack_stage_bytes
 from windlass.errors import MachineError
-from windlass.schema import Stack
+from windlass.schema import DEVIATIONS_OF_80_PERCENT, Stack
 from windlass.stacks import load_stack
 from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import UnusableRow
 from windlass.validation.published_plan import PublishedPlan, published_plan, step_seconds
 from windlass.validation.published_run import PublishedRun, RunConfig
 
-_DEVIATIONS_OF_80_PERCENT = 1.2816
-"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
 _CLUSTER_DEVIATION = 0.15
 """Standard deviation of log(measured / predicted) between clusters of equal devices that run the
 same software, added where no row of a cluster was fitted: it is what sources that are left out
@@ -124,9 +122,9 @@ def _with_intervals(
 def _deviation(own: float | None, of_stack: float | None) -> float:
     """Half width of the 80 % interval in logarithms."""
     if own is not None:
-        return _DEVIATIONS_OF_80_PERCENT * own
+        return DEVIATIONS_OF_80_PERCENT * own
     of_stack = _CLUSTER_DEVIATION if of_stack is None else of_stack
-    return _DEVIATIONS_OF_80_PERCENT * hypot(of_stack, _CLUSTER_DEVIATION)
+    return DEVIATIONS_OF_80_PERCENT * hypot(of_stack, _CLUSTER_DEVIATION)
 
 
 def _peak_bytes(published: PublishedPlan) -> float | None:
