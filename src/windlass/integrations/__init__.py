@@ -1,0 +1,1 @@
+"""Exchanges runs with other trackers and training loops."""

@@ -1,0 +1,1 @@
+"""Judges runs: expected, slow or broken, what differs between them, and why."""

@@ -1,0 +1,1 @@
+"""Finds runs again: the catalogue of all runs, its queries, and how stores merge."""

@@ -1,0 +1,1 @@
+"""Serves the record as a page and an API."""

@@ -1,0 +1,1 @@
+"""Searches settings with many runs that are packed on one machine."""
