@@ -83,14 +83,22 @@ class AsyncSaver:
             Name of the checkpoint.
 
         Raises:
-            StorageError: the previous save failed.
+            StorageError: the previous save failed, or the folder cannot be made.
         """
         self.finish()
+        self._make_folder()
         for event in self._saved:
             event.clear()
         self._pending_step = manifest.step
         self._pending = self._thread.submit(self._save, manifest)
         return checkpoint_name(manifest.step)
+
+    def _make_folder(self) -> None:
+        """Makes the folder of checkpoints once: one that is deleted during the run stays so."""
+        if not self._has_made_folder:
+            with storage_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+            self._has_made_folder = True
 
     def wait_for(self, layer: int) -> None:
         """Blocks until a layer may change."""
@@ -137,10 +145,6 @@ class AsyncSaver:
             with storage_errors(self._folder / name):
                 if self._world_size == 1:
                     shutil.rmtree(temporary, ignore_errors=True)
-                # Only once: a folder that was deleted during the run stays deleted.
-                if not self._has_made_folder:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    self._has_made_folder = True
                 temporary.mkdir(exist_ok=True)
                 files = self._write_layers(temporary)
                 if self._rank:
