@@ -1,7 +1,7 @@
 """Array clock: step time and memory of many plans at once, from the event simulator's costs."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -12,7 +12,7 @@ from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.least_bytes import LeastBytes
 from windlass.cost.clock.pass_arrays import PassArrays
 from windlass.cost.clock.plan_batch import PlanBatch
-from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import step_end
@@ -62,12 +62,16 @@ class ArrayClock:
         end = short + times * (long - short)
         return np.asarray(end * batch.pace + self.machine.fixed_seconds)
 
-    def stage_seconds(self, columns: PlanColumns) -> Floats:
-        """Seconds of all passes of a micro-batch, `[plan, stage]`."""
+    def stage_seconds(self, columns: PlanColumns) -> tuple[Floats, Floats, Floats]:
+        """Seconds of a micro-batch, each `[plan, stage]`.
+
+        Returns:
+            Forward passes; all passes; additions of a later micro-batch's gradients.
+        """
         batch, _ = self._batch(columns)
-        passes = PassArrays(batch, columns)
+        passes, by_stage = PassArrays(batch, columns), batch.layout.by_stage
         whole = passes.forward + passes.backward + passes.weight
-        return batch.layout.by_stage(whole).T
+        return by_stage(passes.forward).T, by_stage(whole).T, by_stage(batch.sums[1]).T
 
     def least_seconds(self, columns: PlanColumns) -> Floats:
         """Lower bound on a step with any sharding and at least this recompute, `[plan]`.
@@ -97,20 +101,6 @@ class ArrayClock:
     def least_bytes(self, columns: PlanColumns) -> Floats:
         """Device memory that each stage needs at least, `[plan, stage]`."""
         return self._batch(columns)[1].of(columns)
-
-    def layer_seconds(self, config: LayerConfig, micros: Sequence[int]) -> Floats:
-        """Least seconds of both passes of each layer, without recompute, `[micro, layer]`.
-
-        Communication is left out, since it may overlap.
-
-        Args:
-            config: how layers compute.
-            micros: sequences of a micro-batch.
-
-        Raises:
-            KeyError: the machine states no rate, or the graph no cost, for the configuration.
-        """
-        return self._prices.least_seconds(config, tuple(micros))
 
     def _batch(self, columns: PlanColumns) -> tuple[PlanBatch, LeastBytes]:
         """The plans of some columns, with what is known about them already."""

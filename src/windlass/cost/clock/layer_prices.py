@@ -235,13 +235,6 @@ class LayerPrices:
         seconds = exposed_seconds(rates, work, host, *np.moveaxis(np.array(beside), 0, 2))
         return list(seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers)))
 
-    def least_seconds(self, config: LayerConfig, micros: tuple[int, ...]) -> Floats:
-        """Seconds of both passes of each layer without any communication, `[micro, layer]`."""
-        seconds = exposed_seconds(self._rates(config), *self._alone(config, micros))
-        plain = seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers))[:, :, 0]
-        both = plain[:, PASSES.index("forward")] + plain[:, PASSES.index("backward")]
-        return np.asarray(both[:, self.columns])
-
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(
             self._base.batch.sequence, config.precision, config.compiled, config.context or 1
@@ -365,6 +358,7 @@ class LayerPrices:
     def _state(self, key: StateKey) -> StatePrice:
         config, plan = key.config, self.state_plan(key)
         device, kinds = self.device(config), self.kinds(config.tensor)
+        stack = self._machine.stack
         costs = CommunicationCosts(plan, self._graph, self._machine)
         sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]
         moving = [0.0] * len(kinds)
@@ -380,11 +374,11 @@ class LayerPrices:
             gather=seconds(partial(costs.state_seconds, "unshard_weights")),
             reduce=seconds(partial(costs.state_seconds, "reduce_grads")),
             overlapped=seconds(costs.overlapped_reduce_seconds),
-            update=np.array([update_seconds(plan, kind, device).total for kind in kinds]),
+            update=np.array([update_seconds(plan, kind, device, stack).total for kind in kinds]),
             spread=seconds(partial(costs.state_seconds, "all_gather_params")),
             moving=np.array(moving),
             norm_bytes=np.array([each.gradient_shard for each in sizes], dtype=np.float64),
-            norm_launches=np.array([norm_launch_seconds(kind, device) for kind in kinds]),
+            norm_launches=np.array([norm_launch_seconds(kind, device, stack) for kind in kinds]),
         )
 
     def message_cost(self, config: LayerConfig, data: int, pipeline: int) -> tuple[float, float]:

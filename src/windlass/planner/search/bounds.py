@@ -1,8 +1,9 @@
 """Lower bounds on the step time of configurations, before any of their plans is spelled out.
 
 1. Products of all layers at the fastest rate that the machine states, on all stages at once.
-2. Passes: an even part of them on each stage, or those of the slowest layer.
-3. Stages: all passes of the slowest stage, with the first micro-batch's way to it and the last
+2. Passes, with additions of gradients from the second micro-batch on: an even part of them on each
+   stage, or those of the slowest layer.
+3. Stages: the same of the slowest stage, with the first micro-batch's way to it and the last
    gradient's way back.
 """
 
@@ -33,8 +34,9 @@ class ConfigBounds:
             [self._keys // 2 // len(micros), micros[self._keys // 2 % len(micros)], self._keys % 2]
         )
         """Mode, micro-batch and whether several are summed, `[3, key]`."""
-        self._before = np.full((len(self._keys), space.graph.layers + 1), np.nan)
-        """Seconds of one micro-batch's passes of all layers before each, `[key, layer]`."""
+        self._before = np.full((3, len(self._keys), space.graph.layers + 1), np.nan)
+        """Seconds of one micro-batch in all layers before each: forward passes, all passes, and
+        additions of gradients, `[3, key, layer]`."""
         self._products = cache(self._product_seconds)
 
     def products(self, pipelines: Ints) -> Floats:
@@ -47,10 +49,11 @@ class ConfigBounds:
 
     def passes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Seconds of passes that are spread evenly over stages, `[item]`."""
-        before = self._before_layers(configs)
+        _, both, sums = self._before_layers(configs)
+        times = self._table.accumulation[configs, None]
+        before = times * both + (times - 1) * sums
         slowest = np.maximum(before[:, -1] / pipelines, np.diff(before, axis=1).max(axis=1))
-        pace = self._pace(pipelines, configs)
-        return np.asarray(slowest * self._table.accumulation[configs] * pace)
+        return np.asarray(slowest * self._pace(pipelines, configs))
 
     def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.
@@ -75,13 +78,15 @@ class ConfigBounds:
 
     def stages(self, option: PipelineOption, configs: Ints) -> Floats:
         """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""
-        before = self._before_layers(configs)
         ends = list(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
-        chunks = np.diff(before[:, ends], axis=1)
-        turns = chunks.reshape(len(configs), option.virtual_stages, option.pipeline)
-        seconds = self._table.accumulation[configs, None] * turns.sum(axis=1)
-        if option.schedule != "zero-bubble":  # its weight gradients may come after the way back
-            seconds += np.cumsum(turns[:, 0], axis=1) - turns[:, 0]
+        chunks = np.diff(self._before_layers(configs)[..., ends], axis=2)
+        turns = chunks.reshape(3, len(configs), option.virtual_stages, option.pipeline)
+        times = self._table.accumulation[configs, None]
+        forward, both, _ = turns[:, :, 0]
+        # Weight gradients of a split backward may come after the way back.
+        way = forward if option.schedule == "zero-bubble" else both
+        _, passes, sums = turns.sum(axis=2)
+        seconds = times * passes + (times - 1) * sums + np.cumsum(way, axis=1) - way
         return np.asarray(seconds.max(axis=1) * self._pace(np.array(option.pipeline), configs))
 
     def _pace(self, pipelines: Ints, configs: Ints) -> Floats:
@@ -93,14 +98,14 @@ class ConfigBounds:
 
     def _before_layers(self, configs: Ints) -> Floats:
         keys = self._key[configs]
-        unknown = np.unique(keys[np.isnan(self._before[keys, 0])])
+        unknown = np.unique(keys[np.isnan(self._before[0, keys, 0])])
         for sums in (0, 1):
             alike = unknown[self._of_key[2, unknown] == sums]
             if alike.size:
                 seconds = self._clock.stage_seconds(self._one_layer_stages(alike, 1 + sums))
-                self._before[alike, 0] = 0.0
-                self._before[alike, 1:] = np.cumsum(seconds, axis=1)
-        return np.asarray(self._before[keys])
+                self._before[:, alike, 0] = 0.0
+                self._before[:, alike, 1:] = np.cumsum(seconds, axis=2)
+        return np.asarray(self._before[:, keys])
 
     def _one_layer_stages(self, keys: Ints, accumulation: int) -> PlanColumns:
         """Plans in which every layer is a stage of its own, so that a stage's time is a layer's."""

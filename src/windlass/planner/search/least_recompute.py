@@ -58,7 +58,7 @@ def with_least_recompute(
         if possible.any():
             some = columns.select(possible)
             steps, tried = _fewest(some, holds, budget_bytes, able, plain[possible], bool(selects))
-            taken = clock.stage_seconds(_recomputing(some, steps, able, bool(selects)))
+            _, taken, _ = clock.stage_seconds(_recomputing(some, steps, able, bool(selects)))
             taken = np.where(tried <= budget_bytes, taken, np.inf)
             better = (taken < seconds[possible]) & (plain[possible] > budget_bytes)
             none = ~np.isfinite(taken) & ~np.isfinite(seconds[possible])
