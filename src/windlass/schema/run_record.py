@@ -18,6 +18,8 @@ PROGRAM_FILE = "program.json"
 PREDICTED_TIMELINE_FILE = "timeline.predicted.json"
 MEASURED_TIMELINE_FILE = "timeline.measured.json"
 ENVIRONMENT_FILE = "environment.json"
+CONFIG_FILE = "config.json"
+"""The settings of a run of a loop that is not Windlass's own, or of another tracker."""
 TOKENIZER_FILE = "tokenizer.json"
 EXAMPLES_FILE = "examples.safetensors"
 """The data of a run that was given them as tensors."""
@@ -61,6 +63,18 @@ class Environment(Document):
     processor: str
     threads: int
     command: tuple[str, ...]
+
+
+ConfigScalar = str | bool | int | float | None
+ConfigValue = ConfigScalar | tuple[ConfigScalar, ...]
+"""A setting as a program or a tracker gives it; NaN and infinite numbers are kept."""
+
+
+class RunConfig(Document):
+    """The settings of a run of a loop that is not Windlass's own."""
+
+    values: dict[str, ConfigValue]
+    """By dotted key, such as `optimizer.lr`."""
 
 
 RunState = Literal["prepared", "running", "finished", "interrupted", "broken", "killed"]

@@ -3,12 +3,22 @@
 from windlass.tracking.environment import (
     collect_environment,
 )
+from windlass.tracking.journal import (
+    Journal,
+    JournalRow,
+    JournalWriter,
+    read_journal,
+)
 from windlass.tracking.run_folder import (
     RunFolder,
     create_run_folder,
+    journal_files,
+    journal_path,
     rank_journal,
+    read_run_id,
     reopen_run_folder,
     require_no_other_content,
+    write_run_id,
 )
 from windlass.tracking.run_index import (
     RunSummary,
@@ -25,6 +35,9 @@ from windlass.tracking.step_records import (
 )
 
 __all__ = [
+    "Journal",
+    "JournalRow",
+    "JournalWriter",
     "RunFolder",
     "RunRecord",
     "RunSummary",
@@ -33,9 +46,14 @@ __all__ = [
     "create_run_folder",
     "describe_other_formats",
     "find_run",
+    "journal_files",
+    "journal_path",
     "list_runs",
     "load_run",
     "rank_journal",
+    "read_journal",
+    "read_run_id",
     "reopen_run_folder",
     "require_no_other_content",
+    "write_run_id",
 ]

@@ -102,8 +102,15 @@ class JournalWriter:
                 ) from None
             self._identity = _identity(os.fstat(self._file))
 
-    def append_row(self, step: int, values: Mapping[str, float]) -> None:
+    def append_row(
+        self, step: int, values: Mapping[str, float], *, timestamp: float | None = None
+    ) -> None:
         """Appends the numbers of one step in one write call, which takes a few microseconds.
+
+        Args:
+            step: number of the step.
+            values: its numbers by name.
+            timestamp: seconds since 1970; None is now.
 
         Raises:
             RecordError: the file was deleted or moved.
@@ -112,13 +119,19 @@ class JournalWriter:
         self.require_present()
         schema = self._schemas.get(tuple(values)) or self._new_schema(tuple(values))
         layout, head, head_crc = schema
-        payload = layout.pack(step, time.time(), *values.values())
+        now = time.time() if timestamp is None else timestamp
+        payload = layout.pack(step, now, *values.values())
         self._append(head + _CRC.pack(zlib.crc32(payload, head_crc)) + payload)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self._sync()
 
     def append_event(self, name: JournalEventName, fields: Mapping[str, object]) -> None:
         """Appends an event and waits until it is on the disk.
+
+        Args:
+            name: its name.
+            fields: JSON values; `time` among them is when it happened, which is now if it is left
+                out.
 
         Raises:
             RecordError: the file was deleted or moved.

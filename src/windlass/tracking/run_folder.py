@@ -15,6 +15,7 @@ from windlass.atomic_files import hash_file, read_regular_file, storage_errors
 from windlass.document import Document
 from windlass.errors import RecordError, shorten
 from windlass.schema import (
+    CONFIG_FILE,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
     JOURNAL_FOLDER,
@@ -39,8 +40,8 @@ RUN_FORMAT = 2
 """Version of the words in a run folder's files: keys of plan and request, names of instructions.
 Folders of format 1 have no second line in their id file."""
 _OWN_NAMES = frozenset(
-    {LOCK_FILE, JOURNAL_FOLDER, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE, PREDICTION_FILE,
-     PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, TOKENS_FOLDER}
+    {LOCK_FILE, JOURNAL_FOLDER, CONFIG_FILE, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE,
+     PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, TOKENS_FOLDER}
 )  # fmt: skip
 """What a run folder holds before its id is written."""
 SHORT_ID_DIGITS = 6
@@ -60,6 +61,11 @@ class RunFolder:
         self.attempt = 1 + max((a for r, a in journal_files(path) if r == rank), default=0)
         self._journal = JournalWriter(journal_path(path, rank, self.attempt))
         self._held_out: float | None = None
+
+    @property
+    def journal(self) -> JournalWriter:
+        """The journal of this attempt."""
+        return self._journal
 
     def save(self, name: str, document: Document) -> None:
         """Writes one of the plain files atomically.
@@ -171,8 +177,7 @@ def create_run_folder(
         require_no_other_content(path)  # another process may have written it meanwhile
         for file, document in documents.items():
             document.save(path / file)
-        with storage_errors(path):
-            (path / ID_FILE).write_text(f"{run_id}\nformat {RUN_FORMAT}\n", encoding="utf-8")
+        write_run_id(path, run_id)
         run = RunFolder(path, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
         if documents:
@@ -199,6 +204,16 @@ def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
         lock.release()
         raise
     return run
+
+
+def write_run_id(folder: Path, run_id: str) -> None:
+    """Writes the file that makes a folder a run.
+
+    Raises:
+        StorageError: the disk is full or closed.
+    """
+    with storage_errors(folder):
+        (folder / ID_FILE).write_text(f"{run_id}\nformat {RUN_FORMAT}\n", encoding="utf-8")
 
 
 def read_run_id(folder: Path) -> str:
