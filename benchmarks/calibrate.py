@@ -13,8 +13,9 @@ import argparse
 import random
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tomli_w
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 import windlass.stacks
 import windlass.validation
+from fitting.jobs import JOBS, Job
 from fitting.least_squares import Prior, fit_constants
 from windlass.schema import DEVIATIONS_OF_80_PERCENT, Stack
 from windlass.stacks import load_stack
@@ -36,172 +38,6 @@ _DOUBT_ROWS = 2.0
 """Pseudo-rows with the spread of rows that nothing was fitted to, for few calibration rows."""
 _DOUBT = 0.15
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Constants that are fitted together, and the rows that they are fitted to."""
-
-    rows: Mapping[str, Mapping[str, int]]
-    """Table -> cluster -> rows to select."""
-    stacks: Mapping[str, Mapping[str, Prior]]
-    """Stack -> constant -> prior."""
-    clusters: Mapping[str, Mapping[str, Prior]]
-    memory: Mapping[str, Mapping[str, Prior]]
-    """Stack -> constant of its memory -> prior."""
-
-    @property
-    def priors(self) -> dict[tuple[str, str, str], Prior]:
-        """Priors of the constants of step time, by (`stack` or `cluster`, name, constant)."""
-        return {
-            (sort, name, key): prior
-            for sort, owners in (("stack", self.stacks), ("cluster", self.clusters))
-            for name, owned in owners.items()
-            for key, prior in owned.items()
-        }
-
-
-_MEMORY = {
-    "buffer_bytes": Prior(3e9, 0.5), "allocator_share": Prior(0.06, 0.5),
-    "activations": Prior(1.0, 0.15),
-}  # fmt: skip
-_SINGLE, _MULTI = "vtrain_single_a100.csv", "vtrain_multi_a100.csv"
-_BLOOM, _TITAN = "bigscience_bloom_prequel_a100_80gb.csv", "torchtitan.csv"
-_MLPERF = "mlperf_bert_resnet_v1.0_v1.1_v2.0.csv"
-
-JOBS = (
-    Job(
-        rows={_SINGLE: {"vtrain": 100}, _MULTI: {"vtrain": 28}, _BLOOM: {"jean-zay": 18}},
-        stacks={
-            "megatron-deepspeed": {
-                "products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2),
-                "launch_seconds": Prior(40e-6, 0.4), "pair_launches": Prior(0.2, 0.5),
-                "collective_seconds": Prior(15e-6, 0.5), "message_seconds": Prior(3e-4, 0.7),
-                "step_seconds": Prior(1e-3, 0.8),
-            }
-        },
-        clusters={
-            "vtrain": {
-                "network": Prior(17e9, 0.3), "crowding": Prior(2.0, 1.0),
-                "stragglers": Prior(0.015, 0.5),
-            },
-            "jean-zay": {
-                "inner": Prior(150e9, 0.5), "network": Prior(5e9, 0.6),
-                "crowding": Prior(1.0, 1.0), "stragglers": Prior(0.01, 0.5),
-                "old_software_share": Prior(0.05, 0.5),
-            },
-        },
-        memory={"megatron-deepspeed": _MEMORY},
-    ),
-    Job(
-        rows={
-            "korthikanti_2022.csv": {"selene-2022": 4}, "megatron_sc21.csv": {"selene-2021": 6},
-        },
-        stacks={
-            "megatron-core": {
-                "products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2),
-                "launch_seconds": Prior(30e-6, 0.4), "message_seconds": Prior(2e-4, 0.7),
-                "collective_seconds": Prior(15e-6, 0.5), "attention_rate": Prior(1.0, 0.2),
-            },
-            "megatron-2021": {"products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2)},
-        },
-        clusters={"selene-2022": {}, "selene-2021": {"network": Prior(15e9, 0.2)}},
-        memory={},
-    ),
-    Job(
-        rows={"megatron_sc21.csv": {"selene-zero3": 3}},
-        stacks={"deepspeed-zero3": {"gather_exposed": Prior(0.3, 0.5)}},
-        clusters={"selene-zero3": {"network": Prior(4e9, 0.5)}},
-        memory={},
-    ),
-    Job(
-        rows={"llm_foundry_mpt.csv": {"mosaic-h100": 20, "mosaic-a100": 30}},
-        stacks={
-            "fsdp": {
-                "products": Prior(1.0, 0.1), "traffic": Prior(1.0, 0.2),
-                "attention_rate": Prior(1.0, 0.2), "launch_seconds": Prior(12e-6, 0.4),
-                "gather_exposed": Prior(0.1, 0.8), "step_seconds": Prior(2e-2, 0.8),
-            }
-        },
-        clusters={
-            "mosaic-h100": {"network": Prior(40e9, 0.2)},
-            "mosaic-a100": {"network": Prior(18e9, 0.2)},
-        },
-        memory={},
-    ),
-    Job(
-        rows={_TITAN: {"torchtitan": 8, "torchtitan-rowwise": 1}},
-        stacks={
-            "torchtitan": {
-                "products": Prior(0.95, 0.1), "traffic": Prior(1.0, 0.2),
-                "attention_rate": Prior(1.0, 0.1), "cast_bytes": Prior(6.0, 0.3),
-                "tensor_overlap": Prior(0.6, 0.2), "context_attention": Prior(0.5, 0.5),
-                "gather_exposed": Prior(0.05, 0.8),
-            },
-            "torchtitan-rowwise": {"cast_bytes": Prior(18.0, 0.3)},
-        },
-        clusters={"torchtitan": {}, "torchtitan-rowwise": {}},
-        memory={"torchtitan": _MEMORY},
-    ),
-    Job(
-        rows={"recent_h100_gb200.csv": {"nemo": 6}},
-        stacks={
-            "nemo": {
-                "products": Prior(0.92, 0.07), "attention_rate": Prior(1.0, 0.1),
-                "traffic": Prior(1.0, 0.2), "cast_bytes": Prior(6.0, 0.3),
-            }
-        },
-        clusters={"nemo": {}},
-        memory={},
-    ),
-    Job(
-        rows={_MLPERF: {"mlperf": 18}},
-        stacks={
-            "mlperf-bert": {
-                "products": Prior(0.9, 0.1), "traffic": Prior(1.0, 0.2),
-                "attention_rate": Prior(0.8, 0.3), "step_seconds": Prior(2e-3, 0.8),
-            }
-        },
-        clusters={"mlperf": {}},
-        memory={},
-    ),
-    Job(  # with what an op costs on IPUs and the curve of their products, in their device files
-        rows={_MLPERF: {"mlperf-ipu": 4}},
-        stacks={"popart": {"step_seconds": Prior(0.2, 0.7)}},
-        clusters={"mlperf-ipu": {}},
-        memory={},
-    ),
-    Job(
-        rows={"graphcore_performance.csv": {"ipu": 16}},
-        stacks={
-            "poptorch": {
-                "products": Prior(1.0, 0.3), "launch_seconds": Prior(4.9e-6, 0.5),
-                "step_seconds": Prior(0.15, 0.7),
-            }
-        },
-        clusters={"ipu": {}},
-        memory={},
-    ),
-    Job(
-        rows={_MLPERF: {"resnet-ipu": 4}},
-        stacks={
-            "tensorflow-ipu": {"products": Prior(1.0, 0.3), "step_seconds": Prior(2e-3, 0.8)}
-        },
-        clusters={"resnet-ipu": {}},
-        memory={},
-    ),
-    Job(
-        rows={_MLPERF: {"resnet": 18}},
-        stacks={"mxnet": {"products": Prior(0.8, 0.3), "step_seconds": Prior(1e-3, 0.8)}},
-        clusters={"resnet": {}},
-        memory={},
-    ),
-    Job(
-        rows={"cerebras.csv": {"cerebras": 2}},
-        stacks={"modelzoo": {"products": Prior(1.0, 0.5), "step_seconds": Prior(2e-2, 0.8)}},
-        clusters={"cerebras": {}},
-        memory={},
-    ),
-)  # fmt: skip
 
 Constants = Mapping[tuple[str, str, str], float]
 """(`stack`, `memory` or `cluster`, name, constant) -> value."""
@@ -219,26 +55,32 @@ def main() -> None:
     for job in JOBS:
         if options.only and options.only not in {*job.stacks, *job.clusters}:
             continue
-        runs, words = calibration_rows(job, options.tables, options.seed)
+        runs, words, weights = calibration_rows(job, options.tables, options.seed)
         timed = [run for run in runs if run.step_seconds]
-        found = fit_steps(timed, job.priors)
+        found, pull = fit_steps(timed, job.priors)
         held = {
             ("memory", name, key): prior
             for name, owned in job.memory.items()
             for key, prior in owned.items()
         }
         sized = [run for run in runs if run.peak_bytes]
+        sized_pull: dict[str, float] = {}
         if held:
-            found |= fit(sized, held, lambda run: run.peak_bytes, lambda one: one.peak_bytes)
-        _report(job, runs, found, words, options.seed, fitted)
+            constants, sized_pull = fit(
+                sized, held, lambda run: run.peak_bytes, lambda one: one.peak_bytes
+            )
+            found |= constants
+        spread = Spread(found, weights, pull, sized_pull)
+        _report(job, runs, spread, words, options.seed, fitted)
     CLUSTERS.write_text(tomli_w.dumps(fitted), encoding="utf-8")
 
 
 def calibration_rows(
     job: Job, tables: Path, seed: int
-) -> tuple[list[PublishedRun], dict[str, str]]:
-    """The selected runs, and for each cluster its rows in words."""
+) -> tuple[list[PublishedRun], dict[str, str], dict[str, float]]:
+    """The selected runs, each cluster's rows in words, and how many rows each run stands for."""
     selected: list[PublishedRun] = []
+    weights: dict[str, float] = {}
     words: dict[str, list[str]] = {}
     for table, clusters in job.rows.items():
         runs = [
@@ -250,10 +92,11 @@ def calibration_rows(
             of_cluster = [run for run in runs if run.cluster.name == cluster]
             some = calibration_runs(of_cluster, count, seed)
             selected += some
+            weights |= {run.key: len(of_cluster) / len(some) for run in some}
             words.setdefault(cluster, []).append(
                 f"{len(some)} of {len(of_cluster)} rows of {table}"
             )
-    return selected, {name: " and ".join(parts) for name, parts in words.items()}
+    return selected, {name: " and ".join(parts) for name, parts in words.items()}, weights
 
 
 def calibration_runs(runs: Sequence[PublishedRun], count: int, seed: int) -> list[PublishedRun]:
@@ -294,8 +137,8 @@ def predict(run: PublishedRun, constants: Constants) -> RunPrediction:
 
 def fit_steps(
     runs: Sequence[PublishedRun], priors: Mapping[tuple[str, str, str], Prior]
-) -> dict[tuple[str, str, str], float]:
-    """Constants fitted to the step times of some runs."""
+) -> tuple[dict[tuple[str, str, str], float], dict[str, float]]:
+    """Constants fitted to the step times of some runs, and the runs' leverages as `fit` gives."""
     return fit(runs, priors, lambda run: run.step_seconds, lambda one: one.step_seconds)
 
 
@@ -304,8 +147,11 @@ def fit(
     priors: Mapping[tuple[str, str, str], Prior],
     measured: Callable[[PublishedRun], float | None],
     predicted: Callable[[RunPrediction], float | None],
-) -> dict[tuple[str, str, str], float]:
+) -> tuple[dict[tuple[str, str, str], float], dict[str, float]]:
     """The most probable constants of runs, each in the configuration that the priors predict.
+
+    Beside them stands each run's leverage by its key: its miss would be `1 / (1 - leverage)` times
+    as large if it had been left out of the fit.
 
     Args:
         runs: runs whose values were measured.
@@ -322,25 +168,64 @@ def fit(
         return np.array([predicted(predict(run, given)) for run in settled], dtype=float)
 
     goal = np.array([measured(run) for run in runs], dtype=float)
-    found = fit_constants(law, goal, {name: priors[key] for name, key in names.items()})
-    return {names[name]: value for name, value in found.items()}
+    fitted = fit_constants(law, goal, {name: priors[key] for name, key in names.items()})
+    keys = [run.key for run in runs]
+    constants = {names[name]: value for name, value in fitted.constants.items()}
+    return constants, dict(zip(keys, fitted.leverages.tolist(), strict=True))
+
+
+class Spread(NamedTuple):
+    """Fitted constants, and what tells how far from them rows are that were not fitted."""
+
+    found: Constants
+    weights: Mapping[str, float]
+    """Run -> rows of its table that it stands for."""
+    leverages: Mapping[str, float]
+    """Run -> its pull on the constants of step time, 0 to 1."""
+    memory_leverages: Mapping[str, float]
+    """The same of peak memory."""
+
+    def deviations(self, runs: Sequence[PublishedRun]) -> tuple[float, float | None]:
+        """Standard deviations of log(measured / predicted) of step time and of peak memory."""
+        every = [(run, predict(run, self.found)) for run in runs]
+        time = [
+            (run, one.step_seconds / run.step_seconds, self.leverages.get(run.key, 0.0))
+            for run, one in every
+            if run.step_seconds
+        ]
+        held = [
+            (run, one.peak_bytes / run.peak_bytes, self.memory_leverages.get(run.key, 0.0))
+            for run, one in every
+            if run.peak_bytes and one.peak_bytes
+        ]
+        return self._deviation(time), self._deviation(held) if held else None
+
+    def _deviation(self, rows: Sequence[tuple[PublishedRun, float, float]]) -> float:
+        """Deviation whose 80 % interval holds 80 % of the rows, each as if left out of the fit."""
+        errors = np.array([abs(np.log(ratio)) / (1.0 - pull) for _, ratio, pull in rows])
+        order = np.argsort(errors)
+        weights = np.array([self.weights[run.key] for run, _, _ in rows])[order]
+        places = (np.cumsum(weights) - weights / 2) / weights.sum()
+        half = float(np.interp(0.8, places, errors[order])) / DEVIATIONS_OF_80_PERCENT
+        count = len(errors)
+        return float(np.sqrt((count * half**2 + _DOUBT_ROWS * _DOUBT**2) / (count + _DOUBT_ROWS)))
 
 
 def _report(
-    job: Job, runs: Sequence[PublishedRun], found: Constants, words: Mapping[str, str], seed: int,
+    job: Job, runs: Sequence[PublishedRun], spread: Spread, words: Mapping[str, str], seed: int,
     fitted: dict[str, dict[str, object]],
 ) -> None:  # fmt: skip
     """Prints a job's constants and writes them to the files of its stacks and clusters."""
-    everything = " and ".join(dict.fromkeys(words.values()))
+    everything, found = " and ".join(dict.fromkeys(words.values())), spread.found
     for name in {*job.stacks, *job.memory}:
         own = [run for run in runs if run.cluster.stack == name]
         values = {key[2]: value for key, value in found.items() if key[:2] == ("stack", name)}
         memory = {key[2]: value for key, value in found.items() if key[:2] == ("memory", name)}
-        _write_stack(name, values, memory, f"to step times, {everything}, seed {seed}", own, found)
+        _write_stack(name, values, memory, f"to step times, {everything}, seed {seed}", own, spread)
     for name in job.clusters:
         own = [run for run in runs if run.cluster.name == name]
         values = {key[2]: value for key, value in found.items() if key[:2] == ("cluster", name)}
-        time, memory_deviation = deviations(own, found)
+        time, memory_deviation = spread.deviations(own)
         fitted[name] = {
             **{key: float(f"{value:.4g}") for key, value in values.items()},
             "deviation": round(time, 4),
@@ -351,31 +236,13 @@ def _report(
         print(f"{name:20} {len(own):4} rows, deviation {time:.3f}")
 
 
-def deviations(runs: Sequence[PublishedRun], found: Constants) -> tuple[float, float | None]:
-    """Standard deviations of log(measured / predicted) of step time and of peak memory."""
-    every = [(run, predict(run, found)) for run in runs]
-    time = [one.step_seconds / run.step_seconds for run, one in every if run.step_seconds]
-    held = [
-        one.peak_bytes / run.peak_bytes for run, one in every if run.peak_bytes and one.peak_bytes
-    ]
-    return _deviation(time), _deviation(held) if held else None
-
-
-def _deviation(ratios: Sequence[float]) -> float:
-    """Deviation whose 80 % interval holds 80 % of the rows, and a few that were never fitted."""
-    errors = np.sort(np.abs(np.log(ratios)))
-    half = float(np.quantile(errors, 0.8)) / DEVIATIONS_OF_80_PERCENT
-    count = len(errors)
-    return float(np.sqrt((count * half**2 + _DOUBT_ROWS * _DOUBT**2) / (count + _DOUBT_ROWS)))
-
-
 def _write_stack(
     name: str, values: Mapping[str, float], memory: Mapping[str, float], source: str,
-    runs: Sequence[PublishedRun], found: Constants,
+    runs: Sequence[PublishedRun], spread: Spread,
 ) -> None:  # fmt: skip
     path = STACKS / f"{name}.toml"
     document = tomllib.loads(path.read_text(encoding="utf-8"))
-    time, memory_deviation = deviations(runs, found)
+    time, memory_deviation = spread.deviations(runs)
     for key, value in {**values, "deviation": time}.items():
         document[key] = float(f"{value:.4g}")
         document.setdefault("sources", {})[key] = {"how": "fitted", "source": source}

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate import JOBS, Constants, Job, fit_steps, predict
+from calibrate import Constants, fit_steps, predict
+from fitting.jobs import JOBS, Job
 from results import append_row
 from windlass.validation.csv_table import UnusableRow, read_table
 from windlass.validation.published_run import PublishedRun
@@ -65,7 +66,7 @@ def _constants(job: Job, cluster: str, others: Sequence[PublishedRun]) -> Consta
         return start
     some = others[:: max(1, len(others) // 60)]
     fitted = {key: prior for key, prior in job.priors.items() if key[1] != cluster}
-    return {**start, **fit_steps(some, fitted)}
+    return {**start, **fit_steps(some, fitted)[0]}
 
 
 def _errors(runs: Sequence[PublishedRun], constants: Constants) -> np.ndarray:

@@ -30,10 +30,19 @@ _STEPS = 12
 _SMALL = 1e-2
 _DAMPING = (1e-3, 5.0, 10)
 
+
+class Fit(NamedTuple):
+    """Fitted constants."""
+
+    constants: dict[str, float]
+    leverages: Column
+    """How far a run's prediction follows its own measured value, 0 to 1, `[run]`."""
+
+
 Law = Callable[[Mapping[str, float]], Column]
 
 
-def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dict[str, float]:
+def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> Fit:
     """The most probable constants.
 
     Args:
@@ -42,7 +51,7 @@ def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dic
         prior: prior of each constant that is fitted.
 
     Returns:
-        A value for each constant of `prior`.
+        A value for each constant of `prior`, and the runs' leverages.
     """
     names = list(prior)
     start = np.array([prior[name].value for name in names])
@@ -60,16 +69,20 @@ def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dic
         robust = np.where(size < _HUBER, size**2 / 2, _HUBER * (size - _HUBER / 2))
         return float(robust.sum() + ((moved / spread) ** 2).sum() / 2)
 
-    moved, now = np.zeros(len(names)), loss(np.zeros(len(names)))
-    damping, factor, tries = _DAMPING
-    for _ in range(_STEPS):
+    def tangent(moved: Column) -> tuple[Column, Column, Column]:
+        """Misses, their slopes [run, constant], and the curvature of the loss."""
         here = misses(moved)
         slopes = np.stack(
             [(misses(moved + _SMALL * axis) - here) / _SMALL for axis in np.eye(len(names))], axis=1
         )
-        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(here), 1e-12))[:, None]
-        curvature = (slopes * weight).T @ slopes + np.diag(spread**-2)
-        downhill = (slopes * weight).T @ here + moved / spread**2
+        weighted = slopes * np.minimum(1.0, _HUBER / np.maximum(np.abs(here), 1e-12))[:, None]
+        return here, weighted, weighted.T @ slopes + np.diag(spread**-2)
+
+    moved, now = np.zeros(len(names)), loss(np.zeros(len(names)))
+    damping, factor, tries = _DAMPING
+    for _ in range(_STEPS):
+        here, slopes, curvature = tangent(moved)
+        downhill = slopes.T @ here + moved / spread**2
         for _ in range(tries):
             step = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill)
             then = loss(moved + step)
@@ -82,4 +95,7 @@ def fit_constants(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dic
         damping = max(damping / factor, 1e-9)
         if gained < 1e-3 * now:
             break
-    return values(moved)
+    # Slopes are weighted once in `tangent`; a leverage of a disturbed run is smaller twice over.
+    _, slopes, curvature = tangent(moved)
+    pulls = np.einsum("rc,cd,rd->r", slopes, np.linalg.inv(curvature), slopes)
+    return Fit(values(moved), pulls)

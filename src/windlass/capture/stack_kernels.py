@@ -11,7 +11,7 @@ arXiv:2205.05198 (sequence parallelism, what a block saves); Dao 2023, arXiv:230
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 
 from windlass.models import TransformerConfig
 from windlass.schema import (
@@ -93,6 +93,7 @@ class _Kernels:
         qkv, projection, widen, narrow = (
             self._product(name, wide, deep) for name, wide, deep in self.linears()
         )
+        yield from self._casts(backward=False)
         yield from self._gather()
         yield from (qkv, self._copies())
         yield from self.attention()
@@ -103,7 +104,6 @@ class _Kernels:
         yield from (widen, self._activation(), narrow)
         yield from self._scatter()
         yield self._residual()
-        yield from self._casts(backward=False)
 
     def backward(self) -> Iterator[Op]:
         """Operations of a backward pass in order."""
@@ -135,6 +135,7 @@ class _Kernels:
                 "attention", "attention", Polynomial(bss=flop), calls=2 if backward else 1,
                 read=keys + (4 if backward else 1) * results,
                 written=results + 4 * heads + (results + keys if backward else 0),
+                is_causal=config.causal,
             )  # fmt: skip
             return
         s = Polynomial(s=1)
@@ -154,20 +155,24 @@ class _Kernels:
         if self.stack.selective == "attention":
             yield from self.attention()
             return
-        kept = ("qkv", "widen", "attention")
-        for op in self.forward():
+        kept = ("attention",) if self.float8 else ("qkv", "widen", "attention")
+        for op in self.until_narrow() if self.float8 else self.forward():
             if op.name not in kept and not (op.collective and op.collective.kind != "all_gather"):
                 yield op
+
+    def until_narrow(self) -> Iterator[Op]:
+        """Operations of a forward pass whose results its backward pass needs."""
+        return takewhile(lambda op: op.name != "narrow", self.forward())
 
     def saved(self, *, selective: bool) -> Polynomial:
         """Bytes that a block keeps for its backward pass, apart from its input and output."""
         config, d, t = self.config, self.config.width, self.tensor
         if selective and self.stack.selective == "products":
-            # Outputs of every second product (queries, values, the first of the feed-forward
-            # part) and of attention.
+            # Outputs of attention and of every second product: queries, values, the first of the
+            # feed-forward part. Products of 8-bit numbers are ops of another name, and repeated.
             values = d / t * config.kv_heads / config.heads
-            kept = 2 * d / t + values + self.hidden
-            return Polynomial(bs=_BYTES * kept)
+            products = 0.0 if self.float8 else d / t + values + self.hidden
+            return Polynomial(bs=_BYTES * (d / t + products))
         inputs = 3 * _BYTES * d * self.whole
         masks = 2 * d * self.whole if self.stack.dropout else 0
         inside = _BYTES * (self.attended + d / t + self.widened + self.hidden)
@@ -350,10 +355,13 @@ def _block_cost(
     kernels = _Kernels(config, stack, tensor, float8=precision == "float8")
     again = kernels.again() if selective else ()
     boundary = Polynomial(bs=_BYTES * config.width * kernels.whole)
-    return _cost(
+    cost = _cost(
         precision, kernels.forward(), chain(again, kernels.backward()),
         kernels.saved(selective=selective), boundary, kernels.working(), sent=kernels.sent(),
     )  # fmt: skip
+    if not stack.recompute_stops_early:
+        return cost
+    return cost.model_copy(update={"recompute": tuple(kernels.until_narrow())})
 
 
 def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
@@ -471,7 +479,7 @@ def _cost(
 def _op(
     name: str, kind: OpKind, flop: Polynomial | None = None, *, read: Polynomial | float = 0.0,
     written: float = 0.0, shape: MatmulShape | None = None, collective: Collective | None = None,
-    precision: Precision | None = None, calls: int = 1,
+    precision: Precision | None = None, calls: int = 1, is_causal: bool | None = None,
 ) -> Op:  # fmt: skip
     """An operation; a number of bytes is for each token."""
     return Op(
@@ -485,4 +493,5 @@ def _op(
         collective=collective,
         calls=calls,
         precision=precision,
+        is_causal=is_causal,
     )

@@ -18,6 +18,7 @@ from windlass.cost.clock.plan_columns import (
     PipelineShape,
     PlanColumns,
 )
+from windlass.cost.clock.stack_bytes import stack_stage_bytes
 from windlass.cost.instruction_time import (
     InstructionCosts,
 )
@@ -38,7 +39,6 @@ from windlass.cost.simulator.offload_queue import (
 from windlass.cost.simulator.timeline import (
     simulate,
 )
-from windlass.cost.stack_memory import stack_stage_bytes
 
 __all__ = [
     "ArrayClock",

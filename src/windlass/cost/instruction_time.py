@@ -155,7 +155,9 @@ class InstructionCosts:
         if layer is None:
             return TermSeconds()
         if kind == "update":
-            return update_seconds(self._plan, self._kinds[layer], self._device)
+            return update_seconds(
+                self._plan, self._kinds[layer], self._device, self._machine.stack
+            )
         if kind == "accumulate_tied_grads":
             return self._accumulate_tied_grads(layer)
         run = self._layer_pass(instruction)
@@ -193,7 +195,8 @@ class InstructionCosts:
         nbytes = self._plan.gradient_itemsize * elements
         if not nbytes:
             return TermSeconds()
-        launches = sum(norm_launch_seconds(kind, self._device) for kind in layers)
+        stack = self._machine.stack
+        launches = sum(norm_launch_seconds(kind, self._device, stack) for kind in layers)
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)
         return TermSeconds(norm=nbytes / rate, launch=launches)
 

@@ -63,6 +63,12 @@ _KERNELS: tuple[AttentionKernel, ...] = ("unfused", "flash1", "flash2", "flash3"
 """Attention kernels, newest last. A device may lack a stack's kernel, as a V100 lacks all."""
 
 
+_ATTENTION_TILE = 128
+"""Keys of a tile of FlashAttention. Rates are those of causal masks, which leave a share of
+`(s + 128) / 2s` of the tiles; without a mask all are computed. Source: Dao 2023, arXiv:2307.08691,
+section 3."""
+
+
 class TermSeconds(NamedTuple):
     """Seconds of a piece of work, by cost term."""
 
@@ -134,6 +140,7 @@ class DeviceRates:
         self._products = device.rate(mode.precision)
         plain = device.fused_traffic if mode.compiled else None
         self.traffic = plain or device.traffic
+        self._attention_by_width: dict[tuple[float, bool], Curve] = {}
         self._named: dict[str, Curve] = {}
         # A compiled op that was not measured compiled is as fast as the eager one.
         for compiled in (False, True) if mode.compiled else (False,):
@@ -178,8 +185,10 @@ class DeviceRates:
 
     def share(self, op: Op) -> float:
         """Rate of an operation on this stack over the machine's rate."""
-        stack = self.stack
+        stack, s = self.stack, self.mode.sequence
         parted = 1.0 + stack.context_attention * (1.0 - 1.0 / self.mode.context)
+        if op.is_causal is False and self._attention_rates:
+            parted *= 2 * s / (s + _ATTENTION_TILE)
         shares = {"matmul": stack.products, "attention": stack.attention_rate / parted}
         return shares.get(op.kind, stack.traffic)
 
@@ -194,8 +203,27 @@ class DeviceRates:
         measured = self._attention_rates
         if not measured:
             return self._products.attention
+        if self.device.kind == "cpu":
+            return self._between_widths(head_width, backward=backward)
         nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
         return self._attention_curves[nearest.head_width][backward]
+
+    def _between_widths(self, head_width: float, *, backward: bool) -> Curve:
+        """FLOP/s between those of the two nearest head widths that were measured.
+
+        A CPU's kernels have no tiles of a fixed width, and the same is true of short sequences:
+        a head takes as long whatever its width.
+        """
+        curve = self._attention_by_width.get((head_width, backward))
+        if curve is None:
+            points = sorted(
+                Point(width, curves[backward].points[0].rate)
+                for width, curves in self._attention_curves.items()
+            )
+            rate = Curve(points=tuple(points)).at(head_width)
+            curve = Curve(points=(Point(1.0, rate),))
+            self._attention_by_width[head_width, backward] = curve
+        return curve
 
     @cached_property
     def _attention_rates(self) -> tuple[AttentionRate, ...]:

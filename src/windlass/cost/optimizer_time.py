@@ -2,7 +2,7 @@
 
 from windlass.cost.op_time import TermSeconds
 from windlass.program import padded_elements
-from windlass.schema import Device, LayerKind, MomentFormat, Plan
+from windlass.schema import OWN_STACK, Device, LayerKind, MomentFormat, Plan, Stack
 
 _GRADIENT_SUM_BYTES = 4
 """Bytes of an accumulated gradient: float32."""
@@ -26,8 +26,10 @@ def updated_elements(plan: Plan, kind: LayerKind) -> int:
     return padded_elements(kind.parameter_count, plan) // plan.sharding.optimizer
 
 
-def norm_launch_seconds(kind: LayerKind, device: Device) -> float:
-    """Launch time of the gradient norm of one layer's weights."""
+def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = None) -> float:
+    """Launch time of the gradient norm of one layer's weights; arguments as in `update_seconds`."""
+    if (stack or OWN_STACK).fused_optimizer:
+        return 0.0
     return _NORM_CALLS * device.launch_seconds * len(kind.parameters)
 
 
@@ -37,21 +39,21 @@ def norm_rate(plan: Plan, device: Device) -> float | None:
     return mixed or device.norm_rate
 
 
-def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
+def update_seconds(
+    plan: Plan, kind: LayerKind, device: Device, stack: Stack | None = None
+) -> TermSeconds:
     """Seconds of AdamW's update of a layer.
 
     AdamW reads master weights, two moments and the gradient; it writes all but the gradient. In
-        bfloat16
-    it also writes the weights that layers compute with. Decoded moments are still in the cache when
-        it
-    reads them. With gradient clipping, torch's fused AdamW writes back the gradient that it has
-        divided:
-    the gradient itself, or a copy in the cache if it was converted.
+    bfloat16 it also writes the weights that layers compute with. Decoded moments are still in the
+    cache when it reads them. With gradient clipping, torch's fused AdamW writes back the gradient
+    that it has divided: the gradient itself, or a copy in the cache if it was converted.
 
     Args:
         plan: states the moments' format and the sharding of optimizer state.
         kind: the layer kind.
         device: the device as it computes under the plan.
+        stack: the software; None means Windlass's own runtime.
     """
     decodes = plan.moments != "float32"
     state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
@@ -72,6 +74,8 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
         recoded = counts if plan.sharding.optimizer == 1 else [elements]
         recoding = _recode_seconds(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
+    if (stack or OWN_STACK).fused_optimizer:
+        launches = 0.0
     return TermSeconds(update=seconds, launch=launches)
 
 

@@ -8,7 +8,7 @@ one by one, so that resident memory is the memory of live tensors.
 from collections.abc import Iterator, Mapping
 from math import expm1
 
-from windlass.cost.stack_memory import stack_stage_bytes
+from windlass.cost.clock.stack_bytes import stack_stage_bytes
 from windlass.program import Program, memory_profile, mesh_coord, offloaded_bytes_by_tier
 from windlass.schema import (
     DEVIATIONS_OF_80_PERCENT,

@@ -30,7 +30,8 @@ def pass_ops(
         first: whether it is the model's first layer.
     """
     if kind in ("forward", "recompute"):
-        return cost.forward
+        repeated = cost.recompute if kind == "recompute" else None
+        return cost.forward if repeated is None else repeated
     if kind == "backward":
         return cost.backward
     if kind not in (*GRADIENT_PASSES, "backward_input"):

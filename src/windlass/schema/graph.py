@@ -104,6 +104,9 @@ class Op(Document):
     """Number of ATen calls that it stands for; each pays the launch overhead once."""
     precision: Precision | None = None
     """Data type of a matrix product's factors if it is not the layer's."""
+    is_causal: bool | None = None
+    """False if tokens of an `attention` see later ones too; None means not known, or no attention.
+    Its FLOP are those without a mask either way."""
 
 
 class LayerCost(Document):
@@ -113,6 +116,8 @@ class LayerCost(Document):
     compiled: bool
     forward: tuple[Op, ...]
     backward: tuple[Op, ...]
+    recompute: tuple[Op, ...] | None = None
+    """What a full recompute repeats; None means the whole forward pass."""
     saved_bytes: Polynomial
     """Activations saved from forward to backward, apart from parameters and the layer's input and
     output."""

@@ -100,6 +100,12 @@ class Stack(_StackTable):
     selective: Literal["attention", "products"] = "attention"
     """What selective recompute repeats: attention (Megatron), or every op but each second matrix
     product (torchtitan)."""
+    fused_optimizer: bool = True
+    """Whether norm and update launch a few kernels for all weights at once (apex, torch's foreach),
+    not some for each."""
+    recompute_stops_early: bool = False
+    """Whether recompute ends with the last result that the backward pass needs, before a block's
+    last product (torch's non-reentrant checkpoint)."""
     overlaps_reduction: bool = False
     """Whether gradients are reduced over replicas beside the last backward pass."""
     overlaps_gather: bool = False
@@ -171,6 +177,7 @@ OWN_STACK = Stack(
     ),
     fusion="eager",
     selective="products",
+    fused_optimizer=False,
     overlaps_reduction=True,
 )
 """What drives a machine that names no stack."""

@@ -1,7 +1,7 @@
 """Compares predictions of a table's runs with what was measured."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,8 @@ class TableEvaluation:
     """Accuracy of all predicted rows."""
     by_cluster: tuple[ClusterAccuracy, ...]
     """Accuracy of the test rows of each cluster."""
+    by_precision: Mapping[str, Accuracy]
+    """Accuracy of the test rows of each precision."""
 
     @property
     def skip_reasons(self) -> list[str]:
@@ -121,6 +123,7 @@ def evaluate_table(
         test_rows=_accuracy(test),
         all_rows=_accuracy(predictions),
         by_cluster=_accuracy_by_cluster(test),
+        by_precision=_accuracy_by_precision(test),
     )
 
 
@@ -156,6 +159,13 @@ def _accuracy_by_cluster(test: Sequence[RunPrediction]) -> tuple[ClusterAccuracy
         )
         for name, predictions in sorted(by_cluster.items())
     )
+
+
+def _accuracy_by_precision(test: Sequence[RunPrediction]) -> dict[str, Accuracy]:
+    by_precision: dict[str, list[RunPrediction]] = defaultdict(list)
+    for prediction in test:
+        by_precision["float8" if prediction.config.float8 else "bfloat16"].append(prediction)
+    return {name: _accuracy(predictions) for name, predictions in sorted(by_precision.items())}
 
 
 def _accuracy(predictions: Sequence[RunPrediction]) -> Accuracy:

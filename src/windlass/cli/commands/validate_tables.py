@@ -66,10 +66,11 @@ def _errors_table(evaluation: TableEvaluation) -> Table:
         for quantity, errors in (("step", accuracy.step_time), ("memory", accuracy.memory)):
             if errors:
                 table.add_row(f"{quantity}, {name}", *_error_cells(errors))
-    if len(evaluation.by_cluster) > 1:
-        for cluster in evaluation.by_cluster:
-            if cluster.accuracy.step_time:
-                table.add_row(f"  {cluster.cluster}", *_error_cells(cluster.accuracy.step_time))
+    parts = [(part.cluster, part.accuracy) for part in evaluation.by_cluster]
+    for several in (parts, [*evaluation.by_precision.items()]):
+        for name, accuracy in several if len(several) > 1 else ():
+            if accuracy.step_time:
+                table.add_row(f"  {name}", *_error_cells(accuracy.step_time))
     return table
 
 
@@ -120,6 +121,7 @@ def _evaluation_json(evaluation: TableEvaluation) -> Mapping[str, object]:
         "test_rows": asdict(evaluation.test_rows),
         "all_rows": asdict(evaluation.all_rows),
         "by_cluster": [asdict(cluster) for cluster in evaluation.by_cluster],
+        "by_precision": {name: asdict(each) for name, each in evaluation.by_precision.items()},
         "skipped": [asdict(row) for row in evaluation.skipped],
         "predicted": [_prediction_json(prediction) for prediction in evaluation.predictions],
     }
