@@ -20,7 +20,7 @@ from .image_layers import (
     ImageModel,
     image_graph,
 )
-from .stack_kernels import (
+from .stack_graph import (
     stack_graph,
 )
 
