@@ -68,6 +68,23 @@ def test_under_a_limit_tensors_of_another_size_reuse_free_pages():
     assert [int(other.max()) for other in others] == [2, 3]
 
 
+def test_a_block_that_two_tensors_shared_serves_one_of_its_whole_size_again_in_place():
+    set_memory_limit(0)
+    set_memory_limit(stats().allocated + 64 * MIB)
+    full = filled(60 * MIB, 1)
+    address, before = full.data_ptr(), stats().total_mapped
+    for order in ((0, 1), (1, 0)):
+        del full
+        parts = [filled(20 * MIB, 2), filled(40 * MIB, 3)]
+        assert {part.data_ptr() for part in parts} == {address, address + 20 * MIB}
+        assert [int(part.max()) for part in parts] == [2, 3]
+        for index in order:
+            parts[index] = torch.empty(0)
+        full = filled(60 * MIB, 4)
+        assert full.data_ptr() == address
+    assert stats().total_mapped == before
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_content_is_preserved_and_the_limit_holds_under_random_allocations(seed: int):
     draw = random.Random(seed)

@@ -2,9 +2,10 @@
 //
 // Every tensor of at least kMinBlockBytes gets a block of its own. A freed block stays in the
 // process, and the next tensor of the same size reuses it: steps repeat, so from the second one on
-// most tensors find a block. If a new block would exceed the limit, it is assembled from the pages
-// of the least recently used free blocks: the kernel remaps pages to another address without
-// touching their content. So the process reserves the allocated memory or the limit, whichever is
+// most tensors find a block. If a new block would exceed the limit, the smallest free block that is
+// large enough is split, and its parts become one block again once both are free. Where there is
+// none, a block is assembled from the pages of the least recently used free blocks: the kernel
+// remaps pages to another address without touching their content, but it breaks up huge pages. So the process reserves the allocated memory or the limit, whichever is
 // larger, and requests new pages, which the system has to clear, only when there is no other way.
 
 #include <c10/core/CPUAllocator.h>
@@ -13,7 +14,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <iterator>
 #include <list>
+#include <map>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -28,11 +31,13 @@ constexpr size_t kMinPieceBytes = 256 << 10;
 constexpr size_t kMaxPieces = 16384;  // Linux allows a process 65,530 mappings
 constexpr size_t kAlignment = 64;
 
-// A range of addresses, and the lengths of the consecutive mappings in it.
+// A range of addresses, the lengths of the consecutive mappings in it, and the block that it was
+// split from: neighbours of one origin can be joined again.
 struct Block {
   char* data;
   size_t size;
   std::vector<size_t> pieces;
+  uint64_t origin;
 };
 
 // Reports allocations to torch's profiler, if it is active.
@@ -136,14 +141,16 @@ class Blocks final : public c10::Allocator {
     std::lock_guard<std::mutex> guard(mutex_);
     auto found = by_size_.find(size);
     Block block;
-    if (found != by_size_.end() && !found->second.empty()) {
+    if (found != by_size_.end()) {
       block = remove(found->second.back());
     } else if (reserved_ + size <= limit_ || free_.empty()) {
       block = new_block(size);
+    } else if (auto larger = by_size_.lower_bound(size); larger != by_size_.end()) {
+      block = split(remove(larger->second.back()), size);
     } else {
       block = assemble_block(size);
     }
-    allocated_ += size;
+    allocated_ += block.size;
     if (allocated_ > peak_allocated_) peak_allocated_ = allocated_;
     void* data = block.data;
     allocated_blocks_.emplace(data, std::move(block));
@@ -151,11 +158,32 @@ class Blocks final : public c10::Allocator {
   }
 
   Block new_block(size_t size) {
-    return {map(nullptr, size, PROT_READ | PROT_WRITE), size, {size}};
+    return {map(nullptr, size, PROT_READ | PROT_WRITE), size, {size}, ++origins_};
+  }
+
+  // The first bytes of a block; the rest is cached, unless it is too small to be of use.
+  Block split(Block block, size_t size) {
+    if (block.size - size < min_piece_) return block;
+    Block rest{block.data + size, block.size - size, {}, block.origin};
+    size_t kept = 0;
+    for (size_t piece : block.pieces) {
+      size_t first = kept + piece <= size ? piece : (kept < size ? size - kept : 0);
+      if (first < piece) rest.pieces.push_back(piece - first);
+      kept += piece;
+    }
+    size_t excess = rest.size;
+    while (block.pieces.back() <= excess) {
+      excess -= block.pieces.back();
+      block.pieces.pop_back();
+    }
+    block.pieces.back() -= excess;
+    block.size = size;
+    cache(std::move(rest));
+    return block;
   }
 
   Block assemble_block(size_t size) {
-    Block block{map(nullptr, size, PROT_NONE), size, {}};
+    Block block{map(nullptr, size, PROT_NONE), size, {}, ++origins_};
     size_t done = 0;
     while (size - done >= min_piece_ && !free_.empty()) {
       Block donor = remove(free_.begin());
@@ -202,23 +230,52 @@ class Blocks final : public c10::Allocator {
   }
 
   void cache(Block block) {
+    block = join_neighbours(std::move(block));
     free_.push_back(std::move(block));
-    by_size_[free_.back().size].push_back(std::prev(free_.end()));
+    index(std::prev(free_.end()));
   }
 
   void cache_first(Block block) {
     free_.push_front(std::move(block));
-    by_size_[free_.front().size].push_back(free_.begin());
+    index(free_.begin());
+  }
+
+  void index(FreeList::iterator at) {
+    by_size_[at->size].push_back(at);
+    by_address_[at->data] = at;
+  }
+
+  // The block with the free blocks before and after it that were split from the same one.
+  Block join_neighbours(Block block) {
+    auto next = by_address_.find(block.data + block.size);
+    if (next != by_address_.end() && next->second->origin == block.origin) {
+      append(block, remove(next->second));
+    }
+    auto before = by_address_.lower_bound(block.data);
+    if (before == by_address_.begin()) return block;
+    FreeList::iterator at = std::prev(before)->second;
+    if (at->data + at->size != block.data || at->origin != block.origin) return block;
+    Block joined = remove(at);
+    append(joined, std::move(block));
+    return joined;
+  }
+
+  static void append(Block& block, Block next) {
+    block.pieces.insert(block.pieces.end(), next.pieces.begin(), next.pieces.end());
+    block.size += next.size;
   }
 
   Block remove(FreeList::iterator at) {
-    auto& same = by_size_[at->size];
+    auto found = by_size_.find(at->size);
+    auto& same = found->second;
     for (auto each = same.begin(); each != same.end(); ++each) {
       if (*each == at) {
         same.erase(each);
         break;
       }
     }
+    if (same.empty()) by_size_.erase(found);
+    by_address_.erase(at->data);
     Block block = std::move(*at);
     free_.erase(at);
     return block;
@@ -240,7 +297,8 @@ class Blocks final : public c10::Allocator {
 
   std::mutex mutex_;
   FreeList free_;  // oldest first
-  std::unordered_map<size_t, std::vector<FreeList::iterator>> by_size_;
+  std::map<size_t, std::vector<FreeList::iterator>> by_size_;
+  std::map<char*, FreeList::iterator> by_address_;
   std::unordered_map<void*, Block> allocated_blocks_;
   size_t limit_ = std::numeric_limits<size_t>::max();
   size_t min_piece_ = kMinPieceBytes;  // smaller pieces are not remapped, to keep mappings few
@@ -248,6 +306,7 @@ class Blocks final : public c10::Allocator {
   size_t reserved_ = 0;
   size_t peak_allocated_ = 0;
   uint64_t mapped_ = 0;
+  uint64_t origins_ = 0;
 };
 
 Blocks& blocks() {
