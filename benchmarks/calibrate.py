@@ -111,7 +111,7 @@ def calibration_runs(runs: Sequence[PublishedRun], count: int, seed: int) -> lis
 def _sort_key(run: PublishedRun) -> tuple[object, ...]:
     cut, shape = run.config, run.shape
     return (
-        run.family, shape.width, shape.heads, cut.tensor, cut.pipeline, cut.recompute_share,
+        run.family, shape.width, shape.heads, cut.tensor, cut.pipeline, cut.recompute == "full",
         shape.sequence, cut.micro, cut.replicas, shape.layers, run.key,
     )  # fmt: skip
 

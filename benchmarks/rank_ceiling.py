@@ -39,7 +39,7 @@ def noise_of_repeats(groups: Sequence[Sequence[RunPrediction]]) -> float:
     """Standard deviation of log(step time) between repeats, before or after software updates."""
     runs = [one.run for group in groups for one in group]
     return repeat_noise(
-        [replace(run, config=replace(run.config, old_software=0.0)) for run in runs]
+        [replace(run, config=replace(run.config, old_software=False)) for run in runs]
     )
 
 

@@ -46,10 +46,10 @@ def on_network(run: PublishedRun, **changes: float) -> PublishedRun:
 
 
 def test_recompute_costs_a_forward_pass_and_saves_memory(gpt: PublishedRun):
-    ratio = step(gpt, recompute_share=1.0) / step(gpt, recompute_share=0.0)
+    ratio = step(gpt, recompute="full") / step(gpt, recompute="none")
 
     assert 1.2 < ratio < 1.5
-    assert peak(gpt, recompute_share=1.0) < peak(gpt, recompute_share=0.0)
+    assert peak(gpt, recompute="full") < peak(gpt, recompute="none")
 
 
 def test_each_zero_stage_that_a_plan_tells_apart_saves_memory(gpt: PublishedRun):

@@ -72,8 +72,8 @@ def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> 
     return RunConfig(
         devices=devices, micro=micro, accumulation=batch / (replicas * packs * micro),
         pipeline=pipeline,
-        replicas=replicas, recompute_share=1.0, zero=1.0,
-        optimizer_off_chip=float(
+        replicas=replicas, recompute="full", zero=1.0,
+        optimizer_off_chip=(
             application.off_chip if application else "offchip=True" in notes
         ),
         stage_halves=(

@@ -16,7 +16,6 @@ from windlass.schema import (
     Offload,
     Parallelism,
     Plan,
-    Recompute,
     ShardingDegrees,
     Stack,
     Stage,
@@ -156,7 +155,7 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
         ),
         offload=_offload(config, machine),
         stages=tuple(
-            Stage(phases=(part,), recompute=_recompute(config))
+            Stage(phases=(part,), recompute=config.recompute)
             for part in _parts(graph.layers, pipeline * virtual, config)
         ),
     )
@@ -181,12 +180,6 @@ def _streamed(plan: Plan, graph: Graph, machine: Machine) -> Plan:
             "stages": (Stage(phases=tuple((layer, layer + 1) for layer in range(graph.layers))),),
         }
     )
-
-
-def _recompute(config: RunConfig) -> Recompute:
-    if config.recompute_share == 1:
-        return "full"
-    return "selective" if config.recompute_share or config.selective_recompute else "none"
 
 
 def _parts(layers: int, chunks: int, config: RunConfig) -> list[tuple[int, int]]:

@@ -1,7 +1,9 @@
 """One published training run: model shape, configuration, and where it ran."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from windlass.schema import Recompute
 from windlass.validation.clusters import Cluster
 
 
@@ -82,26 +84,23 @@ class RunConfig:
     virtual_stages: float = 1.0
     replicas: float = 1.0
     """Data-parallel degree."""
-    recompute_share: float = 0.0
-    """Share of a forward pass that is recomputed, 0 to 1; full recompute is 1."""
-    selective_recompute: float = 0.0
-    """1 if only attention is recomputed."""
-    sequence_parallel: float = 0.0
-    """1 if norms and dropouts are split along the sequence over tensor-parallel ranks."""
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    """Whether norms and dropouts are split along the sequence over tensor-parallel ranks."""
     zero: float = 0.0
     """ZeRO stage: 0 none, 1 optimizer state, 2 gradients too, 3 parameters too."""
-    async_tensor_parallel: float = 0.0
-    """1 if tensor-parallel collectives overlap with matrix products."""
-    float8: float = 0.0
-    """1 if products run in 8 bits with one scale a tensor, 2 with one scale a row."""
-    fp32_gradients: float = 0.0
-    """1 if gradients are summed in float32 beside 16-bit ones."""
-    balanced_embedding: float = 0.0
-    """1 if embedding and head count as one layer each when layers are assigned to stages."""
-    old_software: float = 0.0
-    """1 if the run predates an update of its stack's software."""
-    optimizer_off_chip: float = 0.0
-    """1 if the optimizer state lies in memory outside the chip."""
+    async_tensor_parallel: bool = False
+    """Whether tensor-parallel collectives overlap with matrix products."""
+    float8: Literal["tensor", "row"] | None = None
+    """What has a scale of its own if products run in 8 bits; None if they do not."""
+    fp32_gradients: bool = False
+    """Whether gradients are summed in float32 beside 16-bit ones."""
+    balanced_embedding: bool = False
+    """Whether embedding and head count as one layer each when layers are assigned to stages."""
+    old_software: bool = False
+    """Whether the run predates an update of its stack's software."""
+    optimizer_off_chip: bool = False
+    """Whether the optimizer state lies in memory outside the chip."""
     stage_halves: tuple[int, ...] = ()
     """Halves of blocks of each pipeline stage; empty if blocks are whole and spread evenly."""
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from windlass.schema import Recompute
 from windlass.validation.clusters import Cluster
 from windlass.validation.csv_table import (
     TableRow,
@@ -20,9 +21,6 @@ _SPLIT = {
     "stages": "as many micro-batches as pipeline stages assumed",
     "fastest": "the fastest that fits assumed",
 }
-_PER_OP_RECOMPUTE = 0.5
-"""Share of a forward pass that torch's per-op selective recompute runs again: every second product
-and all other ops. Source: torchtitan, `activation_checkpoint.py`."""
 
 
 def run_configs(
@@ -70,7 +68,6 @@ def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig
     notes, recompute = row.text("notes"), row.text("recompute").lower()
     precision = row.text("precision").lower()
     float8 = bool(re.search(r"(fp|float)8", precision))
-    recompute_share = _recompute_share(recompute)
     return RunConfig(
         devices=devices,
         micro=1.0,
@@ -79,25 +76,22 @@ def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig
         context=context,
         pipeline=pipeline,
         replicas=replicas,
-        recompute_share=recompute_share,
-        selective_recompute=float(recompute.startswith("sel") and recompute_share == 0),
-        sequence_parallel=float(row.text("sequence_parallel").lower() in {"yes", "true", "1"}),
+        recompute=_recompute(recompute),
+        sequence_parallel=row.text("sequence_parallel").lower() in {"yes", "true", "1"},
         zero=zero,
-        async_tensor_parallel=float(bool(re.search(r"async ?tp", notes, re.IGNORECASE))),
-        float8=(2.0 if "row" in precision else 1.0) if float8 else 0.0,
-        fp32_gradients=float("fp32 grad" in precision),
-        balanced_embedding=float("embedding balanced" in notes),
-        old_software=float(
-            cluster.old_software is not None and bool(re.search(cluster.old_software, notes))
-        ),
+        async_tensor_parallel=bool(re.search(r"async ?tp", notes, re.IGNORECASE)),
+        float8=("row" if "row" in precision else "tensor") if float8 else None,
+        fp32_gradients="fp32 grad" in precision,
+        balanced_embedding="embedding balanced" in notes,
+        old_software=cluster.old_software is not None
+        and bool(re.search(cluster.old_software, notes)),
     )
 
 
-def _recompute_share(recompute: str) -> float:
-    if recompute.startswith(("full", "yes")):
-        return 1.0
-    per_op = recompute.startswith("sel") and ("op" in recompute or "default" in recompute)
-    return _PER_OP_RECOMPUTE if per_op else 0.0
+def _recompute(stated: str) -> Recompute:
+    if stated.startswith(("full", "yes")):
+        return "full"
+    return "selective" if stated.startswith("sel") else "none"
 
 
 def _microbatches(
