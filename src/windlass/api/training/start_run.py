@@ -52,6 +52,7 @@ def start_run(
     root: Path | str,
     folder: Path | None,
     parent: ParentRun | None = None,
+    group: str | None = None,
     progress: Progress | None,
 ) -> StartedRun:
     """Creates and locks the folder of a new run, and writes its documents and tokenizer there.
@@ -62,6 +63,7 @@ def start_run(
         folder: use this folder instead of a new one under `root`, and the tokens in it if there
             are any.
         parent: the run to start from; None starts from the beginning.
+        group: a name that several runs share, such as that of a sweep.
         progress: called with how far preparations are.
 
     Raises:
@@ -77,10 +79,14 @@ def start_run(
     tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
     if tokens is None and folder is not None:
         tokens = load_run_tokens(folder)
-    text = {}
+    meta: dict[str, object] = {}
     if tokens is None:
         tokens = prepare_tokens(planned.request, progress)
-        text = {"text": requested_text_fingerprint(planned.request)}
+        meta["text"] = requested_text_fingerprint(planned.request)
+    if parent:
+        meta["parent"] = parent.metadata
+    if group is not None:
+        meta["group"] = group
     require_vocabulary(planned, tokens)
     if parent is not None:
         require_tokens_of_parent(parent, tokens)
@@ -89,7 +95,7 @@ def start_run(
         Path(root),
         planned.request.model.name,
         documents=run_documents(planned, programs),
-        meta=run_metadata(planned, tokens) | text | ({"parent": parent.metadata} if parent else {}),
+        meta=run_metadata(planned, tokens) | meta,
         folder=folder,
     )
     run_folder.seal(save_run_data(tokens, run_folder.path))

@@ -132,6 +132,7 @@ def train(
     root: Path | str = RUNS,
     folder: Path | None = None,
     parent: ParentRun | str | Path | None = None,
+    group: str | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
     instrumentation: Instrumentation | None = None,
@@ -149,6 +150,7 @@ def train(
         folder: train into this folder instead of a new one under `root`.
         parent: a run whose newest checkpoint the new run starts from, with steps of its own; the
             result of `find_parent` says more.
+        group: a name that several runs share, such as that of a sweep.
         stop: polled before each micro-batch; True saves and ends.
         progress: called with how far preparations are.
         instrumentation: what a verification records and injects.
@@ -169,7 +171,9 @@ def train(
         planned = what
     require_own_runtime(planned)
     require_local_machine(planned)
-    run = start_run(planned, root=root, folder=folder, parent=parent, progress=progress)
+    run = start_run(
+        planned, root=root, folder=folder, parent=parent, group=group, progress=progress
+    )
     hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)
     steps = make_training_loop(
         run.planned, run.batches, run.programs, run.folder, run.checkpoint, hooks

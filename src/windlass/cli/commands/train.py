@@ -47,6 +47,7 @@ def train(
     parents: ParentOptions = NO_PARENT,
     runs: Path = api.RUNS,
     folder: Path | None = None,
+    group: str | None = None,
     elastic: Flag = False,
 ) -> None:
     """Plan, predict, run and record the training of a model.
@@ -61,6 +62,7 @@ def train(
         parents: A run to start from.
         runs: The folder that holds the run folders.
         folder: Train into this folder instead of a new one under `runs`.
+        group: A name that several runs share, to find and compare them by.
         elastic: If a device is lost, continue with the remaining ones.
     """
     with graceful_stop() as stop:
@@ -70,7 +72,13 @@ def train(
                 options = request_of_parent(options, parent)
             planned = build_plan(model, overrides, options, machine=on, progress=progress)
             run = api.train(
-                planned, root=runs, folder=folder, parent=parent, stop=stop, progress=progress
+                planned,
+                root=runs,
+                folder=folder,
+                parent=parent,
+                group=group,
+                stop=stop,
+                progress=progress,
             )
         print_values(explain_values(planned, model, overrides, options, machine=on))
         _show_to_the_end(run, stop, elastic=elastic)
