@@ -24,7 +24,8 @@ from pathlib import Path
 
 import windlass
 from windlass.tracking.environment import code_version, processor_name
-from windlass.tracking.journal import JournalWriter, read_journal
+from windlass.tracking.journal import JournalWriter
+from windlass.tracking.journal_reader import read_journal
 
 RESULTS = Path(__file__).parent / "results" / "journal.csv"
 BLOCK = 500

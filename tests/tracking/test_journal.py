@@ -1,21 +1,28 @@
 """The journal loses nothing, reads all whole records, and is readable without Windlass."""
 
 import json
-import os
+import random
 import re
+import resource
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import windlass.tracking.journal
 from windlass.errors import RecordError, StorageError
-from windlass.tracking.journal import Journal, JournalWriter, read_head_and_tail, read_journal
+from windlass.tracking.journal import Journal, JournalWriter
+from windlass.tracking.journal_reader import JournalCursor, read_head_and_tail, read_journal
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "journal.md"
 
@@ -99,9 +106,9 @@ def test_a_tail_torn_at_any_byte_leaves_all_whole_records(tmp_path: Path):
         journal = read_journal(torn)
         whole = max(end for end in ends if end <= cut)
         assert (journal.read_bytes, journal.unread_bytes) == (whole, cut - whole)
-        # All records but the first kind (schema) surface as a row or an event.
+        # All records but those of the first kind (schema) surface as a row or an event.
         surfaced = len(journal.rows) + len(journal.events)
-        assert surfaced == sum(end <= cut for end in ends[1:]) - (whole >= ends[2])
+        assert surfaced == sum(content[start] != 1 for start, end in pairwise(ends) if end <= cut)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +142,75 @@ def test_records_behind_a_damaged_one_are_read(whole: Path):
 
     assert [row.step for row in journal.rows] == [1, 3]
     assert (journal.events, journal.read_bytes) == (good.events, good.read_bytes)
-    assert journal.unread_bytes == 11 + 4 * 8
+    damaged = at - 11
+    assert journal.skipped == (range(damaged, damaged + 11 + 4 * 8),)
+
+
+def test_a_bit_flipped_anywhere_costs_one_row_and_is_named(tmp_path: Path):
+    path, steps = tmp_path / "0.1.j", 10_000
+    with JournalWriter(path) as journal:
+        for step in range(1, steps + 1):
+            journal.append_row(step, dict.fromkeys(map(str, range(10)), 1.0 / step))
+    content = path.read_bytes()
+    bits = random.Random(17)
+    # The names come first; then the kind, the length and the crc of a row; then wherever.
+    row = content.index(struct.pack("<q", 5000)) - 11
+    places = [*range(0, 60, 5), row, row + 3, row + 6, row + 7]
+    places += [bits.randrange(len(content)) for _ in range(24)]
+    for at in places:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << bits.randrange(8)
+        path.write_bytes(damaged)
+        records = JournalCursor(path).read()
+        assert sum(len(rows.offsets) for rows in records.rows) >= steps - 1
+        assert any(at in skipped for skipped in records.skipped)
+        assert sum(map(len, records.skipped)) < 300
+
+
+def test_names_that_are_lost_with_their_only_record_are_a_fault_and_no_error(tmp_path: Path):
+    path = tmp_path / "0.1.j"
+    with JournalWriter(path) as journal:
+        journal.append_row(1, {"loss": 1.0})
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    back = read_journal(path)
+    assert (back.rows, back.skipped) == ((), (range(len(content)),))
+
+
+def test_a_clock_that_jumps_back_changes_no_order(tmp_path: Path):
+    path = tmp_path / "0.1.j"
+    with JournalWriter(path) as journal:
+        for step, seconds in ((1, 5e9), (2, -1.0), (3, 4e9)):
+            journal.append_row(step, {"loss": 1.0}, timestamp=seconds)
+    assert [(row.step, row.time) for row in read_journal(path).rows] == [
+        (1, 5e9), (2, -1.0), (3, 4e9),
+    ]  # fmt: skip
+
+
+def test_a_cursor_goes_on_where_it_ended_also_within_a_record(tmp_path: Path):
+    content = write(tmp_path / "whole.j", rows=40).read_bytes()
+    whole = read_journal(tmp_path / "whole.j")
+    growing = tmp_path / "0.1.j"
+    growing.touch()
+    cursor, parts = JournalCursor(growing), []
+    for size in range(0, len(content) + 31, 31):
+        growing.write_bytes(content[:size])
+        parts.append(cursor.read().journal())
+    assert [row for part in parts for row in part.rows] == list(whole.rows)
+    assert [event for part in parts for event in part.events] == list(whole.events)
+    assert (cursor.offset, parts[-1].skipped) == (len(content), ())
+
+
+def test_records_that_hold_something_unknown_are_passed_over(tmp_path: Path):
+    path = write(tmp_path / "0.1.j")
+    whole = read_journal(path)
+    for kind, payload in ((1, b"{}"), (1, b"[1]"), (3, b"[]"), (3, b"{}"), (3, b"{"), (9, b"x")):
+        head = struct.pack("<BHI", kind, 7, len(payload))
+        record = head + struct.pack("<I", zlib.crc32(head + payload)) + payload
+        path.write_bytes(path.read_bytes() + record)
+    back = read_journal(path)
+    assert (back.rows, back.events, back.skipped) == (whole.rows, whole.events, ())
 
 
 def test_a_journal_whose_folder_was_deleted_or_moved_takes_no_more_rows(tmp_path: Path):
@@ -149,13 +224,14 @@ def test_a_journal_whose_folder_was_deleted_or_moved_takes_no_more_rows(tmp_path
 
 def test_threads_do_not_tear_each_others_records(tmp_path: Path):
     path = tmp_path / "0.1.j"
+
+    def append(journal: JournalWriter, thread: int) -> None:
+        for number in range(200):
+            journal.append_row(number, {f"sys.{thread}.{number % 50}": float(number)})
+        journal.append_event("checkpoint", {"n": thread})
+
     with JournalWriter(path) as journal:
-        threads = [
-            threading.Thread(
-                target=lambda: [journal.append_event("checkpoint", {"n": n}) for n in range(20)]
-            )
-            for _ in range(4)
-        ]
+        threads = [threading.Thread(target=append, args=(journal, n)) for n in range(4)]
         for thread in threads:
             thread.start()
         for step in range(2000):
@@ -163,7 +239,11 @@ def test_threads_do_not_tear_each_others_records(tmp_path: Path):
         for thread in threads:
             thread.join()
     back = read_journal(path)
-    assert (len(back.rows), len(back.events), back.unread_bytes) == (2000, 80, 0)
+    assert (len(back.rows), len(back.events), back.skipped) == (2000, 4, ())
+    written = [(row.step, dict(row.values)) for row in back.system_rows]
+    assert sorted(written, key=str) == sorted(
+        ((n, {f"sys.{t}.{n % 50}": float(n)}) for t in range(4) for n in range(200)), key=str
+    )
 
 
 def test_kill_9_loses_no_row(tmp_path: Path):
@@ -190,38 +270,54 @@ def test_a_journal_has_one_writer_for_ever(tmp_path: Path):
         JournalWriter(tmp_path / "0.1.j")
 
 
-def test_a_full_disk_is_reported(tmp_path: Path):
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    journal = JournalWriter(tmp_path / "0.1.j")
-    full = os.open("/dev/full", os.O_WRONLY)
-    assert journal._file is not None
-    os.dup2(full, journal._file)
-    os.close(full)
-    with pytest.raises(StorageError, match=r"no space left to write `.*0.1.j`; free some"):
-        journal.append_row(1, {"loss": 1.0})
-
-
-def test_no_record_is_torn_after_a_full_disk(tmp_path: Path):
-    resource = pytest.importorskip("resource")
-    path = tmp_path / "0.1.j"
-    journal = JournalWriter(path)
-    journal.append_row(1, {"loss": 1.0})
+@contextmanager
+def full_disk(path: Path, spare_bytes: int) -> Iterator[None]:
+    """A limit on file sizes: a write beyond it fails as one on a full disk does."""
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
-        with pytest.raises(StorageError, match="no space left"):
-            journal.append_row(2, {"loss": 2.0})
-        assert read_journal(path).unread_bytes == 5
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + spare_bytes, hard))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
-    journal.append_row(3, {"loss": 3.0})
+
+
+def test_what_a_full_disk_refuses_is_written_once_there_is_space(tmp_path: Path):
+    path = tmp_path / "0.1.j"
+    journal = JournalWriter(path)
+    journal.append_row(1, {"loss": 1.0})
+    with full_disk(path, spare_bytes=5):
+        for step in (2, 3):
+            journal.append_row(step, {"loss": float(step)})
+        journal.append_event("checkpoint", {"step": 3})
+        assert (
+            journal.fault == f"no space left to write `{path}`; free some, or name another folder"
+        )
+        with pytest.raises(StorageError, match="no space left to write"):
+            journal.flush()
+        assert read_journal(path).unread_bytes == 5
+    journal.append_row(4, {"loss": 4.0})
+    assert journal.fault is None
     journal.close()
     back = read_journal(path)
-    assert [row.step for row in back.rows] == [1, 2, 3]
-    assert back.unread_bytes == 0
+    assert [row.step for row in back.rows] == [1, 2, 3, 4]
+    assert [event.fields["step"] for event in back.events] == [3]
+    assert back.skipped == ()
+
+
+def test_records_beyond_what_memory_may_hold_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "0.1.j"
+    monkeypatch.setattr(windlass.tracking.journal, "_BACKLOG_BYTES", 200)
+    with JournalWriter(path) as journal:
+        journal.append_row(1, {"loss": 1.0})
+        with full_disk(path, spare_bytes=0):
+            for step in range(2, 12):
+                journal.append_row(step, {"loss": 1.0})
+    back = read_journal(path)
+    assert [event.fields for event in back.events] == [{"lost_records": 11 - len(back.rows)}]
 
 
 def test_head_and_tail_of_a_long_journal_match_the_full_journal(tmp_path: Path):

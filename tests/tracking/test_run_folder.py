@@ -13,7 +13,7 @@ from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import REQUEST_FILE
 from windlass.tracking.folder_lock import is_locked
-from windlass.tracking.journal import read_journal
+from windlass.tracking.journal_reader import read_journal
 from windlass.tracking.run_folder import (
     LOCK_FILE,
     RunFolder,

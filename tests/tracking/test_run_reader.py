@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
-from windlass.tracking.journal import JournalWriter, read_journal
+from windlass.tracking.journal import JournalWriter
+from windlass.tracking.journal_reader import read_journal
 from windlass.tracking.run_folder import (
     RunFolder,
     create_run_folder,

@@ -1,7 +1,8 @@
 """The journal: one append-only file per rank and attempt, one crc-checked record in each write.
 
-The layout is documented in docs/journal.md with a reader in plain Python. When a call returns, its
-record is in the page cache: `kill -9` loses nothing, a power cut at most half a minute.
+The layout is documented in docs/reference/journal.md with a reader in plain Python. When a call
+returns, its record is in the page cache: `kill -9` loses nothing, a power cut half a minute.
+What a full disk refuses is kept in memory and written as soon as there is space.
 """
 
 import json
@@ -10,7 +11,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,17 @@ from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError, StorageError
 
 SCHEMA, ROW, EVENT = 1, 2, 3
-_HEAD = struct.Struct("<BHI")
+HEAD = struct.Struct("<BHI")
 """Record kind, schema number, payload length in bytes; the crc follows."""
-_CRC = struct.Struct("<I")
-_HEADER_BYTES = _HEAD.size + _CRC.size
+CRC = struct.Struct("<I")
+HEADER_BYTES = HEAD.size + CRC.size
+SYSTEM_PREFIX = "sys."
+"""Begins all names of rows that measure the host and not a step."""
 _SYNC_SECONDS = 30.0
-_END_BYTES = 8192
+_SCHEMA_ROWS = 1000
+"""Rows after which their names are written again, in case that the record of them is damaged."""
+_BACKLOG_BYTES = 2**26
+"""Most bytes that wait for a full disk: days of steps of a second."""
 
 JournalEventName = Literal["meta", "seal", "evaluation", "checkpoint", "alert", "end"]
 
@@ -57,11 +63,20 @@ class Journal:
     """The readable part of one journal file."""
 
     rows: tuple[JournalRow, ...] = ()
+    """Rows of steps, in the order in which they were written."""
+    system_rows: tuple[JournalRow, ...] = ()
+    """Measurements of the host (`sys.cpu` and others) while the step before was the last one."""
     events: tuple[JournalEvent, ...] = ()
     read_bytes: int = 0
     """Offset in bytes of the end of the last whole record."""
-    unread_bytes: int = 0
-    """Bytes that belong to no whole record, because one is damaged or torn; 0 in an intact file."""
+    skipped: tuple[range, ...] = ()
+    """Ranges of bytes that hold no whole record, because one is damaged or torn, or rows whose
+    names are lost; none in an intact file."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes in `skipped`."""
+        return sum(map(len, self.skipped))
 
     @property
     def end(self) -> JournalEvent | None:
@@ -74,8 +89,24 @@ class Journal:
         return next((event.fields for event in self.events if event.name == "meta"), {})
 
 
+class _Schema:
+    """The names of some rows, as a writer needs them for each row."""
+
+    __slots__ = ("head", "head_crc", "layout", "record", "rows")
+
+    def __init__(self, number: int, names: tuple[str, ...]) -> None:
+        self.layout = struct.Struct(f"<qd{len(names)}d")
+        self.head = HEAD.pack(ROW, number, self.layout.size)
+        self.head_crc = zlib.crc32(self.head)
+        self.record = _record(SCHEMA, number, json.dumps(names).encode())
+        self.rows = 0
+
+
 class JournalWriter:
-    """Appends to a new journal; rows from one thread, events from any thread.
+    """Appends to a new journal, from any thread.
+
+    A disk that takes no more records ends nothing: they are kept, up to 64 MiB, and written before
+    the next one that it takes. `fault` says so meanwhile, and `flush` and `close` raise it.
 
     Args:
         path: a file that does not exist yet.
@@ -87,10 +118,15 @@ class JournalWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._schemas: dict[tuple[str, ...], tuple[struct.Struct, bytes, int]] = {}
-        self._unwritten = b""
-        self._write_lock = threading.Lock()
+        self._schemas: dict[tuple[str, ...], _Schema] = {}
+        self._backlog = bytearray()
+        self._dropped = 0
+        self._lock = threading.Lock()
         self._synced = time.monotonic()
+        self.fault: str | None = None
+        """Why records wait in memory; None if the file has them all."""
+        self.last_step = 0
+        """The step of the last row; 0 before the first."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,19 +150,26 @@ class JournalWriter:
 
         Raises:
             RecordError: the file was deleted or moved.
-            StorageError: the disk is full; the missing bytes are written before the next record.
+            StorageError: the journal is closed.
         """
         self.require_present()
-        schema = self._schemas.get(tuple(values)) or self._new_schema(tuple(values))
-        layout, head, head_crc = schema
-        now = time.time() if timestamp is None else timestamp
-        payload = layout.pack(step, now, *values.values())
-        self._append(head + _CRC.pack(zlib.crc32(payload, head_crc)) + payload)
+        names, now = tuple(values), time.time() if timestamp is None else timestamp
+        with self._lock:
+            schema = self._schemas.get(names)
+            if schema is None:
+                schema = self._schemas[names] = _Schema(len(self._schemas), names)
+            payload = schema.layout.pack(step, now, *values.values())
+            record = schema.head + CRC.pack(zlib.crc32(payload, schema.head_crc)) + payload
+            if schema.rows % _SCHEMA_ROWS < 2:  # twice, as damage often hits one record only
+                record = schema.record + record
+            schema.rows += 1
+            self.last_step = step
+            self._write(record)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self._sync()
 
     def append_event(self, name: JournalEventName, fields: Mapping[str, object]) -> None:
-        """Appends an event and waits until it is on the disk.
+        """Appends an event and waits until it is on the disk, if that takes it.
 
         Args:
             name: its name.
@@ -135,13 +178,26 @@ class JournalWriter:
 
         Raises:
             RecordError: the file was deleted or moved.
-            StorageError: the disk is full; the missing bytes are written before the next record.
+            StorageError: the journal is closed.
         """
         self.require_present()
         content = {"event": name, "time": time.time(), **fields}
-        payload = json.dumps(content, separators=(",", ":")).encode()
-        self._append(_record(EVENT, 0, payload))
+        record = _record(EVENT, 0, json.dumps(content, separators=(",", ":")).encode())
+        with self._lock:
+            self._write(record)
         self._sync()
+
+    def flush(self) -> None:
+        """Writes the records that wait, and returns when all are on the disk.
+
+        Raises:
+            StorageError: the disk does not take them, and why.
+        """
+        with self._lock:
+            self._write(b"")
+        self._sync()
+        if self.fault is not None:
+            raise StorageError(self.fault)
 
     def require_present(self) -> None:
         """Refuses to go on if the file is no longer where it was made.
@@ -162,10 +218,16 @@ class JournalWriter:
         )
 
     def close(self) -> None:
-        """Syncs and closes the file; closing twice is harmless."""
-        if self._file is not None:
-            with storage_errors(self._path):
-                self._sync()
+        """Writes what waits, and closes the file; closing twice is harmless.
+
+        Raises:
+            StorageError: the disk does not take all records.
+        """
+        if self._file is None:
+            return
+        try:
+            self.flush()
+        finally:
             os.close(self._file)
             self._file = None
 
@@ -180,139 +242,50 @@ class JournalWriter:
     ) -> None:
         self.close()
 
-    def _new_schema(self, names: tuple[str, ...]) -> tuple[struct.Struct, bytes, int]:
-        number = len(self._schemas)
-        self._append(_record(SCHEMA, number, json.dumps(names).encode()))
-        layout = struct.Struct(f"<qd{len(names)}d")
-        head = _HEAD.pack(ROW, number, layout.size)
-        schema = (layout, head, zlib.crc32(head))
-        self._schemas[names] = schema
-        return schema
-
-    def _append(self, record: bytes) -> None:
-        """Writes one record in one call; on a full disk the rest is kept for the next call."""
+    def _write(self, record: bytes) -> None:
+        """Writes what waits and one record; what the disk refuses waits for the next call."""
         if self._file is None:
             raise StorageError(f"journal `{self._path}` is closed")
-        with self._write_lock, storage_errors(self._path):
-            self._unwritten += record
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        if len(self._backlog) + len(record) > _BACKLOG_BYTES:
+            self._dropped += 1
+            record = b""
+        self._backlog += record
+        try:
+            while self._backlog:
+                del self._backlog[: os.write(self._file, self._backlog)]
+        except OSError as error:
+            self.fault = _describe(error, self._path)
+            return
+        self.fault = None
+        if self._dropped:
+            lost = {"event": "alert", "time": time.time(), "lost_records": self._dropped}
+            self._dropped = 0
+            self._write(_record(EVENT, 0, json.dumps(lost).encode()))
 
     def _sync(self) -> None:
-        if self._file is not None:
-            with storage_errors(self._path):
-                os.fsync(self._file)
+        """Asks the system to put the file on the disk; not under the lock, as it may take long."""
         self._synced = time.monotonic()
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self.fault = _describe(error, self._path)
+
+
+def _describe(error: OSError, path: Path) -> str:
+    """The sentence of a `StorageError` about a journal."""
+    try:
+        with storage_errors(path):
+            raise error
+    except (StorageError, OSError) as known:
+        return str(known)
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def read_journal(path: Path) -> Journal:
-    """Reads all whole records; bytes of torn or damaged ones are skipped and counted.
-
-    Raises:
-        RecordError: the file is missing or cannot be read.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
-    return _parse(content, 0, {})
-
-
-def read_head_and_tail(path: Path) -> Journal:
-    """Reads only the first and last records of a journal: at most 16 KiB, however long the run.
-
-    Raises:
-        RecordError: the file is missing or cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= 2 * _END_BYTES:
-                return _parse(file.read(), 0, {})
-            head = file.read(_END_BYTES)
-            file.seek(size - _END_BYTES)
-            tail = file.read(_END_BYTES)
-    except OSError as error:
-        raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
-    schemas: dict[int, tuple[str, ...]] = {}
-    first = _parse(head, 0, schemas)
-    last = _parse(tail, _next_record(tail, 0), schemas)
-    return Journal(
-        rows=first.rows + last.rows,
-        events=first.events + last.events,
-        read_bytes=size - _END_BYTES + last.read_bytes,
-        unread_bytes=last.unread_bytes,
-    )
-
-
-def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> Journal:
-    rows: list[JournalRow] = []
-    events: list[JournalEvent] = []
-    end, skipped = start, 0
-    for offset, kind, schema, payload in _records(content, start):
-        skipped += offset - end
-        end = offset + _HEADER_BYTES + len(payload)
-        if kind == SCHEMA:
-            schemas[schema] = tuple(json.loads(payload))
-        elif kind == ROW and schema in schemas:
-            rows.append(_row(payload, schemas[schema]))
-        elif kind == EVENT:
-            fields = json.loads(payload)
-            events.append(
-                JournalEvent(name=fields.pop("event"), time=fields.pop("time"), fields=fields)
-            )
-    return Journal(
-        rows=tuple(rows),
-        events=tuple(events),
-        read_bytes=end,
-        unread_bytes=skipped + len(content) - end,
-    )
-
-
-def _row(payload: bytes, names: tuple[str, ...]) -> JournalRow:
-    step, seconds, *values = struct.unpack(f"<qd{len(names)}d", payload)
-    return JournalRow(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
-
-
-def _records(content: bytes, offset: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Offset, kind, schema number and payload of all whole records from `offset` on."""
-    while offset < len(content):
-        record = _record_at(content, offset)
-        if record is None:
-            offset = _next_record(content, offset + 1)
-        else:
-            yield offset, *record
-            offset += _HEADER_BYTES + len(record[2])
-
-
-def _next_record(content: bytes, offset: int) -> int:
-    """Where the first whole record of a known kind begins, or the length of the content."""
-    for start in range(offset, len(content) - _HEADER_BYTES + 1):
-        if SCHEMA <= content[start] <= EVENT and _record_at(content, start):
-            return start
-    return len(content)
-
-
-def _record_at(content: bytes, offset: int) -> tuple[int, int, bytes] | None:
-    """Kind, schema number and payload of the record at `offset`; None if there is no whole one."""
-    if offset + _HEADER_BYTES > len(content):
-        return None
-    head = content[offset : offset + _HEAD.size]
-    kind, schema, length = _HEAD.unpack(head)
-    begin = offset + _HEADER_BYTES
-    payload = content[begin : begin + length]
-    if len(payload) < length:
-        return None
-    (crc,) = _CRC.unpack_from(content, offset + _HEAD.size)
-    if zlib.crc32(payload, zlib.crc32(head)) != crc:
-        return None
-    return kind, schema, payload
-
-
 def _record(kind: int, schema: int, payload: bytes) -> bytes:
-    head = _HEAD.pack(kind, schema, len(payload))
-    return head + _CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
+    head = HEAD.pack(kind, schema, len(payload))
+    return head + CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload

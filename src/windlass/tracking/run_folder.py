@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from windlass.atomic_files import hash_file, read_regular_file, storage_errors
 from windlass.document import Document
@@ -44,6 +44,9 @@ _OWN_NAMES = frozenset(
      PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, TOKENS_FOLDER}
 )  # fmt: skip
 """What a run folder holds before its id is written."""
+_JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8}))?\.j")
+_MAX_NAME = 120
+"""Characters of a name that become part of a folder's name."""
 SHORT_ID_DIGITS = 6
 """Digits at the random end of an id that a person types to name a run."""
 
@@ -58,7 +61,8 @@ class RunFolder:
         self.path = path
         self.id = run_id
         self._lock = lock
-        self.attempt = 1 + max((a for r, a in journal_files(path) if r == rank), default=0)
+        attempts = (file.attempt for file in journal_files(path) if file.rank == rank)
+        self.attempt = 1 + max(attempts, default=0)
         self._journal = JournalWriter(journal_path(path, rank, self.attempt))
         self._held_out: float | None = None
 
@@ -80,7 +84,6 @@ class RunFolder:
 
         Raises:
             RecordError: the folder was deleted or moved.
-            StorageError: the disk is full.
         """
         self.append_event("seal", files={name: hash_file(self.path / name) for name in names})
 
@@ -93,22 +96,20 @@ class RunFolder:
         self._journal.require_present()
 
     def append_step(self, step: Step) -> None:
-        """Appends one step to the journal.
+        """Appends one step to the journal; `journal.fault` says if the disk does not take it yet.
 
         Raises:
             RecordError: the folder was deleted or moved.
-            StorageError: the disk is full.
         """
         append_step(self._journal, step)
         if step.held_out_loss is not None:
             self._held_out = step.held_out_loss
 
     def append_event(self, name: JournalEventName, **fields: object) -> None:
-        """Appends an event to the journal and waits until it is on the disk.
+        """Appends an event to the journal and waits until it is on the disk, if that takes it.
 
         Raises:
             RecordError: the folder was deleted or moved.
-            StorageError: the disk is full.
         """
         self._journal.append_event(name, fields)
 
@@ -166,9 +167,7 @@ def create_run_folder(
         StorageError: the disk is full or closed.
     """
     run_id = uuid7()
-    date = datetime.now(tz=UTC).strftime("%Y-%m-%d")
-    safe_name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "model"
-    path = folder or root / f"{date}-{safe_name}-{run_id[-SHORT_ID_DIGITS:]}"
+    path = folder or root / run_folder_name(name, run_id, time.time())
     require_no_other_content(path)
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -182,6 +181,7 @@ def create_run_folder(
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
         if documents:
             run.seal(*documents)
+        run.journal.flush()
     except BaseException:
         lock.release()
         raise
@@ -200,10 +200,24 @@ def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
     try:
         run = RunFolder(folder, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
+        run.journal.flush()
     except BaseException:
         lock.release()
         raise
     return run
+
+
+def run_folder_name(name: str, run_id: str, started: float) -> str:
+    """The name of a run's folder, `<date>-<name>-<end of id>`.
+
+    Args:
+        name: any text; all but letters, digits, dots and dashes become dashes.
+        run_id: the run's id.
+        started: seconds since 1970.
+    """
+    date = datetime.fromtimestamp(started, tz=UTC).strftime("%Y-%m-%d")
+    safe_name = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:_MAX_NAME].strip("-.") or "model"
+    return f"{date}-{safe_name}-{run_id[-SHORT_ID_DIGITS:]}"
 
 
 def write_run_id(folder: Path, run_id: str) -> None:
@@ -279,14 +293,30 @@ def rank_journal(folder: Path, rank: int, attempt: int) -> Iterator[JournalWrite
         journal.close()
 
 
-def journal_files(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Rank and attempt of each journal in a run folder, sorted."""
+class JournalFile(NamedTuple):
+    """One journal of a run folder."""
+
+    rank: int
+    attempt: int
+    writer: str
+    """`journal_writer_id`, where the run went on at two sites as this attempt; else empty."""
+    path: Path
+
+
+def journal_files(folder: Path) -> tuple[JournalFile, ...]:
+    """The journals in a run folder, by rank, then by attempt."""
     try:
         names = [file.name for file in (folder / JOURNAL_FOLDER).iterdir()]
     except OSError:
         return ()
-    matches = (re.fullmatch(r"([0-9]+)\.([0-9]+)\.j", name) for name in names)
-    return tuple(sorted((int(m.group(1)), int(m.group(2))) for m in matches if m))
+    matches = (_JOURNAL_NAME.fullmatch(name) for name in names)
+    return tuple(
+        sorted(
+            JournalFile(int(m[1]), int(m[2]), m[3] or "", folder / JOURNAL_FOLDER / m[0])
+            for m in matches
+            if m
+        )
+    )
 
 
 def require_no_other_content(path: Path) -> None:

@@ -11,14 +11,14 @@ from typing import cast, get_args
 from windlass.errors import RecordError, did_you_mean
 from windlass.schema import PLAN_FILE, REQUEST_FILE, RunState
 from windlass.tracking.folder_lock import is_locked
-from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail
+from windlass.tracking.journal import Journal, JournalEvent
+from windlass.tracking.journal_reader import read_head_and_tail
 from windlass.tracking.run_folder import (
     ID_FILE,
     LOCK_FILE,
     RUN_FORMAT,
     SHORT_ID_DIGITS,
     journal_files,
-    journal_path,
     read_run_format,
     read_run_id,
 )
@@ -161,8 +161,8 @@ def summarise_run(folder: Path) -> RunSummary | None:
     """Summary of one run; None if the folder holds no readable one."""
     try:
         run_id = read_run_id(folder)
-        attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
-        journals = [read_head_and_tail(journal_path(folder, 0, attempt)) for attempt in attempts]
+        attempts = [file for file in journal_files(folder) if file.rank == 0]
+        journals = [read_head_and_tail(file.path) for file in attempts]
     except RecordError:
         return None
     meta = {key: value for journal in journals for key, value in journal.meta.items()}

@@ -32,8 +32,9 @@ from windlass.schema import (
     Timeline,
     fact_table_html,
 )
-from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
-from windlass.tracking.run_folder import ID_FILE, journal_files, journal_path, read_run_id
+from windlass.tracking.journal import Journal, JournalEvent
+from windlass.tracking.journal_reader import read_head_and_tail, read_journal
+from windlass.tracking.run_folder import ID_FILE, journal_files, read_run_id
 from windlass.tracking.run_index import describe_parent, run_state
 from windlass.tracking.step_records import read_steps
 from windlass.units import format_seconds
@@ -133,8 +134,9 @@ def load_run(folder: Path) -> RunRecord:
     """
     run_id = read_run_id(folder)
     faults: list[str] = []
-    attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
-    journals = [_journal(journal_path(folder, 0, attempt), faults) for attempt in attempts]
+    files = [file for file in journal_files(folder) if file.rank == 0]
+    attempts = [file.attempt for file in files]
+    journals = [_journal(file.path, faults) for file in files]
     first = _first_attempt_of_plan(folder)
     current = [
         journal for attempt, journal in zip(attempts, journals, strict=True) if attempt >= first
@@ -203,6 +205,8 @@ def _lost_records(
     """What no journal holds any more, a sentence each."""
     for attempt in sorted(set(range(1, max(attempts, default=0))) - set(attempts)):
         yield f"the journal of attempt {attempt} is missing"
+    if any("origin" in journal.meta for journal in journals):
+        return  # a loop that is not Windlass's own logs the steps that it likes
     noted = (event.fields.get("step", 0) for journal in journals for event in journal.events)
     last = max((*noted, *(step.step for step in steps)), default=0)
     present = {step.step for step in steps}
@@ -241,14 +245,14 @@ def _first_attempt_of_plan(folder: Path) -> int:
 
 def _steps_by_rank(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
     """Steps of one attempt by rank; empty for a rank whose journal cannot be read."""
-    ranks = [rank for rank, number in journal_files(folder) if number == attempt]
-    if len(ranks) < 2:
+    files = {file.rank: file.path for file in journal_files(folder) if file.attempt == attempt}
+    if len(files) < 2:
         return ()
     steps: dict[int, tuple[Step, ...]] = {}
-    for rank in ranks:
+    for rank, path in files.items():
         with contextlib.suppress(RecordError):
-            steps[rank] = read_steps([read_head_and_tail(journal_path(folder, rank, attempt))])
-    return tuple(steps.get(rank, ()) for rank in range(max(ranks) + 1))
+            steps[rank] = read_steps([read_head_and_tail(path)])
+    return tuple(steps.get(rank, ()) for rank in range(max(files) + 1))
 
 
 def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
@@ -271,6 +275,14 @@ def _journal(path: Path, faults: list[str]) -> Journal:
     if journal.unread_bytes:
         faults.append(
             f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes are torn or damaged "
-            "and were skipped"
+            f"and were skipped ({_byte_ranges(journal.skipped)})"
         )
     return journal
+
+
+def _byte_ranges(ranges: Sequence[range]) -> str:
+    """`bytes 120 to 226`, the first few of many."""
+    parts = [f"{part.start} to {part.stop - 1}" for part in ranges[:_SHOWN_RANGES]]
+    if len(ranges) > _SHOWN_RANGES:
+        parts.append(f"{len(ranges) - _SHOWN_RANGES} more ranges")
+    return f"bytes {', '.join(parts)}"

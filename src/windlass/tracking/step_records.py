@@ -15,7 +15,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
     """Appends one step: a row, and one event each for an evaluation and a checkpoint.
 
     Raises:
-        StorageError: the disk is full.
+        RecordError: the journal was deleted or moved.
     """
     journal.append_row(
         step.step,

@@ -1,0 +1,315 @@
+"""Reads journals: all whole records, whatever is damaged between them, and what is added later."""
+
+import hashlib
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import RecordError
+from windlass.tracking.journal import (
+    EVENT,
+    HEAD,
+    HEADER_BYTES,
+    ROW,
+    SCHEMA,
+    SYSTEM_PREFIX,
+    Journal,
+    JournalEvent,
+    JournalRow,
+)
+
+_END_BYTES = 8192
+_KNOWN_KIND = re.compile(rb"[\x01-\x03]")
+_STEP_AND_TIME_BYTES = 16
+"""Bytes of a row before its values, which have eight each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedRows:
+    """All rows with the same names, as they lie in a file."""
+
+    names: tuple[str, ...]
+    offsets: list[int]
+    """Where the record of each row begins in the file."""
+    payloads: list[bytes]
+    """An i64 step, an f64 time, then an f64 for each name."""
+
+    @property
+    def is_system(self) -> bool:
+        """Whether the rows measure the host and not a step."""
+        return any(name.startswith(SYSTEM_PREFIX) for name in self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JournalRecords:
+    """The whole records of a part of a journal, its rows still packed."""
+
+    rows: tuple[PackedRows, ...]
+    events: tuple[JournalEvent, ...]
+    read_bytes: int
+    """Offset in the file of the end of the last whole record."""
+    skipped: tuple[range, ...]
+    """As `Journal.skipped`."""
+
+    def journal(self) -> Journal:
+        """The same records, each row by itself."""
+        return Journal(
+            rows=_unpacked(rows for rows in self.rows if not rows.is_system),
+            system_rows=_unpacked(rows for rows in self.rows if rows.is_system),
+            events=self.events,
+            read_bytes=self.read_bytes,
+            skipped=self.skipped,
+        )
+
+
+class JournalCursor:
+    """Reads a journal that is still being written, each time from where it ended before.
+
+    Args:
+        path: the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._schemas: dict[int, tuple[str, ...]] = {}
+        self.offset = 0
+        """Bytes that are read: the end of the last whole record."""
+
+    def read(self) -> JournalRecords:
+        """The whole records that were added since the last call.
+
+        A record of which only a part is there counts as skipped, until a later call finds it whole.
+
+        Raises:
+            RecordError: the file is missing or cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                content = file.read()
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+        records = _parse(content, self.offset, self._schemas)
+        self.offset = records.read_bytes
+        return records
+
+
+def read_journal(path: Path) -> Journal:
+    """Reads all whole records; torn or damaged ones are skipped and named.
+
+    Raises:
+        RecordError: the file is missing or cannot be read.
+    """
+    return JournalCursor(path).read().journal()
+
+
+def parse_journal(content: bytes) -> Journal:
+    """The journal that some bytes are, as `read_journal` reads it from a file."""
+    return _parse(content, 0, {}).journal()
+
+
+def journal_writer_id(content: bytes) -> str | None:
+    """Eight hexadecimal digits that tell the writer of a journal; None without a first record.
+
+    They are the beginning of the SHA-256 of its first record, which has the writer's clock.
+
+    Args:
+        content: the journal, or a beginning of it that is longer than its first record.
+    """
+    if len(content) < HEADER_BYTES:
+        return None
+    end = HEADER_BYTES + HEAD.unpack_from(content)[2]
+    if end > len(content) or not _is_record(content, 0, end):
+        return None
+    return hashlib.sha256(content[:end]).hexdigest()[:8]
+
+
+def read_head_and_tail(path: Path) -> Journal:
+    """Reads only the first and last records of a journal: at most 16 KiB, however long the run.
+
+    Raises:
+        RecordError: the file is missing or cannot be read.
+    """
+    schemas: dict[int, tuple[str, ...]] = {}
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= 2 * _END_BYTES:
+                return _parse(file.read(), 0, schemas).journal()
+            head = file.read(_END_BYTES)
+            file.seek(size - _END_BYTES)
+            tail = file.read(_END_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    first = _parse(head, 0, schemas).journal()
+    begin = _next_record(tail, 0)
+    last = _parse(tail[begin:], size - len(tail) + begin, schemas).journal()
+    return Journal(
+        rows=first.rows + last.rows,
+        system_rows=first.system_rows + last.system_rows,
+        events=first.events + last.events,
+        read_bytes=last.read_bytes,
+        skipped=last.skipped,
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> RecordError:
+    return RecordError(f"journal `{path}` cannot be read: {error.strerror}")
+
+
+def _unpacked(groups: Iterable[PackedRows]) -> tuple[JournalRow, ...]:
+    """The rows of all groups, in the order of the file."""
+    found: list[tuple[int, JournalRow]] = []
+    for group in groups:
+        layout = struct.Struct(f"<qd{len(group.names)}d")
+        unpacked = layout.iter_unpack(b"".join(group.payloads))
+        for offset, (step, seconds, *values) in zip(group.offsets, unpacked, strict=True):
+            named = dict(zip(group.names, values, strict=True))
+            found.append((offset, JournalRow(step=step, time=seconds, values=named)))
+    return tuple(row for _, row in sorted(found, key=lambda item: item[0]))
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The whole records of a part of a file, by their heads: kind, schema number and length."""
+
+    end: int
+    """Where the last one ends."""
+    gaps: list[range] = field(default_factory=list)
+    """What lies between them and behind the last one."""
+    offsets: dict[bytes, list[int]] = field(default_factory=dict)
+    payloads: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+
+def _scan(content: bytes, base: int) -> _Scan:
+    """Finds all whole records, in about half a microsecond each.
+
+    Args:
+        content: a part of a file.
+        base: its offset in the file.
+    """
+    scan = _Scan(base)
+    head, size, record_bytes, head_crc = b"", len(content), HEADER_BYTES, 0
+    at = end = 0
+    while at + HEADER_BYTES <= size:
+        if content[at : at + HEAD.size] != head:
+            head = content[at : at + HEAD.size]
+            record_bytes = HEADER_BYTES + HEAD.unpack(head)[2]
+            head_crc = zlib.crc32(head)
+        payload = content[at + HEADER_BYTES : at + record_bytes]
+        crc = content[at + HEAD.size : at + HEADER_BYTES]
+        if at + record_bytes > size or zlib.crc32(payload, head_crc).to_bytes(4, "little") != crc:
+            at = _next_record(content, at + 1)
+            continue
+        if at > end:
+            scan.gaps.append(range(base + end, base + at))
+        scan.offsets.setdefault(head, []).append(base + at)
+        scan.payloads.setdefault(head, []).append(payload)
+        at = end = at + record_bytes
+    if size > end:
+        scan.gaps.append(range(base + end, base + size))
+    scan.end = base + end
+    return scan
+
+
+def _next_record(content: bytes, at: int) -> int:
+    """Where the first whole record of a known kind begins, or the length of the content."""
+    for match in _KNOWN_KIND.finditer(content, at):
+        start = match.start()
+        if len(content) - start < HEADER_BYTES:
+            break
+        end = start + HEADER_BYTES + HEAD.unpack_from(content, start)[2]
+        if end <= len(content) and _is_record(content, start, end):
+            return start
+    return len(content)
+
+
+def _is_record(content: bytes, start: int, end: int) -> bool:
+    """Whether a record lies between two offsets, undamaged."""
+    crc = zlib.crc32(content[start : start + HEAD.size])
+    crc = zlib.crc32(content[start + HEADER_BYTES : end], crc)
+    return crc.to_bytes(4, "little") == content[start + HEAD.size : start + HEADER_BYTES]
+
+
+def _parse(content: bytes, base: int, schemas: dict[int, tuple[str, ...]]) -> JournalRecords:
+    """The records of a part of a journal.
+
+    Args:
+        content: the part, which begins with a record.
+        base: its offset in the file.
+        schemas: the names that are known so far; those in the part are added, and hold for all of
+            its rows, as the record of names may be damaged where it stood first.
+    """
+    scan = _scan(content, base)
+    events: list[tuple[int, JournalEvent]] = []
+    row_heads: list[bytes] = []
+    for head, offsets in scan.offsets.items():
+        kind, schema, _ = HEAD.unpack(head)
+        if kind == SCHEMA:
+            names = _names(scan.payloads[head][0])
+            schemas |= {} if names is None else {schema: names}
+        elif kind == EVENT:
+            found = zip(offsets, map(_event, scan.payloads[head]), strict=True)
+            events += ((at, event) for at, event in found if event is not None)
+        elif kind == ROW:
+            row_heads.append(head)
+    rows: list[PackedRows] = []
+    skipped = scan.gaps
+    for head in row_heads:
+        _, schema, length = HEAD.unpack(head)
+        known, offsets = schemas.get(schema), scan.offsets[head]
+        if known is None or length != _STEP_AND_TIME_BYTES + 8 * len(known):
+            skipped += (range(at, at + HEADER_BYTES + length) for at in offsets)
+        else:
+            rows.append(PackedRows(names=known, offsets=offsets, payloads=scan.payloads[head]))
+    return JournalRecords(
+        rows=tuple(rows),
+        events=tuple(event for _, event in sorted(events, key=lambda item: item[0])),
+        read_bytes=scan.end,
+        skipped=tuple(_joined(sorted(skipped, key=lambda gap: gap.start))),
+    )
+
+
+def _joined(ranges: Iterable[range]) -> Iterator[range]:
+    """The same bytes in as few ranges as they take."""
+    last: range | None = None
+    for current in ranges:
+        if last is not None and last.stop == current.start:
+            last = range(last.start, current.stop)
+            continue
+        if last is not None:
+            yield last
+        last = current
+    if last is not None:
+        yield last
+
+
+def _names(payload: bytes) -> tuple[str, ...] | None:
+    """The names in a schema record; None if it holds anything else."""
+    names = _json(payload)
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if known else None
+
+
+def _event(payload: bytes) -> JournalEvent | None:
+    """The event in a record; None if it holds anything else."""
+    content = _json(payload)
+    if not isinstance(content, dict):
+        return None
+    name, time = content.pop("event", None), content.pop("time", None)
+    if not isinstance(name, str) or not isinstance(time, int | float):
+        return None
+    return JournalEvent(name=name, time=time, fields=content)
+
+
+def _json(payload: bytes) -> Any:  # noqa: ANN401  whatever JSON holds
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
