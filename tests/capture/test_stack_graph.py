@@ -6,11 +6,13 @@ import pytest
 
 from windlass.capture import stack_graph
 from windlass.models import TransformerConfig, model_config, published_parameter_count
+from windlass.program import pass_ops
 from windlass.schema import LayerCost, Stack
 from windlass.stacks import load_stack
 
 GPT3 = model_config("gpt3-175b")
 MEGATRON = load_stack("megatron-core")
+LLAMA, TITAN = model_config("llama3-8b"), load_stack("torchtitan")
 UNFUSED = Stack(name="test", about="", attention="unfused", dropout=True)
 PRINTED = 0.01
 """Papers print parameters to three digits; norms and biases are counted here too."""
@@ -111,3 +113,25 @@ def test_heads_that_a_degree_does_not_divide_are_named():
 
     assert set(graph.unshardable) == {16}
     assert "8 `kv_heads`, which 16 does not divide" in graph.unshardable[16][0]
+
+
+def test_of_8_bit_products_torchtitan_saves_attention_alone_and_repeats_the_rest():
+    kind = stack_graph(LLAMA, TITAN).kinds["block"]
+    bfloat16, float8 = (
+        kind.cost(precision, compiled=False, selective=True) for precision in ("bfloat16", "float8")
+    )
+
+    assert float8.saved_bytes.bs == 2 * LLAMA.width
+    assert float8.saved_bytes.bs < bfloat16.saved_bytes.bs
+    repeated = {op.name for op in float8.backward[: len(float8.backward) // 2]}
+    assert {"qkv", "projection", "widen"} <= repeated
+
+
+def test_torchs_recompute_ends_before_a_blocks_last_product():
+    def repeated(stack: Stack) -> list[str]:
+        kind = stack_graph(LLAMA, stack).kinds["block"]
+        cost = kind.cost("bfloat16", compiled=False)
+        return [op.name for op in pass_ops("recompute", kind, cost, first=False)]
+
+    assert "narrow" not in repeated(TITAN)
+    assert repeated(MEGATRON)[-2:] == ["narrow", "residual"]

@@ -154,6 +154,18 @@ def test_attention_stays_in_16_bits_where_products_take_8():
     assert seconds[0] == seconds[1] > 0
 
 
+def test_attention_without_a_mask_computes_the_tiles_that_a_mask_leaves_out():
+    h100, s = load_machine("h100").device, 4096
+    rates = DeviceRates(h100, OpContext(s, "bfloat16", False))
+
+    def seconds(is_causal: bool | None) -> float:
+        op = _attention(b=1, h=8, s=s, k=128).model_copy(update={"is_causal": is_causal})
+        return pass_seconds(LayerPass((op,), _layer(op), False), rates, micro=1).attention
+
+    assert seconds(None) == seconds(True)
+    assert seconds(False) / seconds(True) == pytest.approx(2 * s / (s + 128))
+
+
 def test_the_width_of_heads_follows_from_what_attention_writes():
     # given 2 sequences of 8 tokens, 3 heads of width 32 in float32
     b, s, h, k = 2, 8, 3, 32

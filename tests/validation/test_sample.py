@@ -18,3 +18,5 @@ def test_a_sample_of_published_steps_is_predicted_within_8_percent_and_nearer_th
     assert steps.mean <= ASKED
     assert steps.baseline is not None
     assert steps.mean < steps.baseline / 2
+    parts = [each.step_time for each in evaluation.by_precision.values()]
+    assert sum(each.rows for each in parts if each) == evaluation.rows

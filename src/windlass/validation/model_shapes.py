@@ -15,6 +15,7 @@ from windlass.validation.csv_table import (
 from windlass.validation.published_run import ModelShape
 
 _IMAGE_MODELS = re.compile(r"resne|efficientnet|vit|dit-|unet|gnn", re.IGNORECASE)
+_EXPERTS = re.compile(r"\bMoE\b")
 _GATED_MODELS = re.compile(r"llama|mistral|smollm", re.IGNORECASE)
 _MASKED_MODELS = re.compile(r"bert", re.IGNORECASE)
 _VOCABULARY = 50257.0
@@ -43,6 +44,8 @@ def model_shape(
         raise UnusableRow(
             "an image model other than ResNet-50; no constants are fitted for its convolutions"
         )
+    if _EXPERTS.search(row.text("notes")):
+        raise UnusableRow("a mixture of experts; no stack's graph has its experts and exchanges")
     width, sequence = required_numbers(row, "hidden", "seq")
     masked = bool(_MASKED_MODELS.search(name))
     stated = leading_count(row, "vocab")
