@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from windlass.api.machines import find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
     from windlass.api.runs import load, report, runs
+    from windlass.api.stores import merge_runs, sync_runs
 
 __all__ = [
     "KubernetesJob",
@@ -59,6 +60,7 @@ __all__ = [
     "machines",
     "make_request",
     "measure_largest_model",
+    "merge_runs",
     "models",
     "plan",
     "probe",
@@ -68,6 +70,7 @@ __all__ = [
     "runs",
     "sample",
     "smallest_machines",
+    "sync_runs",
     "train",
     "validate",
 ]

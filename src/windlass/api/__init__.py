@@ -59,6 +59,7 @@ from windlass.api.plan_figures import (
 from windlass.api.plan_file import load_plan
 from windlass.api.runs import RUNS, load, report, require_trace_file, runs, write_run_trace
 from windlass.api.smallest_machine import smallest_machines
+from windlass.api.stores import merge_runs, sync_runs
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.parent import ParentRun, find_parent
 from windlass.api.training.resume import resume, sample, write_sample
@@ -118,6 +119,7 @@ __all__ = [
     "machines",
     "make_request",
     "measure_largest_model",
+    "merge_runs",
     "models",
     "plan",
     "prepare_cluster_run",
@@ -137,6 +139,7 @@ __all__ = [
     "runs",
     "sample",
     "smallest_machines",
+    "sync_runs",
     "train",
     "validate",
     "validate_random_plans",

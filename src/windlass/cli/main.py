@@ -34,6 +34,8 @@ _COMMANDS = {
     "runs": "runs:runs",
     "show": "runs:show",
     "report": "runs:report",
+    "merge": "record.store:merge",
+    "sync": "record.store:sync",
     "keys": "keys:keys",
     "models": "machines:models",
     "machines": "machines:app",

@@ -1,0 +1,1 @@
+"""Commands about past runs: finding, merging, judging and comparing them."""

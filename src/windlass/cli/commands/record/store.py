@@ -1,0 +1,81 @@
+"""`windlass merge` and `windlass sync`: one record of the runs of many sites."""
+
+import os
+from pathlib import Path
+
+from windlass import api
+from windlass.atomic_files import read_regular_file
+from windlass.cli.command_options import AsJson
+from windlass.cli.console import ProgressBars, print_json, print_line
+from windlass.errors import RequestError
+from windlass.record import MergeReport, without_secrets
+from windlass.units import format_bytes
+
+_TOKEN_VARIABLE = "WINDLASS_TOKEN"  # noqa: S105  the name of a variable
+_TOKEN_BYTES = 4096
+
+
+def merge(
+    *sources: Path, into: Path = api.RUNS, checkpoints: bool = False, as_json: AsJson = False
+) -> None:
+    """Copy the runs of several folders into one; done again it copies only what is new.
+
+    For example: `windlass merge site-a/runs site-b/runs --into runs`.
+
+    Args:
+        sources: Folders that hold run folders.
+        into: The folder that then holds all of them.
+        checkpoints: Copy checkpoints too.
+        as_json: Print what was done as JSON.
+    """
+    if not sources:
+        raise RequestError("name at least one folder of runs to merge")
+    with ProgressBars() as progress:
+        report = api.merge_runs(*sources, into=into, checkpoints=checkpoints, progress=progress)
+    _print_report(report, str(into), as_json=as_json)
+
+
+def sync(
+    target: str,
+    *,
+    runs: Path = api.RUNS,
+    token_file: Path | None = None,
+    checkpoints: bool = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send to another place whatever it lacks of the runs here, also of those still going on.
+
+    For example: `windlass sync s3://team/runs`, or `windlass sync https://record.example.org`.
+
+    Args:
+        target: A folder, a URL that fsspec opens, or the address of a `windlass serve`.
+        runs: The folder that holds the run folders.
+        token_file: A file with the server's token; else the variable WINDLASS_TOKEN has it.
+        checkpoints: Send checkpoints too.
+        as_json: Print what was done as JSON.
+    """
+    token = os.environ.get(_TOKEN_VARIABLE) if token_file is None else _read_token(token_file)
+    with ProgressBars() as progress:
+        report = api.sync_runs(
+            target, root=runs, token=token, checkpoints=checkpoints, progress=progress
+        )
+    _print_report(report, without_secrets(target), as_json=as_json)
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return read_regular_file(path, most_bytes=_TOKEN_BYTES).decode(errors="replace").strip()
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise RequestError(f"the token file `{path}` cannot be read: {reason}") from None
+
+
+def _print_report(report: MergeReport, target: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    new = f"{report.new_runs} of them new" if report.new_runs else "none of them new"
+    copied = f"{report.copied_files} files, {format_bytes(report.copied_bytes)}"
+    print_line(f"{report.runs} runs, {new} in `{target}`; copied {copied}")
+    for warning in report.warnings:
+        print_line(f"warning: {warning}")

@@ -1,0 +1,234 @@
+"""Merges stores of runs: a union by content, in whatever order, after whatever interruption.
+
+A file of a record has one writer, who only appends to it (journals) or never changes it again. So
+a store lacks a file, has a beginning of it, or has all of it. Two files of one name that differ
+otherwise come from a run that went on at two sites, and both are kept.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windlass.errors import RecordError
+from windlass.record.stores import JOURNAL_NAME, FolderStore, Store
+from windlass.schema import JOURNAL_FOLDER
+from windlass.tracking import ID_FILE, journal_writer_id, parse_journal
+
+_WRITER_BYTES = 2**16
+_HASH_DIGITS = 8
+
+Progress = Callable[[str, int, int | None], None]
+"""Takes what is done, how much of it, and of how much."""
+
+
+@dataclass(kw_only=True)
+class MergeReport:
+    """What a merge did."""
+
+    runs: int = 0
+    """Runs of the sources, each counted once."""
+    new_runs: int = 0
+    """Those that the target did not have."""
+    copied_files: int = 0
+    copied_bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """A sentence each: runs that went on at two sites, damaged copies, names left out."""
+
+
+def merge_folders(
+    sources: Sequence[Path],
+    target: Path,
+    *,
+    checkpoints: bool = False,
+    progress: Progress | None = None,
+) -> MergeReport:
+    """Copies into `target` whatever it lacks of the runs in `sources`.
+
+    Done again it copies nothing; interrupted, it goes on. The order of sources has no influence.
+
+    Args:
+        sources: folders of runs.
+        target: a folder of runs, or a new one.
+        checkpoints: copy checkpoints too.
+        progress: called with how far it is.
+
+    Raises:
+        RecordError: a source is no folder of runs, or was written by a newer Windlass.
+        StorageError: the disk is full.
+    """
+    missing = [str(source) for source in sources if not source.is_dir()]
+    if missing:
+        raise RecordError(f"no folder of runs: {', '.join(f'`{name}`' for name in missing)}")
+    stores = [FolderStore(source) for source in sources]
+    into = FolderStore(target)
+    report = MergeReport(warnings=[warning for store in stores for warning in store.warnings])
+    for store in stores:
+        copy_runs(store, into, report, checkpoints=checkpoints, progress=progress)
+    report.runs = len({run_id for store in stores for run_id in store.runs()})
+    return report
+
+
+def copy_runs(
+    source: Store,
+    target: Store,
+    report: MergeReport,
+    *,
+    checkpoints: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Copies whatever `target` lacks of the runs of `source`, and adds it up in `report`.
+
+    Raises:
+        RecordError: a copy is not what was read.
+        StorageError: the disk is full.
+    """
+    runs, present = source.runs(), target.runs()
+    for done, (run_id, folder) in enumerate(sorted(runs.items()), start=1):
+        if run_id not in present:
+            target.add_run(run_id, folder)
+            report.new_runs += 1
+        _copy_run(_Copy(source, target, run_id, report), checkpoints=checkpoints)
+        if progress is not None:
+            progress(f"runs of {source.label}", done, len(runs))
+
+
+def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
+    """Copies a run; its id file comes last, so that a part of it does not count as a run."""
+    offered = copy.source.files(copy.run_id, checkpoints=checkpoints)
+    present = dict(copy.target.files(copy.run_id, checkpoints=checkpoints))
+    writers = copy.journal_names(present)
+    for name in sorted(offered, key=lambda name: (name == ID_FILE, name)):
+        if JOURNAL_NAME.fullmatch(name):
+            copy.journal(name, offered[name], writers, present)
+        elif "+" not in name and name not in present:
+            copy.put(name, copy.source.read(copy.run_id, name))
+        elif name != ID_FILE and (name not in present or copy.digests_differ(name)):
+            copy.variant(name)
+
+
+@dataclass(frozen=True, kw_only=False)
+class _Copy:
+    """One run on its way from one store to another."""
+
+    source: Store
+    target: Store
+    run_id: str
+    report: MergeReport
+
+    def put(self, name: str, content: bytes) -> None:
+        """Writes a file and reads it back."""
+        self.target.write(self.run_id, name, content)
+        if self.target.digest(self.run_id, name) != hashlib.sha256(content).hexdigest():
+            raise RecordError(f"`{name}` of run {self.run_id} changed on its way; merge again")
+        self.report.copied_files += 1
+        self.report.copied_bytes += len(content)
+
+    def digests_differ(self, name: str) -> bool:
+        source, target = (s.digest(self.run_id, name) for s in (self.source, self.target))
+        return source != target
+
+    def journal_names(self, present: Mapping[str, int]) -> dict[tuple[str, str, str], str]:
+        """Names of the target's journals by rank, attempt and writer."""
+        names = {}
+        for name in present:
+            match = JOURNAL_NAME.fullmatch(name)
+            if match:
+                writer = self._writer(self.target, name)
+                names[match[1], match[2], writer or ""] = name
+        return names
+
+    def journal(
+        self,
+        name: str,
+        size: int,
+        writers: dict[tuple[str, str, str], str],
+        present: Mapping[str, int],
+    ) -> None:
+        """Brings the target's copy of a journal up to the source's, or adds it."""
+        match = JOURNAL_NAME.fullmatch(name)
+        writer = self._writer(self.source, name)
+        if match is None or writer is None:  # nothing is in it yet
+            return
+        rank, attempt = match[1], match[2]
+        own = writers.get((rank, attempt, writer))
+        if own is None:
+            plain = f"{JOURNAL_FOLDER}/{rank}.{attempt}.j"
+            own = plain
+            if plain in present or plain in writers.values():
+                own = f"{JOURNAL_FOLDER}/{rank}.{attempt}+{writer}.j"
+                self._warn_of_two_sites(attempt)
+            writers[rank, attempt, writer] = own
+            self.put(own, self.source.read(self.run_id, name))
+            return
+        have = present.get(own, 0)
+        ours, theirs = self.target.read(self.run_id, own), self.source.read(self.run_id, name, size)
+        if ours[:size] == theirs[:have]:
+            if size > have:
+                self._replace(own, theirs)
+        elif _damage(theirs) < _damage(ours):
+            self._replace(own, theirs)
+        elif _damage(theirs) > _damage(ours):
+            self.report.warnings.append(
+                f"`{name}` of run {self.run_id} is damaged in `{self.source.label}`; the copy in "
+                f"`{self.target.label}` is whole"
+            )
+
+    def variant(self, name: str) -> None:
+        """Keeps a document that differs from the target's beside it.
+
+        The one that the last attempt sealed has the name, and others have their hash behind it.
+        """
+        plain = name.partition("+")[0]
+        theirs = self.source.read(self.run_id, name)
+        digest = hashlib.sha256(theirs).hexdigest()
+        files = self.target.files(self.run_id)
+        kept = f"{plain}+{digest[:_HASH_DIGITS]}"
+        if kept in files or plain not in files or self.target.digest(self.run_id, plain) == digest:
+            return
+        current = self.target.read(self.run_id, plain)
+        ours = hashlib.sha256(current).hexdigest()
+        if _rank_of(digest, plain, self) > _rank_of(ours, plain, self):
+            self.put(f"{plain}+{ours[:_HASH_DIGITS]}", current)
+            self.put(plain, theirs)
+        else:
+            self.put(kept, theirs)
+        self.report.warnings.append(
+            f"run {self.run_id} has two files `{plain}` that differ; both are kept"
+        )
+
+    def _replace(self, name: str, content: bytes) -> None:
+        if self.target.is_busy(self.run_id):
+            self.report.warnings.append(
+                f"run {self.run_id} is being written in `{self.target.label}`; merge again later"
+            )
+            return
+        self.put(name, content)
+
+    def _writer(self, store: Store, name: str) -> str | None:
+        return journal_writer_id(store.read(self.run_id, name, _WRITER_BYTES))
+
+    def _warn_of_two_sites(self, attempt: str) -> None:
+        warning = (
+            f"run {self.run_id} went on at two sites: attempt {attempt} exists twice, and both are "
+            "kept"
+        )
+        if warning not in self.report.warnings:
+            self.report.warnings.append(warning)
+
+
+def _damage(content: bytes) -> int:
+    return parse_journal(content).unread_bytes
+
+
+def _rank_of(digest: str, name: str, copy: _Copy) -> tuple[tuple[int, float], str]:
+    """Orders the variants of a document: by the last attempt that sealed it, then by hash."""
+    latest = (0, 0.0)
+    for store in (copy.source, copy.target):
+        for journal in store.files(copy.run_id):
+            match = JOURNAL_NAME.fullmatch(journal)
+            if match and match[1] == "0":
+                for event in parse_journal(store.read(copy.run_id, journal)).events:
+                    if event.name == "seal" and event.fields.get("files", {}).get(name) == digest:
+                        latest = max(latest, (int(match[2]), event.time))
+    return latest, digest

@@ -1,0 +1,209 @@
+"""Stores of runs elsewhere: in an object store by fsspec, or on a Windlass server."""
+
+import contextlib
+import hashlib
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import RecordError
+from windlass.record.stores import is_record_file, require_run_id
+from windlass.tracking import ID_FILE
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractFileSystem
+
+_SECONDS = 60.0
+_MOST_BYTES = 2**31
+"""Largest answer of a server that is read."""
+
+
+class ObjectStore:
+    """Runs below a URL that fsspec opens: `s3://bucket/runs`, `gs://`, `sftp://`, `memory://`.
+
+    Args:
+        url: where the run folders lie.
+
+    Raises:
+        RecordError: fsspec or its package for this protocol is missing, or the store refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.label = without_secrets(url)
+        """The URL without a password."""
+        self._files, self._root = _open_url(url, self.label)
+        self._folders = self._find_runs()
+        self.warnings: list[str] = []
+
+    def runs(self) -> Mapping[str, str]:
+        """The name of the folder of each run, by the run's id."""
+        return self._folders
+
+    def add_run(self, run_id: str, folder: str) -> None:
+        """Chooses the folder of a new run; one of another run with this name is left alone."""
+        taken = folder in self._folders.values()
+        self._folders[run_id] = f"{folder}-{run_id}" if taken else folder
+
+    def files(self, run_id: str, *, checkpoints: bool = False) -> Mapping[str, int]:
+        """Size in bytes of each file that belongs to the record, by name."""
+        base = f"{self._root}/{self._folders[run_id]}"
+        self._files.invalidate_cache(base)
+        try:
+            found = self._files.find(base, detail=True)
+        except FileNotFoundError:
+            return {}
+        names = {path.partition(f"{base.lstrip('/')}/")[2]: info for path, info in found.items()}
+        return {
+            name: int(info["size"])
+            for name, info in sorted(names.items())
+            if is_record_file(name, checkpoints=checkpoints)
+        }
+
+    def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
+        """The content of a file, or its first `length` bytes."""
+        content = self._files.cat_file(self._path(run_id, name), start=0, end=length)
+        return bytes(content)
+
+    def digest(self, run_id: str, name: str) -> str:
+        """SHA-256 of the content of a file, in hexadecimal; the file is read for it."""
+        return hashlib.sha256(self.read(run_id, name)).hexdigest()
+
+    def write(self, run_id: str, name: str, content: bytes) -> None:
+        """Puts a whole object there, or nothing.
+
+        Raises:
+            RecordError: the store refuses.
+        """
+        path = self._path(run_id, name)
+        try:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(path, content)
+        except OSError as error:
+            raise RecordError(f"`{self.label}` cannot be written: {error}") from None
+
+    def is_busy(self, run_id: str) -> bool:  # noqa: ARG002  nobody trains into an object store
+        """False: runs are written on disks."""
+        return False
+
+    def _path(self, run_id: str, name: str) -> str:
+        return f"{self._root}/{self._folders[run_id]}/{name}"
+
+    def _find_runs(self) -> dict[str, str]:
+        folders: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for path in sorted(self._files.ls(self._root, detail=False)):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, RecordError):
+                    content = self._files.cat_file(f"{path}/{ID_FILE}", start=0, end=200)
+                    run_id = bytes(content).decode(errors="replace").partition("\n")[0].strip()
+                    require_run_id(run_id)
+                    folders[run_id] = path.rstrip("/").rpartition("/")[2]
+        return folders
+
+
+class ServerStore:
+    """Runs on a server that `windlass serve` started.
+
+    Args:
+        url: its address, such as `https://record.example.org`.
+        token: what the server asks for.
+
+    Raises:
+        RecordError: the server does not answer, or refuses the token.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.label = without_secrets(url)
+        """The address without a password."""
+        self._url, self._token = url.rstrip("/"), token
+        listed: dict[str, Any] = json.loads(self._ask("GET", "/api/sync/runs"))
+        self._folders = {run_id: str(folder) for run_id, folder in listed.items()}
+        self.warnings: list[str] = []
+
+    def runs(self) -> Mapping[str, str]:
+        """The name of the folder of each run, by the run's id."""
+        return self._folders
+
+    def add_run(self, run_id: str, folder: str) -> None:
+        """Tells under which name a new run is sent; the server chooses another if it is taken."""
+        self._folders[run_id] = folder
+
+    def files(self, run_id: str, *, checkpoints: bool = False) -> Mapping[str, int]:
+        """Size in bytes of each file that belongs to the record, by name."""
+        listed: dict[str, int] = json.loads(self._ask("GET", f"/api/sync/runs/{run_id}"))
+        return {
+            name: size
+            for name, size in listed.items()
+            if is_record_file(name, checkpoints=checkpoints)
+        }
+
+    def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
+        """The content of a file, or its first `length` bytes."""
+        part = "" if length is None else f"?length={length}"
+        return self._ask("GET", f"{self._place(run_id, name)}{part}")
+
+    def digest(self, run_id: str, name: str) -> str:
+        """SHA-256 of the content of a file, in hexadecimal, as the server reads it."""
+        return self._ask("GET", f"{self._place(run_id, name)}?digest=1").decode()
+
+    def write(self, run_id: str, name: str, content: bytes) -> None:
+        """Puts a whole file there, or nothing.
+
+        Raises:
+            RecordError: the server refuses, or does not answer.
+        """
+        folder = urllib.parse.quote(self._folders[run_id], safe="")
+        self._ask("PUT", f"{self._place(run_id, name)}?folder={folder}", content)
+
+    def is_busy(self, run_id: str) -> bool:  # noqa: ARG002  the server refuses by itself
+        """False: the server itself refuses a run that is being written there."""
+        return False
+
+    def _place(self, run_id: str, name: str) -> str:
+        return f"/api/sync/runs/{run_id}/files/{urllib.parse.quote(name)}"
+
+    def _ask(self, method: str, place: str, content: bytes | None = None) -> bytes:
+        request = urllib.request.Request(  # noqa: S310  the scheme was checked by `open_store`
+            self._url + place,
+            data=content,
+            method=method,
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Content-Type": "application/octet-stream",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+                return bytes(answer.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            said = error.read(500).decode(errors="replace").strip()
+            raise RecordError(f"`{self.label}` refuses: {said or error.reason}") from None
+        except (urllib.error.URLError, TimeoutError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise RecordError(
+                f"`{self.label}` does not answer ({reason}); sync again when it does"
+            ) from None
+
+
+def without_secrets(url: str) -> str:
+    """A URL without user, password and query, for messages."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return urllib.parse.urlunsplit((parts.scheme, host + port, parts.path, "", ""))
+
+
+def _open_url(url: str, label: str) -> "tuple[AbstractFileSystem, str]":
+    try:
+        import fsspec
+    except ImportError:
+        raise RecordError(
+            f"`{label}` needs fsspec; install it with `pip install 'windlass[sync]'`"
+        ) from None
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise RecordError(f"`{label}` cannot be opened: {error}") from None
+    return files, root.rstrip("/")

@@ -1,0 +1,165 @@
+"""Sends a store of runs to another one, here or elsewhere, and receives one on a server."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from windlass.errors import RecordError
+from windlass.record.merge import MergeReport, Progress, copy_runs
+from windlass.record.remote import ObjectStore, ServerStore
+from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, is_record_file, require_run_id
+from windlass.tracking import ID_FILE, parse_journal
+
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+_HASH_DIGITS = 8
+
+
+def sync_runs(
+    root: Path,
+    target: str,
+    *,
+    token: str | None = None,
+    checkpoints: bool = False,
+    progress: Progress | None = None,
+) -> MergeReport:
+    """Copies into `target` whatever it lacks of the runs under `root`, also of those going on.
+
+    Args:
+        root: the folder that holds the runs.
+        target: a folder, the address of a Windlass server (`https://...`), or a URL that fsspec
+            opens (`s3://bucket/runs`).
+        token: the token of the server.
+        checkpoints: copy checkpoints too.
+        progress: called with how far it is.
+
+    Raises:
+        RecordError: the target cannot be opened or refuses, or a run is of a newer Windlass.
+        StorageError: the disk is full.
+    """
+    if not root.is_dir():
+        raise RecordError(f"`{root}` is no folder of runs")
+    source = FolderStore(root)
+    into = open_store(target, token=token)
+    report = MergeReport(warnings=list(source.warnings), runs=len(source.runs()))
+    copy_runs(source, into, report, checkpoints=checkpoints, progress=progress)
+    return report
+
+
+def open_store(place: str, *, token: str | None = None) -> Store:
+    """The store at a path or URL.
+
+    Raises:
+        RecordError: it cannot be opened, or a server asks for a token and none is given.
+    """
+    scheme, separator, _ = place.partition("://")
+    if not separator:
+        return FolderStore(Path(place))
+    if scheme not in ("http", "https"):
+        return ObjectStore(place)
+    if token is None:
+        raise RecordError(
+            f"the server at `{place}` asks for a token; name the file that holds it with "
+            "`--token-file`"
+        )
+    return ServerStore(place, token)
+
+
+class SyncReceiver:
+    """What a server does with the files that other sites send; a copy never loses anything.
+
+    Args:
+        root: the folder that holds the runs.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._last = FolderStore(root)
+
+    def runs(self) -> bytes:
+        """The names of the folders of all runs by id, as JSON."""
+        return json.dumps(FolderStore(self._root).runs()).encode()
+
+    def files(self, run_id: str) -> bytes:
+        """Sizes of the files of a run by name, as JSON; none if there is no such run.
+
+        Raises:
+            RecordError: `run_id` is no id.
+        """
+        store = self._store(run_id)
+        known = run_id in store.runs()
+        return json.dumps(store.files(run_id, checkpoints=True) if known else {}).encode()
+
+    def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
+        """The content of a file, or its first `length` bytes.
+
+        Raises:
+            RecordError: there is no such file in the record.
+        """
+        return self._store_with(run_id, name).read(run_id, name, length)
+
+    def digest(self, run_id: str, name: str) -> str:
+        """SHA-256 of the content of a file, in hexadecimal.
+
+        Raises:
+            RecordError: there is no such file in the record.
+        """
+        return self._store_with(run_id, name).digest(run_id, name)
+
+    def put(self, run_id: str, name: str, folder: str, content: bytes) -> None:
+        """Takes a file; sent again it changes nothing.
+
+        Args:
+            run_id: the run.
+            name: its path below the run folder.
+            folder: the name of the run's folder at the other site, for a run that is new here.
+            content: the whole file.
+
+        Raises:
+            RecordError: a name leads elsewhere, the run is being written here, or the file would
+                take the place of one that it does not contain.
+            StorageError: the disk is full.
+        """
+        store = self._store(run_id)
+        if not is_record_file(name, checkpoints=True):
+            raise RecordError("no file of a run's record has this name")
+        if not _FOLDER.fullmatch(folder):
+            raise RecordError("no folder of a run has this name")
+        if run_id not in store.runs():
+            store.add_run(run_id, folder)
+        elif store.is_busy(run_id):
+            raise RecordError(f"run {run_id} is being written here; sync again later")
+        present = store.files(run_id, checkpoints=True)
+        if name in present:
+            current = store.read(run_id, name)
+            if current == content:
+                return
+            _require_nothing_lost(name, current, content, set(present))
+        if name == ID_FILE and not content.startswith(run_id.encode() + b"\n"):
+            raise RecordError(f"the id file is not that of run {run_id}")
+        store.write(run_id, name, content)
+
+    def _store(self, run_id: str) -> FolderStore:
+        """The store; it is listed anew only for a run that was not there before."""
+        require_run_id(run_id)
+        if run_id not in self._last.runs():
+            self._last = FolderStore(self._root)
+        return self._last
+
+    def _store_with(self, run_id: str, name: str) -> FolderStore:
+        store = self._store(run_id)
+        known = run_id in store.runs() and name in store.files(run_id, checkpoints=True)
+        if not known:
+            raise RecordError(f"run {run_id} has no file of this name here")
+        return store
+
+
+def _require_nothing_lost(name: str, current: bytes, content: bytes, present: set[str]) -> None:
+    """Refuses a file that would take the place of one that is kept nowhere else."""
+    if JOURNAL_NAME.fullmatch(name):
+        mends = parse_journal(content).unread_bytes < parse_journal(current).unread_bytes
+        if content.startswith(current) or mends:
+            return
+    elif f"{name}+{hashlib.sha256(current).hexdigest()[:_HASH_DIGITS]}" in present:
+        return
+    raise RecordError(f"`{name}` exists here with another content, which is kept")

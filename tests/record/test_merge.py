@@ -1,0 +1,245 @@
+"""Stores of runs merge to the same store in every order, after any interruption."""
+
+import hashlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from windlass.errors import RecordError
+from windlass.record import annotate, merge_folders, sync_runs
+from windlass.record.sync import SyncReceiver
+from windlass.tracking import JournalWriter, create_run_folder, parse_journal, reopen_run_folder
+
+META = {"model": "tiny", "machine": "here", "steps": 9}
+
+
+def new_run(root: Path, name: str = "tiny", rows: int = 3) -> Path:
+    with create_run_folder(root, name, documents={}, meta=META) as run:
+        add_rows(run.journal, 1, rows)
+    return run.path
+
+
+def add_rows(journal: JournalWriter, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        journal.append_row(step, {"loss": 1 / step, "seconds": 0.1})
+
+
+def content(root: Path) -> dict[str, str]:
+    """Digest of each file of the record by its path; where a run lies twice, both."""
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def journals(root: Path) -> set[tuple[str, str]]:
+    """What the journals of all runs contain, whatever their names are."""
+    return {(name.partition("/")[0], digest) for name, digest in content(root).items()}
+
+
+def test_a_merge_in_any_order_is_the_same_store(tmp_path: Path) -> None:
+    shared = [new_run(tmp_path / "a", rows=2) for _ in range(2)]
+    new_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    with reopen_run_folder(tmp_path / "b" / shared[0].name, meta=META) as run:
+        add_rows(run.journal, 3, 5)
+    annotate(tmp_path / "c" / shared[1].name, tags=["good"])
+    annotate(tmp_path / "a" / shared[1].name, note="older")
+    new_run(tmp_path / "c")
+    results = []
+    for order in itertools.permutations("abc"):
+        target = tmp_path / "".join(order)
+        merge_folders([tmp_path / name for name in order], target)
+        results.append(content(target))
+    assert all(result == results[0] for result in results)
+    assert len(results[0]) == 4 * 2 + 1 + 2
+
+
+def test_a_second_merge_copies_nothing(tmp_path: Path) -> None:
+    for name in "ab":
+        new_run(tmp_path / name)
+    stores = [tmp_path / name for name in "ab"]
+    first = merge_folders(stores, tmp_path / "all")
+    second = merge_folders(stores, tmp_path / "all")
+    assert (first.runs, first.new_runs, first.copied_files) == (2, 2, 4)
+    assert (second.runs, second.new_runs, second.copied_files) == (2, 0, 0)
+
+
+def test_a_run_that_goes_on_is_completed_by_the_next_merge(tmp_path: Path) -> None:
+    with create_run_folder(tmp_path / "a", "tiny", documents={}, meta=META) as run:
+        add_rows(run.journal, 1, 2)
+        merge_folders([tmp_path / "a"], tmp_path / "b")
+        add_rows(run.journal, 3, 4)
+        report = merge_folders([tmp_path / "a"], tmp_path / "b")
+    assert report.copied_files == 1
+    copied = next((tmp_path / "b").rglob("*.j"))
+    assert [row.step for row in parse_journal(copied.read_bytes()).rows] == [1, 2, 3, 4]
+
+
+def test_a_run_resumed_at_two_sites_keeps_both_attempts_and_says_so(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for site, last in (("a", 5), ("b", 7)):
+        with reopen_run_folder(tmp_path / site / run.name, meta=META) as again:
+            add_rows(again.journal, 4, last)
+    stores = [tmp_path / "a", tmp_path / "b"]
+    report = merge_folders(stores, tmp_path / "all")
+    assert [warning for warning in report.warnings if "attempt 2 exists twice" in warning]
+    merge_folders(stores[::-1], tmp_path / "other")
+    assert journals(tmp_path / "all") == journals(tmp_path / "other")
+    names = sorted(path.name for path in (tmp_path / "all").rglob("*.j"))
+    assert len(names) == 3
+    assert names[:1] == ["0.1.j"]
+    assert "0.2.j" in names
+    assert merge_folders(stores, tmp_path / "all").copied_files == 0
+
+
+def test_a_damaged_copy_is_replaced_by_a_whole_one_and_never_the_other_way(
+    tmp_path: Path,
+) -> None:
+    run = new_run(tmp_path / "a", rows=50)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    journal = tmp_path / "b" / run.name / "journal" / "0.1.j"
+    damaged = bytearray(journal.read_bytes())
+    damaged[-100] ^= 4
+    journal.write_bytes(damaged)
+    merge_folders([tmp_path / "a"], tmp_path / "b")
+    assert journal.read_bytes() == (run / "journal" / "0.1.j").read_bytes()
+    journal.write_bytes(damaged)
+    report = merge_folders([tmp_path / "b"], tmp_path / "a")
+    assert "is damaged" in report.warnings[0]
+    assert parse_journal((run / "journal" / "0.1.j").read_bytes()).unread_bytes == 0
+
+
+def test_documents_that_differ_are_both_kept_in_every_order(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for site in "ab":
+        (tmp_path / site / run.name / "plan.toml").write_text(f'name = "{site}"\n')
+    merge_folders([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
+    merge_folders([tmp_path / "b", tmp_path / "a"], tmp_path / "ba")
+    assert content(tmp_path / "ab") == content(tmp_path / "ba")
+    assert len([name for name in content(tmp_path / "ab") if "plan.toml" in name]) == 2
+    assert merge_folders([tmp_path / "b"], tmp_path / "ab").copied_files == 0
+
+
+def test_hostile_names_never_leave_the_target(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (run / "plan.toml").symlink_to(secret)
+    (run / "journal" / "0.2.j").symlink_to(secret)
+    (tmp_path / "a" / "linked").symlink_to(tmp_path)
+    (run / ("x" * 250)).write_text("long")
+    os.mkfifo(run / "machine.toml")
+    merge_folders([tmp_path / "a"], tmp_path / "b")
+    names = content(tmp_path / "b")
+    assert sorted(name.partition("/")[2] for name in names) == ["id", "journal/0.1.j"]
+    receiver = SyncReceiver(tmp_path / "b")
+    run_id = (run / "id").read_text().split()[0]
+    for name in ("../x.toml", "/etc/x.toml", "journal/../../x.j", "x.py", "a\0.toml", "x.json/y"):
+        with pytest.raises(RecordError):
+            receiver.put(run_id, name, "run", b"")
+    for folder in ("..", "../x", "a/b", ".hidden", ""):
+        with pytest.raises(RecordError):
+            receiver.put("0" * 8 + "-0000" * 3 + "-" + "0" * 12, "id", folder, b"")
+    with pytest.raises(RecordError, match="no id"):
+        receiver.put("../../etc", "id", "run", b"")
+
+
+def test_a_receiver_keeps_what_it_has(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    run_id = (run / "id").read_text().split()[0]
+    receiver = SyncReceiver(tmp_path / "a")
+    whole = (run / "journal" / "0.1.j").read_bytes()
+    receiver.put(run_id, "journal/0.1.j", run.name, whole)
+    for other in (whole[:-10], b"another", b""):
+        with pytest.raises(RecordError, match="another content"):
+            receiver.put(run_id, "journal/0.1.j", run.name, other)
+    assert (run / "journal" / "0.1.j").read_bytes() == whole
+
+
+def test_a_store_of_a_newer_windlass_is_refused_whole(tmp_path: Path) -> None:
+    new_run(tmp_path / "a")
+    newer = new_run(tmp_path / "a")
+    (newer / "id").write_text((newer / "id").read_text().replace("format 2", "format 99"))
+    with pytest.raises(RecordError, match="newer Windlass"):
+        merge_folders([tmp_path / "a"], tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_runs_go_to_an_object_store_and_come_back_equal(tmp_path: Path) -> None:
+    new_run(tmp_path / "a")
+    new_run(tmp_path / "a")
+    url = f"local://{tmp_path / 'objects'}"
+    assert sync_runs(tmp_path / "a", url).copied_files == 4
+    assert sync_runs(tmp_path / "a", url).copied_files == 0
+    merge_folders([tmp_path / "objects"], tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=6), st.data())
+def test_merging_is_a_union_whatever_the_stores_share(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("stores")
+    stores = [root / str(index) for index in range(3)]
+    for store in stores:
+        store.mkdir()
+    for first, second in places:
+        run = new_run(stores[first])
+        if second != first:
+            shutil.copytree(run, stores[second] / run.name)
+            with reopen_run_folder(stores[second] / run.name, meta=META) as again:
+                add_rows(again.journal, 4, 5)
+    orders = list(itertools.permutations(stores))
+    one, other = data.draw(st.permutations(orders))[:2]
+    merge_folders(one, root / "one")
+    merge_folders(other, root / "other")
+    assert content(root / "one") == content(root / "other")
+    assert set(content(root / "one")) >= {name for store in stores for name in content(store)}
+
+
+@pytest.mark.slow
+def test_a_merge_killed_at_any_moment_is_completed_by_the_next_one(tmp_path: Path) -> None:
+    generator = random.Random(7)
+    stores = [tmp_path / name for name in "abc"]
+    runs = [new_run(stores[index % 3], rows=200) for index in range(100)]
+    for run in runs[::3]:
+        shutil.copytree(run, stores[1] / run.name, dirs_exist_ok=True)
+    merge_folders(stores, tmp_path / "expected")
+    started = time.perf_counter()
+    merge_folders(stores, tmp_path / "timed")
+    seconds = time.perf_counter() - started
+    code = (
+        "import sys; from pathlib import Path; from windlass.record import merge_folders; "
+        "print('ready', flush=True); merge_folders([Path(p) for p in sys.argv[1:4]], "
+        "Path(sys.argv[4]))"
+    )
+    for attempt in range(50):
+        target = tmp_path / f"target{attempt}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, stores), str(target)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(generator.uniform(0, seconds))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        merge_folders(stores, target)
+        whole = {name: d for name, d in content(target).items() if not name.endswith(".tmp")}
+        assert whole == content(tmp_path / "expected")
+        shutil.rmtree(target)
