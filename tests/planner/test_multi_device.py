@@ -238,47 +238,6 @@ def test_a_pinned_plan_has_a_rank_and_a_loss():
         assert named.run_seconds == pytest.approx(best.run_seconds + loss)
 
 
-def test_the_minimal_fix_makes_it_fit():
-    graph, on = GRAPHS[1], machine(4, 1e9)
-    pins = ("precision=float32", "compile=false", "batch.micro=8", "recompute=none")
-    whole = choose_plan(request(*pins, batch=8), graph, on)
-    assert whole.prediction is not None
-    predictions = [
-        refusal.minimal_fix
-        for share in (0.6, 0.8, 1.0)
-        for refusal in choose_plan(
-            request(
-                "precision=float32", "compile=false", f"memory={int(share * 3_000_000)}", batch=8
-            ),
-            graph,
-            on,
-        ).infeasible
-        if refusal.minimal_fix is not None
-    ]  # fmt: skip
-    assert predictions
-    for lift in predictions:
-        assert lift.overrides
-        assert plan_errors(lift.plan, graph, on, global_batch=8) == ()
-
-
-def test_a_minimal_fix_may_be_host_offload():
-    on = machine(2, 1e10, host=10**12)
-    pins = (
-        "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1",
-        "parallel.tensor=1", "parallel.data=2", "batch.micro=1", "sharding.parameters=1",
-        "sharding.optimizer=1",
-    )  # fmt: skip
-    on_device = choose_plan(request(*pins, "offload.optimizer=device"), WIDE[1], on)
-    assert on_device.prediction is not None
-    less = int(0.95 * on_device.prediction.peaks[0].peak_bytes)
-    choice = choose_plan(request(*pins, f"memory={less}"), WIDE[1], on)
-    assert choice.plan is not None
-    assert choice.plan.offload.optimizer == "host"
-    (refused,) = choice.infeasible
-    assert refused.minimal_fix is not None
-    assert refused.minimal_fix.overrides == ("offload.optimizer=host",)
-
-
 def test_the_chosen_plan_is_the_fastest_with_stragglers_too():
     for seed in range(4):
         chance = random.Random(seed)

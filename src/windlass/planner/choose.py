@@ -8,7 +8,6 @@ from math import inf
 from windlass.cost import ArrayClock, PlanColumns
 from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.advice.advise import advise
-from windlass.planner.advice.minimal_change import minimal_fix
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import closest_in_phases
@@ -59,8 +58,6 @@ from windlass.schema import (
 _MAX_RIVALS = 8
 """Plans of other families that are simulated."""
 _MAX_INFEASIBLE = 4
-_MAX_FIXES = 1
-"""Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
 
 @gc_paused
@@ -186,15 +183,11 @@ def _twins(space: PlanSpace, best: Plan) -> Iterator[Plan]:
 def _infeasible(
     space: PlanSpace, fastest: FastestPlans, budget_bytes: int
 ) -> Iterator[InfeasiblePlan]:
-    """The nearest plans that do not fit, with the change that would make them fit."""
+    """The nearest plans that do not fit."""
     misfits = sorted(fastest.in_memory.misfits.values(), key=lambda item: item[0])
     plans = dict.fromkeys(space.plan(columns, row) for _, columns, row in misfits)
-    fixes = _MAX_FIXES if fastest.in_memory.best or space.machine.devices == 1 else 0
-    for index, plan in enumerate(list(plans)[:_MAX_INFEASIBLE]):
-        item = _misfit(plan, space, budget_bytes)
-        if index < fixes:
-            item = replace(item, minimal_fix=minimal_fix(plan, space, budget_bytes))
-        yield item
+    for plan in list(plans)[:_MAX_INFEASIBLE]:
+        yield _misfit(plan, space, budget_bytes)
 
 
 def _pinned_rank(space: PlanSpace, chosen: EvaluatedPlan, budget_bytes: int) -> PinnedRank | None:

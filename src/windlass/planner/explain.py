@@ -63,15 +63,11 @@ def explain_runner_up(runner: RunnerUp) -> str:
 
 def explain_infeasible(infeasible: InfeasiblePlan) -> str:
     """The bytes by which a plan does not fit, when, and what takes most memory then."""
-    largest, fix = infeasible.largest_class, ""
-    if infeasible.minimal_fix is not None:
-        direction = "slower" if infeasible.minimal_fix.cost > 0 else "faster"
-        cost = f"{100 * abs(infeasible.minimal_fix.cost):.1f} % {direction}"
-        fix = f"; `{' '.join(infeasible.minimal_fix.overrides)}` makes it fit, {cost}"
+    largest = infeasible.largest_class
     return (
         f"{show_plan(infeasible.plan)}: {format_bytes(infeasible.over_bytes)} too much at "
         f"{infeasible.instruction}; the largest class is {largest} with "
-        f"{format_bytes(infeasible.by_class[largest])}{fix}"
+        f"{format_bytes(infeasible.by_class[largest])}"
     )
 
 

@@ -42,8 +42,6 @@ class InfeasiblePlan:
     index: int
     """Index of the instruction that runs at that moment."""
     instruction: Instruction
-    minimal_fix: "Change | None" = None
-    """The cheapest single change that makes it fit, if one was searched."""
 
     @property
     def largest_class(self) -> MemoryClass:

@@ -4,8 +4,7 @@ from factories import tiny_graph, tiny_machine
 from windlass.planner.advice.advise import MIN_ALTERNATIVES
 from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.choose import choose_plan
-from windlass.planner.result import InfeasiblePlan
-from windlass.planner.search.extrapolate import evaluate, peak_memory
+from windlass.planner.search.extrapolate import peak_memory
 from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=6, width=2048)
@@ -66,59 +65,3 @@ def test_a_machine_without_offload_tiers_has_no_alternatives_in_phases():
     changes = alternatives(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
     assert changes
     assert not any(change.plan.offloads for change in changes)
-
-
-PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
-
-
-def named(refusal: InfeasiblePlan, budget: int) -> ResolvedRequest:
-    """The request for just the plan that does not fit, and what is said to lift that."""
-    plan = refusal.plan
-    values = (
-        plan.precision,
-        plan.compile,
-        plan.batch.micro,
-        plan.recompute,
-        plan.offload.optimizer,
-    )
-    pins = dict(zip(PINS, map(str, values), strict=True))
-    assert refusal.minimal_fix is not None
-    changes = dict(change.split("=") for change in refusal.minimal_fix.overrides)
-    if "phases" in changes:  # all state goes with the weights, and recompute has no say
-        del pins["offload.optimizer"], pins["recompute"]
-    words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
-    sizes = ("train.batch=64", "train.sequence=64", "train.steps=400")
-    return ResolvedRequest.resolve(overrides=(*sizes, f"memory={budget}", *words))
-
-
-@pytest.mark.parametrize("mebibytes", [250, 420, 500])
-def test_the_minimal_fix_makes_just_that_plan_fit(mebibytes: int):
-    budget = mebibytes * 2**20
-    choice = choose_plan(asked(memory=budget), GRAPH, MACHINE)
-    lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
-    assert lifted
-    for refusal in lifted:
-        assert refusal.minimal_fix is not None
-        assert refusal.minimal_fix.overrides
-        mended = choose_plan(named(refusal, budget), GRAPH, MACHINE)
-        assert mended.plan is not None
-        assert mended.prediction is not None
-        assert mended.plan.batch.micro == refusal.minimal_fix.plan.batch.micro
-        before = evaluate(refusal.plan, GRAPH, MACHINE, budget_bytes=budget).step_seconds
-        told = before * (1 + refusal.minimal_fix.cost)
-        assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
-
-
-def test_minimal_fixes_include_partial_recompute_and_optimizer_offload():
-    on_device: dict[str, object] = {"batch": {"micro": 16}, "offload": {"optimizer": "device"}}
-    changes = {
-        change.split("=")[0]
-        for mebibytes in (420, 480, 500)
-        for pinned in ({}, on_device)
-        for refusal in choose_plan(
-            asked(memory=mebibytes * 2**20, **pinned), GRAPH, MACHINE
-        ).infeasible
-        if refusal.minimal_fix is not None
-        for change in refusal.minimal_fix.overrides
-    }
-    assert changes >= {"recompute", "recompute_layers", "offload.optimizer"}

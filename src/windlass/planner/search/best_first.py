@@ -24,7 +24,7 @@ import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, LayerConfig, PlanColumns
 from windlass.planner.search.bounds import ConfigBounds
-from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, run_seconds
+from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
 from windlass.planner.search.least_recompute import (
     fits_tiers,
     most_sharing,
@@ -32,7 +32,7 @@ from windlass.planner.search.least_recompute import (
     stage_bytes,
     with_least_recompute,
 )
-from windlass.planner.search.search_result import SearchResult
+from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Plan
 
@@ -353,7 +353,7 @@ class BestFirst:
             if prediction.fits:
                 best.append((plan, prediction))
                 slowest = seconds * (1 + _EQUAL) if len(best) <= most else slowest
-        return sorted(best, key=self._rank)
+        return sorted(best, key=lambda item: run_rank(item, self.space.request.train.steps))
 
     def _compilation(self, columns: PlanColumns) -> Floats:
         """Each step's share of the seconds of compilation before the first, `[plan]`."""
@@ -383,13 +383,6 @@ class BestFirst:
         """Parameters of all layers before each, `[layer]`."""
         kinds = self.space.graph.layer_kinds()
         return np.cumsum([0, *(kind.parameter_count for kind in kinds)])
-
-    def _rank(self, item: EvaluatedPlan) -> tuple[float, bool, int, int]:
-        """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
-        plan, prediction = item
-        peak_bytes = prediction.peaks[0].peak_bytes
-        seconds = run_seconds(prediction, self.space.request.train.steps)
-        return seconds, plan.offloads, peak_bytes, -plan.batch.micro
 
 
 def _on_device(config: LayerConfig) -> LayerConfig:

@@ -6,7 +6,7 @@ from math import inf
 from windlass.planner.search.best_first import BestFirst
 from windlass.planner.search.extrapolate import EvaluatedPlan, run_seconds
 from windlass.planner.search.phase_search import search_phases
-from windlass.planner.search.search_result import SearchResult
+from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.pins import excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
 
@@ -50,7 +50,7 @@ def fastest_plans(
         in_phases = search_phases(space, budget_bytes, below_seconds=below)
         best += in_phases.best
         evaluated += in_phases.evaluated
-        best.sort(key=lambda item: run_seconds(item[1], steps))
+        best.sort(key=lambda item: run_rank(item, steps))
     return FastestPlans(best=tuple(best), in_memory=result, evaluated=evaluated)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost import Floats, PlanColumns
-from windlass.planner.search.extrapolate import EvaluatedPlan
+from windlass.planner.search.extrapolate import EvaluatedPlan, run_seconds
 from windlass.schema import Plan, Recompute
 
 
@@ -78,6 +78,18 @@ class SearchResult:
         for row, family in enumerate(_families(some, recompute)):
             if nbytes[over[row]] < self.misfits.get(family, (inf,))[0]:
                 self.misfits[family] = float(nbytes[over[row]]), some, row
+
+
+def run_rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
+    """Sort key: faster first; then no offload, less device memory, the larger micro-batch.
+
+    Args:
+        item: a plan that fits.
+        steps: steps of the run; runs that differ by rounding only are equally fast.
+    """
+    plan, prediction = item
+    seconds = float(f"{run_seconds(prediction, steps):.9e}")
+    return seconds, plan.offloads, prediction.peaks[0].peak_bytes, -plan.batch.micro
 
 
 def _families(columns: PlanColumns, recompute: str | None = None) -> Iterator[Family]:
