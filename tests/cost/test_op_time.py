@@ -181,6 +181,22 @@ def test_the_width_of_heads_follows_from_what_attention_writes():
     assert passed.attention == pytest.approx(4 * b * h * s * s * k / 7e9)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", 2e9), ("other", 1e9)])
+def test_a_cpu_attends_at_a_rate_between_those_of_the_nearest_head_widths(
+    kind: str, expected: float
+):
+    known = tuple(_same_both_ways(width, rate) for width, rate in ((32, 1e9), (128, 4e9)))
+    device = tiny_machine().device
+    matmul = tuple(each.model_copy(update={"attention_rates": known}) for each in device.matmul)
+    device = device.model_copy(update={"matmul": matmul, "kind": kind})
+    # 64 is as far from 32 as from 128 on a logarithmic scale; 63 is nearer to 32
+    width = 64 if kind == "cpu" else 63
+    op = _attention(b=1, h=1, s=1, k=width)
+    rates = DeviceRates(device, OpContext(1, "float32", False))
+    passed = pass_seconds(LayerPass((op,), _layer(op), False), rates, micro=1)
+    assert passed.attention == pytest.approx(4 * width / expected)
+
+
 def _attention(*, b: int, h: int, s: int, k: int) -> Op:
     """Fused attention of h heads of width k over b sequences of s tokens, in float32."""
     return Op(

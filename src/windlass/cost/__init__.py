@@ -24,6 +24,7 @@ from windlass.cost.instruction_time import (
 )
 from windlass.cost.peak_memory import (
     stage_tier_peaks,
+    steady_state_microbatches,
     tier_peaks,
 )
 from windlass.cost.predict import (
@@ -56,5 +57,6 @@ __all__ = [
     "simulate",
     "stack_stage_bytes",
     "stage_tier_peaks",
+    "steady_state_microbatches",
     "tier_peaks",
 ]

@@ -11,6 +11,7 @@ from windlass.cost.op_time import (
     OpContext,
     TermSeconds,
     batch_load_bytes,
+    batch_load_host_seconds,
     exposed_seconds,
     grad_accumulation_bytes,
     pass_seconds,
@@ -66,6 +67,7 @@ class InstructionCosts:
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
         self._communication_cache: dict[tuple[str, int | None], float] = {}
+        self._pass_cache: dict[tuple[object, ...], float] = {}
         self._communication = CommunicationCosts(plan, graph, machine)
 
     @cached_property
@@ -123,11 +125,21 @@ class InstructionCosts:
 
     def _exposed_communication(self, instruction: Instruction) -> float:
         """Seconds of communication; of a pass, what it takes longer than without any."""
+        kind, layer, _ = instruction
+        if layer is None or kind not in LAYER_PASSES:
+            return self._communication.seconds(instruction)
+        key = kind, self._kinds[layer].name, layer == 0, layer in self._selective
+        if key not in self._pass_cache:
+            self._pass_cache[key] = self._exposed_in_pass(instruction)
+        return self._pass_cache[key]
+
+    def _exposed_in_pass(self, instruction: Instruction) -> float:
+        """What a pass takes longer than without communication."""
         sent = self._communication.seconds(instruction)
-        run = self._layer_pass(instruction)
-        if run is None or instruction.layer is None:
-            return sent
         gather = self._communication.gather_seconds(instruction)
+        run = self._layer_pass(instruction)
+        if run is None:
+            return sent
         if not sent and not gather:
             return 0.0
         tensor = int(self._plan.parallel.tensor)
@@ -155,9 +167,7 @@ class InstructionCosts:
         if layer is None:
             return TermSeconds()
         if kind == "update":
-            return update_seconds(
-                self._plan, self._kinds[layer], self._device, self._machine.stack
-            )
+            return update_seconds(self._plan, self._kinds[layer], self._device, self._machine.stack)
         if kind == "accumulate_tied_grads":
             return self._accumulate_tied_grads(layer)
         run = self._layer_pass(instruction)
@@ -186,7 +196,7 @@ class InstructionCosts:
 
     def _load_batch(self) -> TermSeconds:
         moved = batch_load_bytes(self._micro * self._plan.batch.sequence)
-        return TermSeconds(load=self._copy_seconds(moved) + self._device.pass_seconds)
+        return TermSeconds(load=self._copy_seconds(moved) + batch_load_host_seconds(self._device))
 
     def _grad_norm(self, device: int) -> TermSeconds:
         stage = mesh_coord(device, self._plan.parallel).stage

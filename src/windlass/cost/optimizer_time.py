@@ -67,7 +67,9 @@ def update_seconds(
     calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
     launches = calls * (device.update_call_seconds or device.launch_seconds)
     if working:
-        launches += _CONVERSIONS * len(counts) * device.launch_seconds
+        # A CPU runs what the host interprets too: about as much for a weight as for a pass.
+        on_host = device.pass_seconds if device.kind == "cpu" else 0.0
+        launches += len(counts) * max(on_host, _CONVERSIONS * device.launch_seconds)
     rate = (device.mixed_update_rate if working else None) or device.update_rate
     seconds = elements * moved / rate
     if decodes:

@@ -1,20 +1,31 @@
 """Predicted time and memory of one step of a plan."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import exp, hypot
+from typing import NamedTuple
 
+from windlass.cost.clock.array_clock import ArrayClock
+from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.op_time import TERMS, TermSeconds
-from windlass.cost.peak_memory import tier_peaks
+from windlass.cost.peak_memory import moves_each_micro_batch, shortened, tier_peaks
 from windlass.cost.simulator.event_simulator import simulate_programs
-from windlass.cost.simulator.offload_queue import InstructionSpan, step_seconds, transfer_seconds
+from windlass.cost.simulator.offload_queue import (
+    InstructionSpan,
+    OffloadQueue,
+    step_seconds,
+    transfer_seconds,
+)
 from windlass.program import (
+    MATCHING_RECEIVE,
     TRANSFER_KINDS,
     Instruction,
+    InstructionKind,
     Program,
     TierTraffic,
     lower,
+    lower_stage,
     sum_tiers,
 )
 from windlass.schema import (
@@ -26,17 +37,22 @@ from windlass.schema import (
     Prediction,
 )
 
-_MODEL_ERROR = 0.10
+_MODEL_ERROR = 0.12
 """Standard deviation of log(measured / predicted) that comes from the formulas, not from noise.
 
-Measured on 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.csv`): the root mean
-square of their errors is 0.11, of which the machine's own noise is 0.03.
+Eight plans of seeds 0 and 101 of `windlass validate here` on 2 cores of an AMD EPYC, which others
+used too, 2026-11-22: 4 to 15 % off, the root mean square is 0.11.
 """
 
 _WAITING = "waiting for offload"
 _EXCHANGE = "communication and waiting"
 _STRAGGLERS = "waiting for the slowest host"
 _HOST = "host between steps"
+
+_STATE_KINDS: tuple[InstructionKind, ...] = ("grad_norm", "update", "all_gather_params", "sync")
+"""Instructions that follow the passes of a step."""
+_ROUNDING = 1e-9
+"""Share of a step below which what is left of it is no waiting."""
 
 _PUBLISHED_NOISE = 0.15
 """Noise assumed for a machine that was not measured: its curves come from two published figures."""
@@ -51,43 +67,31 @@ def predict_plan(
         plan: the plan.
         graph: the graph that it partitions.
         machine: the machine that it runs on.
-        programs: programs lowered from the plan; None lowers it.
+        programs: programs lowered from the plan; None lowers as much of it as memory depends on.
 
     Raises:
         InputErrors: the plan asks for what this version cannot lower.
         KeyError: the machine states no rate for the plan's precision.
     """
-    programs = programs or lower(plan, graph)
     peaks = tier_peaks(plan, graph, machine, programs)
     return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": peaks})
 
 
 def predict_time(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
 ) -> Prediction:
-    """The same prediction without peak memory."""
+    """The same prediction without peak memory.
+
+    The array clock gives the time; the event simulator does if more than optimizer state is
+    offloaded.
+    """
     costs = InstructionCosts(plan, graph, machine)
-    offload = None
-    if plan.parallel.pipeline == 1 and not plan.offloads and not costs.overlaps_reduction:
-        by_kind, by_term = _totals_of_equal_instructions(costs, programs[0])
+    if moves_each_micro_batch(plan):
+        programs = programs or lower(plan, graph)
+        totals = simulated_totals(plan, graph, machine, costs, programs)
     else:
-        devices_per_stage = plan.parallel.tensor * plan.parallel.replicas
-        stage_programs = programs[::devices_per_stage]
-        spans = simulate_programs(plan, graph, machine, costs, stage_programs)
-        last = max(
-            range(len(stage_programs)),
-            key=lambda index: step_seconds(stage_programs[index], spans[index]),
-        )
-        program, times = programs[last], spans[last]
-        by_kind, by_term = _totals_on_last_device(plan, machine, costs, program, times)
-        if plan.offloads:
-            traffic = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
-            offload = OffloadTraffic(
-                read_bytes=traffic.read,
-                written_bytes=traffic.written,
-                seconds=transfer_seconds(program, times),
-                exposed_seconds=by_kind.get(_WAITING, 0.0),
-            )
+        totals = clock_totals(plan, graph, machine, costs)
+    by_kind, by_term, offload = totals
     by_kind, by_term = _at_pace(machine.straggler_factor(plan.parallel.devices), by_kind, by_term)
     if machine.fixed_seconds:
         by_kind |= {_HOST: machine.fixed_seconds}
@@ -138,29 +142,129 @@ def _at_pace(
     return by_kind | waiting, by_term | waiting
 
 
-def _totals_on_last_device(
+_Work = tuple[str, TermSeconds, float]
+"""Kind of an instruction, its own seconds by term, and those of its communication."""
+
+
+class StepTotals(NamedTuple):
+    """Seconds of a step on the device that finishes last, if all hosts are equally fast."""
+
+    by_kind: dict[str, float]
+    """By kind of instruction."""
+    by_term: dict[str, float]
+    offload: OffloadTraffic | None
+
+
+def clock_totals(plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts) -> StepTotals:
+    """Seconds of a step by the array clock, of a plan that offloads no more than optimizer state.
+
+    Instructions take what they take alone; the rest of the time a device waits.
+
+    Args:
+        plan: the plan.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        costs: costs of the plan's instructions.
+    """
+    ends = ArrayClock(plan, graph, machine).stage_ends(PlanColumns.of((plan,)))
+    stage = _last(ends.end[:, 0].tolist())
+    end, passed, met, waited = (float(each[stage, 0]) for each in ends)
+    # All micro-batches but the first take the same, so two tell of all.
+    program = lower_stage(shortened(plan, max(2, plan.parallel.pipeline)), graph, stage)
+    passes, state, updates = _works(plan, machine, costs, program)
+    left = end - met - _seconds(state)
+    updating = min(max(left, 0.0), _seconds(updates)) if _updates_block(machine) else 0.0
+    share = updating / _seconds(updates) if updating else 0.0
+    by_kind: dict[str, float] = defaultdict(float)
+    worked: dict[TermSeconds, float] = defaultdict(float)
+    exchanging = 0.0
+    works: list[tuple[_Work, float]] = [*passes.items(), *state.items()]
+    works += [(each, share * times) for each, times in updates.items()] if updating else []
+    for (kind, seconds, exchange), times in works:
+        by_kind[kind] += times * (seconds.total + exchange)
+        worked[seconds] += times
+        exchanging += times * exchange
+    waits = {"receive": passed - waited - _seconds(passes), "grad_norm": met - passed}
+    if plan.offloads:
+        waited += max(0.0, left - updating)
+    else:
+        waits["update"] = left
+    for kind, waiting in waits.items():
+        if waiting > _ROUNDING * end:
+            by_kind[kind] += waiting
+            exchanging += waiting
+    if not plan.offloads:
+        return _totals(by_kind, worked, {_EXCHANGE: exchanging}, None)
+    queue = OffloadQueue(plan, graph, machine, costs, program.device)
+    moves = [each for each in program.instructions if each.kind == "update"]
+    spans = tuple(queue.schedule(each, 0.0)[0] for each in moves)
+    moving = sum(span.end - span.start for span in spans)
+    offload = _offload_traffic(plan, graph, program, moving, waited)
+    return _totals(by_kind, worked, {_WAITING: waited, _EXCHANGE: exchanging}, offload)
+
+
+def _last(ends: Sequence[float]) -> int:
+    """The first stage that ends as late as any, but for rounding."""
+    latest = max(ends) * (1 - _ROUNDING)
+    return next(stage for stage, end in enumerate(ends) if end >= latest)
+
+
+def _works(
+    plan: Plan, machine: Machine, costs: InstructionCosts, program: Program
+) -> tuple[Counter[_Work], Counter[_Work], Counter[_Work]]:
+    """What instructions take that do not wait, and how often: of passes, of the state after them.
+
+    Updates of offloaded state, which run in the background, come last.
+    """
+    found: tuple[Counter[_Work], Counter[_Work], Counter[_Work]]
+    found = Counter(), Counter(), Counter()
+    in_turn = machine.execution_model == "bulk-synchronous"
+    for each in program.instructions:
+        if each.micro_batch is not None and each.micro_batch > 1:
+            continue
+        kind, exchange = each.kind, costs.communication_seconds(each)
+        if kind in MATCHING_RECEIVE.values():
+            exchange = 0.0
+        elif kind in MATCHING_RECEIVE and not in_turn:  # the device goes on meanwhile
+            continue
+        place = 2 if _runs_in_background(plan, each) else 1 if kind in _STATE_KINDS else 0
+        exchange -= costs.overlapped_seconds(each)
+        times = plan.batch.accumulation - 1 if each.micro_batch == 1 else 1
+        found[place][kind, costs.terms(each, program.device), exchange] += times
+    return found
+
+
+def _seconds(works: Mapping[_Work, int]) -> float:
+    return sum(times * (work.total + exchange) for (_, work, exchange), times in works.items())
+
+
+def simulated_totals(
     plan: Plan,
+    graph: Graph,
     machine: Machine,
     costs: InstructionCosts,
-    program: Program,
-    spans: tuple[InstructionSpan, ...],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by instruction kind and by term on the device that finishes last.
+    programs: tuple[Program, ...],
+) -> StepTotals:
+    """The same totals by the event simulator.
 
     Sends and transfers count only for the time in which the device does nothing else meanwhile.
 
     Args:
         plan: the plan.
+        graph: the graph that it partitions.
         machine: the machine that it runs on.
         costs: costs of the plan's instructions.
-        program: program of the device.
-        spans: start and end of its instructions.
+        programs: programs of all of its devices.
     """
+    stage_programs = programs[:: plan.parallel.tensor * plan.parallel.replicas]
+    every = simulate_programs(plan, graph, machine, costs, stage_programs)
+    last = _last([spans[-1].start for spans in every])  # all end with the same `sync`
+    program, spans = stage_programs[last], every[last]
     by_kind: dict[str, float] = defaultdict(float)
     worked: dict[TermSeconds, float] = defaultdict(float)
     waiting, exchanging = 0.0, 0.0
     # Updates of offloaded state run beside the passes, unless both take the same cores.
-    updates_block = machine.device.kind == "cpu" or not machine.overlaps_transfers
+    updates_block = _updates_block(machine)
     updates: list[TermSeconds] = []
     done, end = 0.0, step_seconds(program, spans)
     starts = _next_starts(plan, program, spans, end)
@@ -186,9 +290,40 @@ def _totals_on_last_device(
         done = max(done, until)
     if plan.parallel.devices == 1:  # what is left beside its own work is rounding
         waiting, exchanging = waiting + exchanging, 0.0
-    totals = {_WAITING: waiting, _EXCHANGE: exchanging}
-    by_term = _terms(_sum(worked)) | {term: value for term, value in totals.items() if value}
-    return dict(by_kind) | ({_WAITING: waiting} if waiting else {}), by_term
+    offload = None
+    if plan.offloads:
+        seconds = transfer_seconds(program, spans)
+        offload = _offload_traffic(plan, graph, program, seconds, waiting)
+    return _totals(by_kind, worked, {_WAITING: waiting, _EXCHANGE: exchanging}, offload)
+
+
+def _totals(
+    by_kind: Mapping[str, float],
+    worked: Mapping[TermSeconds, float],
+    waits: Mapping[str, float],
+    offload: OffloadTraffic | None,
+) -> StepTotals:
+    waiting = {_WAITING: waits[_WAITING]} if waits.get(_WAITING) else {}
+    by_term = _terms(_sum(worked)) | {term: value for term, value in waits.items() if value}
+    return StepTotals(dict(by_kind) | waiting, by_term, offload)
+
+
+def _offload_traffic(
+    plan: Plan, graph: Graph, program: Program, seconds: float, exposed: float
+) -> OffloadTraffic:
+    """What moves between tiers in this many seconds, of which a device waits for some."""
+    traffic = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
+    return OffloadTraffic(
+        read_bytes=traffic.read,
+        written_bytes=traffic.written,
+        seconds=seconds,
+        exposed_seconds=exposed,
+    )
+
+
+def _updates_block(machine: Machine) -> bool:
+    """Whether a device waits while state on another tier is updated."""
+    return machine.device.kind == "cpu" or not machine.overlaps_transfers
 
 
 def _next_starts(
@@ -207,29 +342,6 @@ def _runs_in_background(plan: Plan, instruction: Instruction) -> bool:
     """Whether a transfer queue runs it, and the device goes on meanwhile."""
     moves = plan.offloads and instruction.kind in TRANSFER_KINDS
     return moves and (instruction.kind != "update" or plan.is_offloaded("optimizer"))
-
-
-def _totals_of_equal_instructions(
-    costs: InstructionCosts, program: Program
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by instruction kind and term where no device waits for another.
-
-    Instructions follow each other on one device, or on several that all run the same program, so
-    equal instructions are counted together.
-    """
-    counted: Counter[tuple[str, TermSeconds, float]] = Counter()
-    for instruction in program.instructions:
-        exchange = costs.communication_seconds(instruction)
-        counted[instruction.kind, costs.terms(instruction), exchange] += 1
-    by_kind: dict[str, float] = defaultdict(float)
-    worked: dict[TermSeconds, float] = defaultdict(float)
-    exchanging = 0.0
-    for (kind, seconds, exchange), times in counted.items():
-        by_kind[kind] += times * (seconds.total + exchange)
-        exchanging += times * exchange
-        worked[seconds] += times
-    by_term = _terms(_sum(worked))
-    return dict(by_kind), by_term | ({_EXCHANGE: exchanging} if exchanging else {})
 
 
 def _sum(worked: Mapping[TermSeconds, float]) -> TermSeconds:

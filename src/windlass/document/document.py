@@ -121,7 +121,11 @@ class Document(BaseModel):
         unknown = sorted(set(update or ()) - set(type(self).model_fields))
         if unknown:
             raise KeyError(f"{type(self).__name__} has no field {', '.join(unknown)}")
-        return super().model_copy(update=update, deep=deep)
+        copy = super().model_copy(update=update, deep=deep)
+        if update:  # what was computed from the old fields does not hold for the copy
+            for name in copy.__dict__.keys() - type(self).model_fields.keys():
+                del copy.__dict__[name]
+        return copy
 
     def save(self, path: Path) -> None:
         """Writes the file atomically, as JSON or TOML by its suffix.

@@ -39,8 +39,6 @@ class InfeasiblePlan:
     over_bytes: int
     by_class: Mapping[MemoryClass, int]
     """Bytes by memory class at the fullest moment."""
-    index: int
-    """Index of the instruction that runs at that moment."""
     instruction: Instruction
 
     @property
@@ -228,6 +226,5 @@ def infeasible_plan(plan: Plan, memory: DevicePeak, budget_bytes: int) -> Infeas
         peak_bytes=memory.peak_bytes,
         over_bytes=memory.peak_bytes - budget_bytes,
         by_class=memory.by_class,
-        index=memory.index,
         instruction=memory.instruction,
     )

@@ -48,6 +48,7 @@ from windlass.program.instruction import (
 )
 from windlass.program.lowering.lower import (
     lower,
+    lower_stage,
 )
 from windlass.program.memory.disk_usage import (
     DiskUsage,
@@ -65,6 +66,7 @@ from windlass.program.memory.layer_sizes import (
     weight_gradient_elements,
 )
 from windlass.program.memory.liveness import (
+    MemoryProfile,
     memory_profile,
 )
 from windlass.program.memory.offloaded_bytes import (
@@ -140,6 +142,7 @@ __all__ = [
     "InstructionEffects",
     "InstructionKind",
     "LayerSizes",
+    "MemoryProfile",
     "MeshCoord",
     "PassCollective",
     "PeerMap",
@@ -163,6 +166,7 @@ __all__ = [
     "layer_kind_state_sizes",
     "layers_of_stage",
     "lower",
+    "lower_stage",
     "memory_profile",
     "mesh_coord",
     "message_bytes",

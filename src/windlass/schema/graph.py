@@ -258,7 +258,7 @@ class Graph(Document):
     unsharded: "Graph | None" = Field(default=None, repr=False)
     """In a tensor-parallel shard: the full graph."""
 
-    @property
+    @cached_property
     def label(self) -> str:
         """`name@fingerprint`: how plans refer to this graph, and to each shard of it."""
         if self.unsharded is not None:

@@ -1,6 +1,7 @@
 """Machine: devices with their rates and memory tiers, links, and the source of each number."""
 
 from bisect import bisect_left
+from functools import cached_property
 from itertools import pairwise
 from math import ceil, exp, inf, log
 from typing import ClassVar, Literal, NamedTuple, Self
@@ -430,7 +431,7 @@ class Machine(Document):
         """Whether other processes used its cores while it was measured."""
         return self.contention > MAX_CONTENTION
 
-    @property
+    @cached_property
     def label(self) -> str:
         """`name@fingerprint`: how plans refer to this machine."""
         return f"{self.name}@{self.fingerprint()}"

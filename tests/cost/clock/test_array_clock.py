@@ -11,7 +11,8 @@ from cost.equal_blocks import equal_blocks
 from factories import sharded_graph, tiny_graph, tiny_plan
 from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.clock.plan_columns import PlanColumns
-from windlass.cost.predict import predict_time
+from windlass.cost.instruction_time import InstructionCosts
+from windlass.cost.predict import StepTotals, clock_totals, simulated_totals
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -25,8 +26,19 @@ STEADY = 0.005
 """Asked where a step of many micro-batches is walked for fewer and prolonged."""
 
 
+ON_CORES = 0.01
+"""Share of a step by which a term may differ where updates take the cores of what comes after."""
+TERMS = 1e-6
+"""Share of a step by which a term may differ: of sums whose waits are differences."""
+RECEIVES = ("receive", "recv_tied_weights", "accumulate_tied_grads")
+"""Kinds that wait for a message, which the clock does not tell apart."""
+
+
 def simulated(plan: Plan, graph: Graph, machine: Machine) -> float:
-    return predict_time(plan, graph, machine, lower(plan, graph)).step_seconds
+    costs = InstructionCosts(plan, graph, machine)
+    totals = simulated_totals(plan, graph, machine, costs, lower(plan, graph))
+    pace = machine.straggler_factor(plan.parallel.devices)
+    return pace * sum(totals.by_kind.values()) + machine.fixed_seconds
 
 
 def errors(seed: int, count: int, *, accumulation: int = 0) -> list[float]:
@@ -59,6 +71,33 @@ def test_so_does_a_step_under_another_stack():
         plan, machine = draw_on_stack(chance, graph, chance.choice(MACHINES))
         seconds = ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))[0]
         assert seconds == pytest.approx(simulated(plan, graph, machine), rel=ROUNDING), plan
+
+
+def test_the_clock_breaks_a_step_down_as_the_event_simulator_does():
+    chance = random.Random(6)
+    for index in range(60):
+        graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
+        plan = draw(chance, graph, machine)
+        if index % 3 == 0:
+            plan, machine = draw_on_stack(chance, graph, machine)
+        costs = InstructionCosts(plan, graph, machine)
+        clock = clock_totals(plan, graph, machine, costs)
+        whole = simulated_totals(plan, graph, machine, costs, lower(plan, graph))
+        step, on_cores = sum(whole.by_kind.values()), machine.device.kind == "cpu"
+        near = ON_CORES if plan.offloads and on_cores else TERMS
+        for few, all_ in ((clock.by_term, whole.by_term), (kinds(clock), kinds(whole))):
+            for key in few | all_:
+                assert few.get(key, 0.0) == pytest.approx(all_.get(key, 0.0), abs=near * step), key
+        if clock.offload is not None and whole.offload is not None:
+            assert clock.offload.read_bytes == whole.offload.read_bytes
+            assert clock.offload.seconds == pytest.approx(whole.offload.seconds, rel=ROUNDING)
+
+
+def kinds(totals: StepTotals) -> dict[str, float]:
+    """Seconds by kind, those that wait for a message together."""
+    receiving = sum(totals.by_kind.get(kind, 0.0) for kind in RECEIVES)
+    others = {kind: each for kind, each in totals.by_kind.items() if kind not in RECEIVES}
+    return others | {"receive": receiving}
 
 
 @pytest.mark.slow

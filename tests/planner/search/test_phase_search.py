@@ -30,6 +30,7 @@ from windlass.planner.space.phase_space import (
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import plan_layer_sizes
+from windlass.program.tied_weights import tied_owner_layers
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
@@ -140,7 +141,8 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         process_bytes = on.device.process_bytes(compiled=plan.compile)
         budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = TruncatedPlan(plan, graph, on)
-        assert process_bytes + min_stage_bytes(plan, plan_layer_sizes(plan, graph)) <= budget, plan
+        sizes, owners = plan_layer_sizes(plan, graph), tied_owner_layers(graph)[-1]
+        assert process_bytes + min_stage_bytes(plan, sizes, owners) <= budget, plan
         assert (
             process_bytes + waiting_activation_bytes(plan, plan_layer_sizes(plan, graph)) <= budget
         ), plan

@@ -15,7 +15,7 @@ from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
-from windlass.cost.clock.step_walk import step_end
+from windlass.cost.clock.step_walk import StageEnds, stage_ends
 from windlass.schema import Graph, Machine, Plan
 
 _KEPT = 8
@@ -45,6 +45,15 @@ class ArrayClock:
     def step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step, `[plan]`.
 
+        Raises:
+            KeyError: the machine states no rate, or no link, that a plan needs.
+        """
+        end, batch = self.stage_ends(columns).end.max(axis=0), self._batch(columns)[0]
+        return np.asarray(end * batch.pace + self.machine.fixed_seconds)
+
+    def stage_ends(self, columns: PlanColumns) -> StageEnds:
+        """When each stage ends a step, if all hosts are equally fast.
+
         A step of many micro-batches repeats itself: it is walked for two smaller numbers of them,
         a period apart, and each period more takes as long.
 
@@ -54,13 +63,10 @@ class ArrayClock:
         shape, (batch, _) = columns.shape, self._batch(columns)
         passes, clips = PassArrays(batch, columns), self.base.clip
         if not shape.repeats:
-            end = step_end(batch, passes, shape.microbatches, clips=clips)
-            return np.asarray(end * batch.pace + self.machine.fixed_seconds)
+            return stage_ends(batch, passes, shape.microbatches, clips=clips)
         few, more = shape.settled, shape.settled + shape.period
-        short, long = (step_end(batch, passes, each, clips=clips) for each in (few, more))
-        times = (columns.accumulation - few) / shape.period
-        end = short + times * (long - short)
-        return np.asarray(end * batch.pace + self.machine.fixed_seconds)
+        short, long = (stage_ends(batch, passes, each, clips=clips) for each in (few, more))
+        return short.line(long, (columns.accumulation - few) / shape.period)
 
     def stage_seconds(self, columns: PlanColumns) -> tuple[Floats, Floats, Floats]:
         """Seconds of a micro-batch, each `[plan, stage]`.

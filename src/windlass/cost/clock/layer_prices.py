@@ -20,6 +20,7 @@ from windlass.cost.op_time import (
     OpContext,
     PassSeconds,
     batch_load_bytes,
+    batch_load_host_seconds,
     exposed_seconds,
     grad_accumulation_bytes,
     passes_seconds,
@@ -330,7 +331,7 @@ class LayerPrices:
         """Seconds to load a micro-batch."""
         device, plan = self.device(config), self.plan(config, micro=micro, accumulates=accumulates)
         moved = batch_load_bytes(plan_micro(plan) * self._base.batch.sequence)
-        return copy_seconds(moved, device) + device.pass_seconds
+        return copy_seconds(moved, device) + batch_load_host_seconds(device)
 
     def message_bytes(self, config: LayerConfig, micro: int) -> Floats:
         """Bytes that each column's layer sends to the next stage, `[column]`."""

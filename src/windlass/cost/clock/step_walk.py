@@ -9,6 +9,8 @@ weights arrive, and layers wait for updates of the step before; in its last back
 are reduced, and those of tied weights leave. There the layers are walked one by one.
 """
 
+from typing import NamedTuple, Self
+
 import numpy as np
 
 from windlass.cost.arrays import Floats
@@ -17,8 +19,29 @@ from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.schedule_levels import FORWARD, EdgePass, Level, schedule_levels
 
 
-def step_end(batch: PlanBatch, passes: PassArrays, microbatches: int, *, clips: bool) -> Floats:
-    """Seconds of a step of so many micro-batches, `[plan]`.
+class StageEnds(NamedTuple):
+    """Seconds from the start of a step, `[stage, plan]`."""
+
+    end: Floats
+    """When a stage has ended its step."""
+    passed: Floats
+    """When it has ended its passes."""
+    met: Floats
+    """When it begins the gradient norm, once all are there, or else its updates."""
+    waited: Floats
+    """How long it has waited for updates of offloaded state of the step before."""
+
+    def line(self, more: Self, times: Floats) -> "StageEnds":
+        """A line through these and those of a longer step, `times` their distance from here."""
+        return StageEnds(
+            *(low + times * (high - low) for low, high in zip(self, more, strict=True))
+        )
+
+
+def stage_ends(
+    batch: PlanBatch, passes: PassArrays, microbatches: int, *, clips: bool
+) -> StageEnds:
+    """When each stage ends a step of so many micro-batches.
 
     Where optimizer state is offloaded, its updates overlap with the next step: the second of two
     steps counts.
@@ -30,11 +53,11 @@ def step_end(batch: PlanBatch, passes: PassArrays, microbatches: int, *, clips: 
         clips: whether updates wait for the global gradient norm.
     """
     walk = _StepWalk(batch, passes, microbatches, None)
-    end = walk.end(clips=clips)
+    ends = walk.ends(clips=clips)
     if not batch.offloads.any():
-        return end
-    ready = np.where(batch.offloads, walk.updated - end, -np.inf)
-    return _StepWalk(batch, passes, microbatches, ready).end(clips=clips)
+        return ends
+    ready = np.where(batch.offloads, walk.updated - ends.end.max(axis=0), -np.inf)
+    return _StepWalk(batch, passes, microbatches, ready).ends(clips=clips)
 
 
 class _StepWalk:
@@ -58,6 +81,7 @@ class _StepWalk:
         stages, plans = batch.shape.pipeline, batch.columns.count
         self._now, self._sent, self._reduced = np.zeros((3, stages, plans))
         """Times at which a stage has computed, sent and reduced all so far, `[stage, plan]`."""
+        self._waited = np.zeros((stages, plans))
         self._layer_reduced = np.zeros((batch.columns.layers, plans))
         """Time at which all reductions up to that of a layer have ended, `[layer, plan]`."""
         self._came = np.zeros((schedule.slots, plans))
@@ -67,8 +91,8 @@ class _StepWalk:
         self.updated = np.full((batch.columns.layers, plans), -np.inf)
         """End of each layer's update of offloaded state, `[layer, plan]`."""
 
-    def end(self, *, clips: bool) -> Floats:
-        """End of the step, `[plan]`."""
+    def ends(self, *, clips: bool) -> StageEnds:
+        """When each stage ends the step."""
         self._send_tied_weights(None)
         for level in self._levels:
             if level.rows.size:
@@ -79,10 +103,11 @@ class _StepWalk:
                 else:
                     self._last_backward(edge)
         if clips:
-            begin = np.maximum(self._now, self._reduced).max(axis=0)
-            return np.asarray(self._update(begin + self._batch.norm, waits=False).max(axis=0))
-        waits = bool((self._reduced > self._now).any())
-        return np.asarray(self._update(self._now, waits=waits).max(axis=0))
+            met = np.maximum(self._now, self._reduced).max(axis=0)
+            end = self._update(met + self._batch.norm, waits=False)
+            return StageEnds(end, self._now, np.broadcast_to(met, end.shape), self._waited)
+        end = self._update(self._now, waits=bool((self._reduced > self._now).any()))
+        return StageEnds(end, self._now, self._now, self._waited)
 
     def _pass_level(self, level: Level) -> None:
         """Runs passes that do not wait for each other."""
@@ -119,7 +144,7 @@ class _StepWalk:
                 now = self._receive(now, batch.tied[place].weights, arrival)
             if self._ready is not None:
                 for target in self._layout.targets[layer]:
-                    now = np.maximum(now, self._ready[target])
+                    now = self._updated(stage, now, self._ready[target])
             now = now + self._passes.forward[layer]
         self._now[stage] = now
         if edge.sends:
@@ -133,7 +158,7 @@ class _StepWalk:
         for layer in self._layout.needs[chunk]:
             if self._ready is not None:
                 ready = np.where(batch.is_sharded, self._ready[layer], -np.inf)
-                self._now[stage] = np.maximum(self._now[stage], ready)
+                self._now[stage] = self._updated(stage, self._now[stage], ready)
             self._now[stage] += batch.state.gather[layer]
 
     def _send_tied_weights(self, chunk: int | None) -> None:
@@ -153,7 +178,8 @@ class _StepWalk:
             )
             now, sent = self._now[stage].copy(), self._sent[stage].copy()
             if self._ready is not None:
-                self._now[stage] = np.maximum(now, self._ready[tied.owner])
+                ready = np.where(leaves, self._ready[tied.owner], -np.inf)
+                self._now[stage] = self._updated(stage, now, ready)
             arrival = self._send(stage, tied.weights)
             self._tied_weights[place] = np.where(leaves, arrival, self._tied_weights[place])
             self._now[stage] = np.where(leaves, self._now[stage], now)
@@ -224,6 +250,7 @@ class _StepWalk:
                     at = np.maximum(at, own)
                 work = state.update[layer]
                 begun = np.maximum(at, idle)
+                at = np.where(batch.offloads & shares_cores, begun, at)
                 idle = begun + np.maximum(work, state.moving[layer])
                 beside = at + work if shares_cores else at
                 offloaded = np.where(batch.scatters, idle, beside if overlaps else idle)
@@ -231,6 +258,12 @@ class _StepWalk:
                 at = np.where(batch.offloads, offloaded, at + work) + state.spread[layer]
             ends[stage] = at
         return ends
+
+    def _updated(self, stage: int, now: Floats, ready: Floats) -> Floats:
+        """Time at which a stage that is free at `now` finds a layer updated."""
+        later = np.maximum(now, ready)
+        self._waited[stage] += later - now
+        return np.asarray(later)
 
     def _receive(self, now: Floats, seconds: Floats, arrival: Floats) -> Floats:
         """Time at which a stage that is free at `now` has received a message."""

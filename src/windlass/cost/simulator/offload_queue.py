@@ -93,10 +93,12 @@ class OffloadQueue:
         self._shares_cores = machine.device.kind == "cpu"
         self._overlaps = machine.overlaps_transfers
         self._updates_transfer = plan.is_offloaded("optimizer")
+        self._updates_device_grads = self._shares_cores and not plan.is_offloaded("gradients")
         self.idle_at = 0.0
         """Time at which all transfers that were started have ended."""
         self._grads_offloaded_at = 0.0
-        """Time at which the last gradient has been offloaded."""
+        """Time at which the last gradient has been offloaded, or used by an update that passes the
+        state through staging memory: only one layer's gradients wait in device memory."""
         self._layer_ready_at: dict[int, float] = {}
         """Time at which each layer's weights have arrived."""
         self._output_ready_at: dict[tuple[int, int | None], float] = {}
@@ -155,7 +157,7 @@ class OffloadQueue:
 
     def _transfer(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         kind, layer, micro = instruction
-        if kind == "offload_grads":
+        if kind == "offload_grads" or (kind == "update" and self._updates_device_grads):
             now = max(now, self._grads_offloaded_at)
         elif kind == "offload_activation":
             now = max(now, self._output_offloaded_at)
@@ -168,7 +170,7 @@ class OffloadQueue:
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
         self.idle_at = end
-        if kind == "offload_grads":
+        if kind == "offload_grads" or (kind == "update" and self._updates_device_grads):
             self._grads_offloaded_at = end
         elif kind == "offload_activation":
             self._output_offloaded_at = end

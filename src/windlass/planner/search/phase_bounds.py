@@ -9,19 +9,20 @@ from windlass.program import Instruction, InstructionKind, LayerSizes, PeerMap, 
 from windlass.schema import Graph, Machine, Plan, Stage
 
 
-def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes], owners: Sequence[int] = ()) -> int:
     """Least device memory of the fullest stage, without the process itself.
 
     Args:
         plan: a plan in phases.
         sizes: sizes of its layers.
+        owners: layers that own weights of the last one.
     """
-    return max(_stage_bytes(plan, stage, sizes) for stage in plan.stages)
+    return max(_stage_bytes(plan, stage, sizes, owners) for stage in plan.stages)
 
 
 def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     """Least device memory for the largest layer, in any phases; as in `min_stage_bytes`."""
-    return max(_phase_bytes(plan, (layer,)) for layer in sizes)
+    return max(_phase_bytes(plan, (layer,)) for layer in set(sizes))
 
 
 def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
@@ -54,18 +55,26 @@ def _waiting_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int
     return left
 
 
-def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
+def _stage_bytes(
+    plan: Plan, stage: Stage, sizes: Sequence[LayerSizes], owners: Sequence[int]
+) -> int:
     """The most that any phase holds while its last micro-batch but one runs backward.
 
     Then all its weights are there and its gradients are created, beside what never leaves: the
-    first phase's weights, and what the previous stage has sent for each micro-batch.
+    first phase's weights with their gradients where the last layer, whose backward comes first, has
+    added to them, and what the previous stage has sent for each micro-batch. The gradient of what
+    enters the phase waits for each micro-batch that has run.
     """
-    first, end = stage.phases[0]
+    (first, end), count = stage.phases[0], plan.batch.accumulation
     staying = sum(each.weight_shard for each in sizes[first:end])
+    if count > 1 and stage.end_layer == len(sizes):
+        tied = [sizes[owner] for owner in owners if first <= owner < end]
+        staying += sum(each.gradients + each.sparse_rows for each in tied)
     if first > 0:
-        staying += sizes[first - 1].output * plan.batch.accumulation
+        staying += sizes[first - 1].output * count
     return max(
-        _phase_bytes(plan, sizes[begin:end]) + (staying if begin > first else 0)
+        _phase_bytes(plan, sizes[begin:end])
+        + (staying + max(0, count - 2) * sizes[begin - 1].output if begin > first else 0)
         for begin, end in stage.phases
     )
 
@@ -74,7 +83,7 @@ def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
     """Bytes of layers that are on the device together, while one of them runs backward."""
     there = sum(each.weights for each in layers)
     if plan.batch.accumulation > 1:
-        there += sum(each.gradients for each in layers)
+        there += sum(each.gradients + each.sparse_rows for each in layers)
     return there + max(each.saved + each.backward_peak for each in layers)
 
 

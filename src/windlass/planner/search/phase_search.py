@@ -38,7 +38,13 @@ from windlass.planner.space.phase_space import (
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import Program, lower, plan_errors, plan_layer_sizes
+from windlass.program import (
+    Program,
+    lower,
+    plan_errors,
+    plan_layer_sizes,
+    tied_owner_layers,
+)
 from windlass.schema import Graph, Machine, Plan, Prediction, ShardingDegrees
 
 _SHORT_MICROBATCHES = 3
@@ -122,7 +128,7 @@ class _Search:
 def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
     graph, machine = space.graph, space.machine
-    tiers = offload_tiers(machine)
+    tiers, owners = offload_tiers(machine), tied_owner_layers(graph)[-1]
     for base in _with_fitting_layers(space, budget_bytes) if tiers else ():
         several = [
             with_state_on(plan, tiers[0].name, activations=False)
@@ -132,7 +138,7 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
             continue
         sizes = plan_layer_sizes(base, graph)
         room = budget_bytes - machine.device.process_bytes(compiled=base.compile)
-        small = [plan for plan in several if min_stage_bytes(plan, sizes) <= room]
+        small = [plan for plan in several if min_stage_bytes(plan, sizes, owners) <= room]
         if small:
             times = LayerPassTimes.of(small[0], graph, machine)
             yield from ((min_step_seconds(plan, times), plan) for plan in small)
@@ -148,7 +154,7 @@ def _with_fitting_layers(space: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
             base.precision,
             base.compile,
             batch.micro,
-            batch.accumulation > 1,
+            batch.accumulation,
         )
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})

@@ -5,7 +5,7 @@ have no room on the device.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise, product
 
 from windlass.planner.space.plan_space import PlanSpace
@@ -18,6 +18,7 @@ from windlass.schema import (
     Offload,
     Parallelism,
     Plan,
+    Recompute,
     ShardingDegrees,
     Stage,
 )
@@ -59,6 +60,13 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
     """
     if space.request.parallel.virtual_stages not in (None, 1):
         return
+
+    @cache
+    def stages_of(pipeline: int, mode: Recompute) -> tuple[Stage, ...]:
+        bounds = pairwise(space.chunk_bounds(pipeline))
+        return tuple(Stage(phases=(each,), recompute=mode) for each in bounds)
+
+    schedule = space.request.parallel.schedule or "1f1b"
     for parallel, precision, micros in product(
         full_parallelisms(space), space.precisions, space.accumulations
     ):
@@ -73,20 +81,14 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         if parallel.pipeline == 1:
             modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
         for (compiled, mode), degrees in product(modes, space.sharding_degrees(parallel.data)):
-            stages = tuple(
-                Stage(phases=(bounds,), recompute=mode)
-                for bounds in pairwise(space.chunk_bounds(parallel.pipeline))
-            )
             yield space.base.model_copy(
                 update={
-                    "parallel": parallel.model_copy(
-                        update={"schedule": space.request.parallel.schedule or "1f1b"}
-                    ),
+                    "parallel": parallel.model_copy(update={"schedule": schedule}),
                     "precision": precision,
                     "compile": compiled,
                     "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
                     "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
-                    "stages": stages,
+                    "stages": stages_of(parallel.pipeline, mode),
                 }
             )
 

@@ -44,6 +44,22 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     )
 
 
+def lower_stage(plan: Plan, graph: Graph, stage: int) -> Program:
+    """The program of the first device of one stage, which its other devices run too.
+
+    Raises:
+        InputErrors: this version cannot lower the plan, or the plan does not cover the graph.
+    """
+    require_lowerable(plan, graph)
+    instructions, flushed = _lower_stage(plan, graph, stage)
+    return Program.model_construct(
+        plan=plan.label,
+        device=stage * plan.parallel.tensor * plan.parallel.replicas,
+        instructions=instructions,
+        flush_deferred_updates=flushed,
+    )
+
+
 def _lower_stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
     if plan.is_offloaded("parameters"):
         return lower_offloaded_stage(plan, graph, stage)
