@@ -15,7 +15,7 @@ from windlass.validation.metrics import (
     spearman,
     step_errors,
 )
-from windlass.validation.predict_run import RunPrediction, predict_runs
+from windlass.validation.predict_run import RunPrediction, predict_run
 from windlass.validation.table_evaluation import evaluate_table
 
 
@@ -23,7 +23,7 @@ from windlass.validation.table_evaluation import evaluate_table
 def exact(tmp_path: Path) -> list[RunPrediction]:
     """Predictions that are right, of one model on one machine."""
     runs = [run_of(tmp_path, microbatch=b, t=t, d=64 // t) for b in (1, 4, 8) for t in (1, 8)]
-    found = predict_runs(runs)
+    found = [predict_run(run) for run in runs]
     return [
         replace(one, run=replace(one.run, step_seconds=one.step_seconds)) for one in found
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from windlass.cost import stack_stage_bytes
 from windlass.schema import Stack
 from windlass.stacks import load_stack
 from windlass.validation.csv_table import UnusableRow
-from windlass.validation.predict_run import predict_run, predict_runs
+from windlass.validation.predict_run import predict_run
 from windlass.validation.published_plan import published_plan, step_seconds
 from windlass.validation.published_run import PublishedRun
 
@@ -158,7 +158,7 @@ def test_a_row_without_micro_batch_takes_the_fastest_that_fits(tmp_path: Path):
     open_row = {name: cell for name, cell in GPT.items() if name != "microbatch"}
     found = predict_run(run_of(tmp_path, open_row))
 
-    stated = predict_runs([run_of(tmp_path, microbatch=b) for b in (1, 2, 4, 8)])
+    stated = [predict_run(run_of(tmp_path, microbatch=b)) for b in (1, 2, 4, 8)]
     fastest = min((one for one in stated if one.fits), key=lambda one: one.step_seconds)
     assert found.config == fastest.config
 
@@ -206,7 +206,7 @@ def test_a_pipelined_message_carries_one_ranks_part(tmp_path: Path):
 
 
 def test_a_run_that_nothing_was_fitted_to_has_a_wider_interval(tmp_path: Path):
-    known, unknown = predict_runs([run_of(tmp_path), run_of(tmp_path, source="our own")])
+    known, unknown = map(predict_run, (run_of(tmp_path), run_of(tmp_path, source="our own")))
 
     def width(low: float, high: float) -> float:
         return high / low

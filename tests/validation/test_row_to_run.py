@@ -9,7 +9,7 @@ import pytest
 from validation.made_tables import BERT, GPT, run_of, write_table
 from windlass.errors import InputErrors, RequestError
 from windlass.validation.csv_table import COLUMNS, read_table
-from windlass.validation.predict_run import predict_runs
+from windlass.validation.predict_run import predict_run
 from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import SkippedRow, rows_to_runs
 
@@ -94,7 +94,7 @@ def test_hosts_of_four_are_recognized_by_the_systems_name(tmp_path: Path):
         run_of(tmp_path, {**mlperf, "system": name}, t=1, d=8, n_devices=8)
         for name in ("2xXE8545x4A100-SXM-40GB", "XE8545x4A100-SXM-40GB", "dgxa100_ngc22.04_pytorch")
     ]
-    far, *near = (one.step_seconds for one in predict_runs(runs))
+    far, *near = (one.step_seconds for one in map(predict_run, runs))
 
     assert [run.per_host for run in runs] == [4.0, None, None]
     assert near[0] == near[1] < far
@@ -214,7 +214,7 @@ def test_a_cell_that_is_not_a_number_is_never_predicted_as_one(
     (found,) = rows_to_runs(table.rows)
 
     if isinstance(found, PublishedRun):  # a cell of words says nothing, or begins with a number
-        assert isfinite(predict_runs([found])[0].step_seconds)
+        assert isfinite(predict_run(found).step_seconds)
     else:
         assert f"`{column}`" in found.reason
         assert len(found.reason) < 100

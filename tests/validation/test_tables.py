@@ -16,8 +16,8 @@ VTRAIN, VTRAIN_HOSTS = "vtrain_single_a100.csv", "vtrain_multi_a100.csv"
 BLOOM, MOSAIC = "bigscience_bloom_prequel_a100_80gb.csv", "llm_foundry_mpt.csv"
 MLPERF, RECENT = "mlperf_bert_resnet_v1.0_v1.1_v2.0.csv", "recent_h100_gb200.csv"
 KORTHIKANTI, TITAN = "korthikanti_2022.csv", "torchtitan.csv"
-INSIDE = 0.70, 0.95
-"""Share of rows inside 80 % intervals; a table of 26 rows is 80 % give or take 8."""
+INSIDE = 0.75, 0.88
+"""Share of rows inside 80 % intervals."""
 
 pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="WINDLASS_TABLES names no folder")
 
@@ -30,8 +30,8 @@ def evaluation(name: str) -> TableEvaluation:
 @pytest.mark.parametrize(
     ("table", "asked"),
     [
-        (VTRAIN, 0.07), (VTRAIN_HOSTS, 0.08), (BLOOM, 0.06), (MOSAIC, 0.065), (TITAN, 0.10),
-        (KORTHIKANTI, 0.04), (RECENT, 0.08),
+        (VTRAIN, 0.07), (VTRAIN_HOSTS, 0.08), (BLOOM, 0.06), (MOSAIC, 0.06), (TITAN, 0.10),
+        (KORTHIKANTI, 0.03), (RECENT, 0.08),
     ],
 )  # fmt: skip
 def test_steps_that_no_constant_has_seen_are_as_near_as_asked_and_nearer_than_one_constant(
@@ -66,11 +66,19 @@ def test_80_percent_intervals_hold_about_so_many_rows_that_no_constant_has_seen(
     assert least <= steps.interval_coverage <= most
 
 
-def test_peak_memory_that_no_constant_has_seen_is_as_near_as_asked():
-    memory = evaluation(BLOOM).test_rows.memory
+@pytest.mark.parametrize(("table", "asked"), [(BLOOM, 0.08), (TITAN, 0.10)])
+def test_peak_memory_that_no_constant_has_seen_is_as_near_as_asked(table: str, asked: float):
+    memory = evaluation(table).test_rows.memory
 
     assert memory is not None
-    assert memory.mean <= 0.08
+    assert memory.mean <= asked
+
+
+def test_steps_in_8_bits_are_as_near_as_asked():
+    steps = evaluation(RECENT).by_precision["float8"].step_time
+
+    assert steps is not None
+    assert steps.mean <= 0.12
 
 
 def test_every_run_out_of_memory_is_foreseen_without_false_alarms():

@@ -1,6 +1,6 @@
 """Predicts step time and peak memory of published runs by the clock that plans, with intervals."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import exp, hypot
 
@@ -43,37 +43,21 @@ class RunPrediction:
         return self.run.key in self.run.cluster.rows
 
 
-def predict_runs(
-    runs: Sequence[PublishedRun],
-    *,
-    stack_of: Callable[[Cluster], Stack] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> list[RunPrediction]:
-    """A prediction for each run, in order.
-
-    If a run has several candidate configurations, the fastest that fits is predicted, or the
-    fastest of all if none fits.
-
-    Args:
-        runs: runs of any stacks.
-        stack_of: the software of a cluster; None takes the stack that it names.
-        progress: called after each run with the number of runs that are predicted.
-
-    Raises:
-        UnusableRow: no configuration of a run can be a plan.
-    """
-    predictions = []
-    for count, run in enumerate(runs, 1):
-        predictions.append(predict_run(run, stack_of))
-        if progress is not None:
-            progress(count)
-    return predictions
-
-
 def predict_run(
     run: PublishedRun, stack_of: Callable[[Cluster], Stack] | None = None
 ) -> RunPrediction:
-    """The prediction of one run; arguments and errors as in `predict_runs`."""
+    """The prediction of a run.
+
+    If it has several candidate configurations, the fastest that fits is predicted, or the fastest
+    of all if none fits.
+
+    Args:
+        run: a run of any stack.
+        stack_of: the software of a cluster; None takes the stack that it names.
+
+    Raises:
+        UnusableRow: no configuration of the run can be a plan.
+    """
     stack = load_stack(run.cluster.stack) if stack_of is None else stack_of(run.cluster)
     refused: list[str] = []
     predictions = list(_predictions(run, stack, refused))
