@@ -49,11 +49,14 @@ class ConfigBounds:
 
     def passes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Seconds of passes that are spread evenly over stages, `[item]`."""
-        _, both, sums = self._before_layers(configs)
-        times = self._table.accumulation[configs, None]
-        before = times * both + (times - 1) * sums
-        slowest = np.maximum(before[:, -1] / pipelines, np.diff(before, axis=1).max(axis=1))
-        return np.asarray(slowest * self._pace(pipelines, configs))
+        keys, place = np.unique(self._priced(configs), return_inverse=True)
+        _, both, sums = self._before[:, keys]
+        times = self._table.accumulation[configs]
+        each, added = np.diff(both, axis=1), np.diff(sums, axis=1)
+        one = np.arange(len(keys)), (each + added).argmax(axis=1)
+        slowest = times * each[one][place] + (times - 1) * added[one][place]
+        even = (times * both[place, -1] + (times - 1) * sums[place, -1]) / pipelines
+        return np.asarray(np.maximum(even, slowest) * self._pace(pipelines, configs))
 
     def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.
@@ -79,7 +82,7 @@ class ConfigBounds:
     def stages(self, option: PipelineOption, configs: Ints) -> Floats:
         """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""
         ends = list(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
-        chunks = np.diff(self._before_layers(configs)[..., ends], axis=2)
+        chunks = np.diff(self._before[:, self._priced(configs)][..., ends], axis=2)
         turns = chunks.reshape(3, len(configs), option.virtual_stages, option.pipeline)
         times = self._table.accumulation[configs, None]
         forward, both, _ = turns[:, :, 0]
@@ -96,7 +99,8 @@ class ConfigBounds:
         factors = [self._space.machine.straggler_factor(int(count)) for count in numbers]
         return np.asarray(np.array(factors)[place])
 
-    def _before_layers(self, configs: Ints) -> Floats:
+    def _priced(self, configs: Ints) -> Ints:
+        """The key of each configuration, whose passes have been priced, `[config]`."""
         keys = self._key[configs]
         unknown = np.unique(keys[np.isnan(self._before[0, keys, 0])])
         for sums in (0, 1):
@@ -105,7 +109,7 @@ class ConfigBounds:
                 seconds = self._clock.stage_seconds(self._one_layer_stages(alike, 1 + sums))
                 self._before[:, alike, 0] = 0.0
                 self._before[:, alike, 1:] = np.cumsum(seconds, axis=2)
-        return np.asarray(self._before[:, keys])
+        return np.asarray(keys)
 
     def _one_layer_stages(self, keys: Ints, accumulation: int) -> PlanColumns:
         """Plans in which every layer is a stage of its own, so that a stage's time is a layer's."""
