@@ -5,12 +5,29 @@ from windlass.record.annotations import (
     annotate,
     read_annotations,
 )
+from windlass.record.catalog import (
+    Catalog,
+)
 from windlass.record.merge import (
     MergeReport,
     merge_folders,
 )
+from windlass.record.pyramid import (
+    Curve,
+    SeriesSummary,
+)
+from windlass.record.queries import (
+    ALL_RUNS,
+    RunQueries,
+)
 from windlass.record.remote import (
     without_secrets,
+)
+from windlass.record.run_row import (
+    COLUMNS,
+    RunQuery,
+    RunRow,
+    Setting,
 )
 from windlass.record.sync import (
     SyncReceiver,
@@ -18,8 +35,17 @@ from windlass.record.sync import (
 )
 
 __all__ = [
+    "ALL_RUNS",
+    "COLUMNS",
     "Annotations",
+    "Catalog",
+    "Curve",
     "MergeReport",
+    "RunQueries",
+    "RunQuery",
+    "RunRow",
+    "SeriesSummary",
+    "Setting",
     "SyncReceiver",
     "annotate",
     "merge_folders",

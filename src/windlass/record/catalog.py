@@ -1,0 +1,320 @@
+"""The catalogue of a folder of runs: SQLite files that can be thrown away at any time.
+
+`.catalog.sqlite` holds what is known of the runs. It is read and written whole, and equal run
+folders give equal bytes, in whatever order they came. `.curves.sqlite` holds their pyramids, and
+the state of the files that each run was read from, which differs from machine to machine.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from windlass.atomic_files import cache_folder, file_state
+from windlass.errors import RecordError, StorageError
+from windlass.record.queries import RunQueries
+from windlass.record.run_files import run_stamps
+from windlass.record.tables import (
+    CURVE_TABLES,
+    RUN_TABLES,
+    Rows,
+    Table,
+    create_statement,
+    insert_statement,
+    rows_of,
+)
+from windlass.tracking import LOCK_FILE, is_locked
+
+CATALOG_FILE, CURVES_FILE = ".catalog.sqlite", ".curves.sqlite"
+CATALOG_VERSION = 1
+"""Version of the tables, and of what is read from runs; a catalogue of another one is rebuilt."""
+Progress = Callable[[str, int, int | None], None]
+_TYPES = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "blob": "BLOB"}
+_WAIT_SECONDS = 120.0
+"""How long one process waits for another one that refreshes the same catalogue."""
+_SAVE_SECONDS = 5.0
+"""A process that refreshes again and again writes the file of runs this rarely."""
+_STAMPS = Table("stamp", {"folder": "text", "stamp": "text"}, key=1)
+_SAVED = Table("saved", {"file": "text", "state": "text"}, key=1)
+
+
+class Catalog(RunQueries):
+    """The runs under a folder. `open` makes one; close it, or use it as a context manager.
+
+    Several threads may ask it at once.
+    """
+
+    def __init__(self, root: Path, files: Path | None) -> None:
+        self._root = root
+        self._files = files
+        self._mutex = threading.RLock()
+        self._runs = _connect(":memory:")
+        self._curves = _connect(":memory:" if files is None else str(files / CURVES_FILE))
+        self._stamps: dict[str, str] = {}
+        self._unsaved: set[str] = set()
+        self._loaded = ""
+        self._saved_at = -_SAVE_SECONDS
+        with self._transaction():
+            (version,) = self._curves.execute("PRAGMA user_version").fetchone()
+            if version != CATALOG_VERSION:
+                self._make_tables()
+            self._load()
+
+    @classmethod
+    def open(cls, root: Path | str) -> "Catalog":
+        """The catalogue of the runs under a folder, as it was last saved: `refresh` reads the rest.
+
+        A folder that cannot be written has its catalogue in the user's cache.
+
+        Raises:
+            RecordError: `root` is a file.
+            StorageError: the disk is full.
+        """
+        root = Path(root)
+        if root.exists() and not root.is_dir():
+            raise RecordError(f"`{root}` is no folder of runs")
+        files = _folder_of_files(root)
+        try:
+            return cls(root, files)
+        except sqlite3.OperationalError as error:
+            raise StorageError(f"the catalogue of `{root}` cannot be opened: {error}") from error
+        except sqlite3.DatabaseError:  # damaged: everything in it is in the run folders, too
+            for name in (CATALOG_FILE, CURVES_FILE):
+                (files or root).joinpath(name).unlink(missing_ok=True)
+            return cls(root, files)
+
+    @property
+    def place(self) -> str:
+        """The folder of runs."""
+        return f"`{self._root}`"
+
+    def refresh(self, progress: Progress | None = None) -> bool:
+        """Reads the runs that have changed since they were last read; returns whether any had.
+
+        Args:
+            progress: called with how many runs are read.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        with self._mutex:
+            stamps = run_stamps(self._root)
+            changed = stamps != self._stamps
+            if changed or self._loaded != self._file_state():
+                with self._transaction():
+                    if self._loaded != self._file_state():
+                        self._load()
+                    changed = self._read_changed(stamps, progress) or changed
+            changed = self._update_states() or changed
+            if self._unsaved and time.monotonic() - self._saved_at > _SAVE_SECONDS:
+                self.save()
+            return changed
+
+    def save(self) -> None:
+        """Writes what was read since the last time.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        with self._mutex, self._transaction():
+            if self._files is not None and self._unsaved:
+                path = self._files / CATALOG_FILE
+                temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+                try:
+                    self.write_copy(temporary)
+                    temporary.replace(path)
+                finally:
+                    temporary.unlink(missing_ok=True)
+                self._note_saved()
+            self._unsaved.clear()
+            self._saved_at = time.monotonic()
+
+    def write_copy(self, path: Path) -> None:
+        """Writes what is known of the runs to a new SQLite file; equal runs give equal bytes.
+
+        Raises:
+            StorageError: the file exists, or the disk is full.
+        """
+        with self._mutex:
+            # It counts changes of the tables, and stands in the file.
+            self._runs.execute(f"PRAGMA schema_version = {CATALOG_VERSION}")
+            try:
+                self._runs.execute("VACUUM INTO ?", (str(path),))
+            except sqlite3.OperationalError as error:
+                raise StorageError(f"`{path}` cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """Saves and closes the catalogue; closing twice is harmless."""
+        with self._mutex, contextlib.suppress(sqlite3.ProgrammingError):
+            self.save()
+            self._runs.close()
+            self._curves.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fetch(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._mutex:
+            return self._runs.execute(sql, parameters).fetchall()
+
+    def _fetch_curves(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._mutex:
+            return self._curves.execute(sql, parameters).fetchall()
+
+    def _make_tables(self) -> None:
+        for table in (*CURVE_TABLES, _STAMPS, _SAVED):
+            self._curves.execute(f"DROP TABLE IF EXISTS {table.name}")
+            self._curves.execute(create_statement(table, _TYPES, " WITHOUT ROWID"))
+        self._curves.execute(f"PRAGMA user_version = {CATALOG_VERSION}")
+
+    def _load(self) -> None:
+        """Reads both files; where they do not belong together, every run counts as new."""
+        state = self._file_state()
+        saved = self._curves.execute("SELECT state FROM saved").fetchall()
+        self._unsaved.clear()
+        self._runs.close()
+        self._runs = _connect(":memory:")
+        self._loaded = state
+        if state and self._files is not None and saved == [(state,)]:
+            self._runs.deserialize((self._files / CATALOG_FILE).read_bytes())
+            self._stamps = dict(self._curves.execute("SELECT folder, stamp FROM stamp"))
+            return
+        for table in RUN_TABLES:
+            self._runs.execute(create_statement(table, _TYPES, " WITHOUT ROWID"))
+        self._runs.execute("CREATE INDEX setting_key ON setting (key)")
+        self._runs.execute("CREATE INDEX series_name ON series (name)")
+        for table in (*CURVE_TABLES, _STAMPS):
+            self._curves.execute(f"DELETE FROM {table.name}")  # noqa: S608  our own names
+        self._stamps = {}
+
+    def _read_changed(self, stamps: dict[str, str], progress: Progress | None) -> bool:
+        """Reads the runs whose state is another one than was noted; returns whether any was."""
+        gone = sorted(self._stamps.keys() - stamps.keys())
+        changed = [name for name, stamp in stamps.items() if self._stamps.get(name) != stamp]
+        self._runs.execute("BEGIN")
+        for name in gone:
+            self._replace(name, {})
+            del self._stamps[name]
+        for done, name in enumerate(changed):
+            if progress is not None:
+                progress("reading runs", done, len(changed))
+            self._replace(name, _read_rows(self._root / name))
+            self._stamps[name] = stamps[name]
+        self._runs.execute("COMMIT")
+        return bool(gone or changed)
+
+    def _replace(self, name: str, rows: Rows) -> None:
+        """Puts the rows of one run into the place of its old ones."""
+        self._unsaved.add(name)
+        self._curves.execute("DELETE FROM stamp WHERE folder = ?", (name,))
+        for database, tables in ((self._runs, RUN_TABLES), (self._curves, CURVE_TABLES)):
+            for table in tables:
+                database.execute(f"DELETE FROM {table.name} WHERE run = ?", (name,))  # noqa: S608
+                database.executemany(insert_statement(table), rows.get(table.name, ()))
+
+    def _update_states(self) -> bool:
+        """Tells runs that are going on from those that were killed; returns whether any changed."""
+        going = self._runs.execute(
+            "SELECT run, state FROM run WHERE state IN ('killed', 'running')"
+        ).fetchall()
+        states = {
+            name: "running" if is_locked(self._root / name / LOCK_FILE) else "killed"
+            for name, _ in going
+        }
+        changed = [(states[name], name) for name, state in going if states[name] != state]
+        self._runs.executemany("UPDATE run SET state = ? WHERE run = ?", changed)
+        self._unsaved |= {name for _, name in changed}
+        return bool(changed)
+
+    def _note_saved(self) -> None:
+        self._loaded = self._file_state()
+        self._curves.execute("DELETE FROM saved")
+        self._curves.execute(insert_statement(_SAVED), (CATALOG_FILE, self._loaded))
+        stamps = [(name, self._stamps[name]) for name in self._unsaved & self._stamps.keys()]
+        self._curves.executemany("DELETE FROM stamp WHERE folder = ?", [(n,) for n, _ in stamps])
+        self._curves.executemany(insert_statement(_STAMPS), stamps)
+
+    def _file_state(self) -> str:
+        """The state of the file of runs; empty if there is none."""
+        with contextlib.suppress(OSError):
+            if self._files is not None:
+                return repr(file_state(self._files / CATALOG_FILE))
+        return ""
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Keeps other processes from refreshing the same catalogue; undone after an exception."""
+        if self._curves.in_transaction:
+            yield
+            return
+        self._curves.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._curves.execute("ROLLBACK")
+            self._loaded = "unknown"  # the next refresh reads both files again
+            raise
+        self._curves.execute("COMMIT")
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """A connection that commits each statement, unless a transaction was begun."""
+    connection = sqlite3.connect(
+        path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.create_function("like", 2, _is_like, deterministic=True)
+    return connection
+
+
+def _is_like(pattern: str | None, text: str | None) -> bool | None:
+    """SQL's `text LIKE pattern` as PostgreSQL has it, which tells capital letters from others."""
+    if pattern is None or text is None:
+        return None
+    return _like_expression(pattern).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=100)
+def _like_expression(pattern: str) -> re.Pattern[str]:
+    """`%` stands for any text, `_` for one character, and a backslash takes their meaning away."""
+    parts = re.findall(r"\\.|.", pattern, re.DOTALL)
+    signs = {"%": ".*", "_": "."}
+    return re.compile("".join(signs.get(p, re.escape(p[-1])) for p in parts), re.DOTALL)
+
+
+def _read_rows(folder: Path) -> Rows:
+    """The rows of one run; none if it is of another format."""
+    from windlass.record.run_entry import read_run_entry
+
+    try:
+        return rows_of(folder.name, read_run_entry(folder))
+    except (RecordError, OSError):
+        return {}
+
+
+def _folder_of_files(root: Path) -> Path | None:
+    """Where the files of a catalogue are; None if there is no folder of runs."""
+    if not root.is_dir():
+        return None
+    if os.access(root, os.W_OK):
+        return root
+    digest = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    folder = cache_folder() / "catalogs" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
