@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from windlass.api.compare import compare_batches
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
@@ -26,7 +27,9 @@ from windlass.schema import (
     fact_table_html,
 )
 from windlass.units import format_bytes
-from windlass.validation import TableEvaluation, evaluate_table
+
+if TYPE_CHECKING:
+    from windlass.validation import TableEvaluation
 
 BATCH_SIZES = tuple(2**power for power in range(3, 13))
 """Global batches in sequences that `batch` compares, unless a caller names others."""
@@ -243,7 +246,7 @@ def models() -> dict[str, TransformerConfig]:
     return {name: model_config(name) for name in model_names()}
 
 
-def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
+def validate(*tables: str | Path) -> tuple["TableEvaluation", ...]:
     """How far predictions are from the published runs in some CSV tables.
 
     Args:
@@ -260,7 +263,7 @@ def validate(*tables: str | Path) -> tuple[TableEvaluation, ...]:
 
 def evaluate_tables(
     paths: Sequence[str | Path], progress: Callable[[int, int], None] | None = None
-) -> tuple[list[TableEvaluation], list[str]]:
+) -> tuple[list["TableEvaluation"], list[str]]:
     """Predicts every row of some CSV files; no constant is fitted to them.
 
     Args:
@@ -270,6 +273,8 @@ def evaluate_tables(
     Returns:
         The tables that can be read, and a message for each other one.
     """
+    from windlass.validation import evaluate_table
+
     evaluations: list[TableEvaluation] = []
     problems: list[str] = []
     for path in paths:

@@ -1,21 +1,25 @@
 """The tables of `windlass data`: sources, and what is worth knowing before training on them."""
 
+from typing import TYPE_CHECKING
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.data import DatasetStatistics
 from windlass.report.terminal.tables import fact_table
 from windlass.units import format_bytes, format_count
 
+if TYPE_CHECKING:
+    from windlass.data import DatasetStatistics
 
-def data_table(statistics: DatasetStatistics) -> RenderableType:
+
+def data_table(statistics: "DatasetStatistics") -> RenderableType:
     """Documents, bytes and tokens of each source and of the held-out text, and their quality."""
     return Group(_sources(statistics), _facts(statistics))
 
 
-def _sources(statistics: DatasetStatistics) -> Table:
+def _sources(statistics: "DatasetStatistics") -> Table:
     train, held_out = statistics.meta.train, statistics.meta.held_out
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("text", overflow="fold")
@@ -33,7 +37,7 @@ def _sources(statistics: DatasetStatistics) -> Table:
     return table
 
 
-def _facts(statistics: DatasetStatistics) -> Table:
+def _facts(statistics: "DatasetStatistics") -> Table:
     meta = statistics.meta
     shortest, median, high, longest = statistics.document_tokens
     facts = {
