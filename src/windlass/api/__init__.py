@@ -3,6 +3,7 @@
 It joins planning, training, verification and reports, and computes nothing itself.
 """
 
+from windlass.api.bisect import Bisection, bisect
 from windlass.api.commands import (
     BATCH_SIZES,
     VERIFICATION_STEPS,
@@ -21,6 +22,7 @@ from windlass.api.commands import (
 )
 from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
 from windlass.api.data import data_statistics
+from windlass.api.diff import diff, write_run_diff
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
 from windlass.api.distributed.cluster_worker import (
     ClusterHost,
@@ -32,6 +34,14 @@ from windlass.api.distributed.elastic import ElasticRecovery
 from windlass.api.distributed.kubernetes_jobset import KubernetesJob
 from windlass.api.distributed.launch_script import SlurmJob
 from windlass.api.distributed.rank_main import run_rank
+from windlass.api.judging.judge import (
+    LiveJudge,
+    follow_verdict,
+    judge_run,
+    require_alert,
+    send_alert,
+)
+from windlass.api.judging.noise import Noise, measure_noise
 from windlass.api.largest_model import largest_model, measure_largest_model, require_local
 from windlass.api.local_validation.validated_run import (
     Measurement,
@@ -80,6 +90,7 @@ __all__ = [
     "MAX_PROCESSES",
     "RUNS",
     "VERIFICATION_STEPS",
+    "Bisection",
     "Check",
     "ClusterHost",
     "ClusterRank",
@@ -88,7 +99,9 @@ __all__ = [
     "Fit",
     "Instrumentation",
     "KubernetesJob",
+    "LiveJudge",
     "Measurement",
+    "Noise",
     "ParentRun",
     "Planned",
     "Progress",
@@ -98,11 +111,13 @@ __all__ = [
     "ValueOrigin",
     "Verifier",
     "batch",
+    "bisect",
     "capture",
     "check",
     "compare_batches",
     "compare_machines",
     "data_statistics",
+    "diff",
     "downscale_plan",
     "draw_figure",
     "draw_plan",
@@ -110,7 +125,9 @@ __all__ = [
     "find_machine",
     "find_parent",
     "fit",
+    "follow_verdict",
     "forecast",
+    "judge_run",
     "keys",
     "largest_model",
     "launch",
@@ -119,6 +136,7 @@ __all__ = [
     "machines",
     "make_request",
     "measure_largest_model",
+    "measure_noise",
     "merge_runs",
     "models",
     "plan",
@@ -129,6 +147,7 @@ __all__ = [
     "rehearse_as_is",
     "report",
     "request_origins",
+    "require_alert",
     "require_drawable",
     "require_local",
     "require_trace_file",
@@ -138,6 +157,7 @@ __all__ = [
     "run_rank",
     "runs",
     "sample",
+    "send_alert",
     "smallest_machines",
     "sync_runs",
     "train",
@@ -149,6 +169,7 @@ __all__ = [
     "verified_numerics",
     "write_machine",
     "write_plan_trace",
+    "write_run_diff",
     "write_run_trace",
     "write_sample",
 ]

@@ -23,11 +23,13 @@ from rich.text import Text
 
 from windlass import api
 from windlass.document import Document
+from windlass.judge import Verdict
 from windlass.planner import explain_idle_devices
 from windlass.report import plan_table
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
+_VERDICT_COLORS = {"expected": "green", "slow": "yellow", "broken": "red", "unknown": "dim"}
 _MAX_CELL = 22
 """Most columns of a cell of words between the first and the last."""
 
@@ -173,3 +175,12 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | None) else str(value)
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Prints a verdict: its level and first reason, then the other reasons, a line each."""
+    first, *others = verdict.sentences
+    level = (f"{verdict.level}:", _VERDICT_COLORS[verdict.level])
+    console.print(Text.assemble(level, f" {first}"), soft_wrap=True)
+    for sentence in others:
+        console.print(f"  {sentence}", soft_wrap=True)

@@ -1,1 +1,67 @@
 """Judges runs: expected, slow or broken, what differs between them, and why."""
+
+from windlass.judge.change_points import (
+    stall_share,
+)
+from windlass.judge.delta_debugging import (
+    Culprits,
+    TestResult,
+    find_culprits,
+)
+from windlass.judge.evidence import (
+    Curve,
+    DocumentCounts,
+    Evidence,
+    HostLoad,
+    Peer,
+    PredictedTime,
+    RankTimes,
+)
+from windlass.judge.moderated_t import (
+    DEFAULT_PRIOR,
+    NoisePrior,
+    PeerTest,
+    fit_noise_prior,
+    moderated_t,
+    robust_deviation,
+)
+from windlass.judge.run_diff import (
+    NoiseFloor,
+    ResultDifference,
+    RunDiff,
+    diff_runs,
+    flat_keys,
+    noise_floor,
+)
+from windlass.judge.verdict import (
+    Verdict,
+    judge,
+)
+
+__all__ = [
+    "DEFAULT_PRIOR",
+    "Culprits",
+    "Curve",
+    "DocumentCounts",
+    "Evidence",
+    "HostLoad",
+    "NoiseFloor",
+    "NoisePrior",
+    "Peer",
+    "PeerTest",
+    "PredictedTime",
+    "RankTimes",
+    "ResultDifference",
+    "RunDiff",
+    "TestResult",
+    "Verdict",
+    "diff_runs",
+    "find_culprits",
+    "fit_noise_prior",
+    "flat_keys",
+    "judge",
+    "moderated_t",
+    "noise_floor",
+    "robust_deviation",
+    "stall_share",
+]

@@ -33,7 +33,9 @@ _SCHEMA_ROWS = 1000
 _BACKLOG_BYTES = 2**26
 """Most bytes that wait for a full disk: days of steps of a second."""
 
-JournalEventName = Literal["meta", "seal", "evaluation", "checkpoint", "alert", "end"]
+JournalEventName = Literal[
+    "meta", "seal", "evaluation", "checkpoint", "alert", "verdict", "end"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """`train`: makes a run ready; iterating over it trains, and puts every step on record."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +113,17 @@ class Run:
                 self._run_folder.end(state, reason=reason)
         if out_of_memory is not None:
             raise with_advice(out_of_memory, self.planned, self.folder)
+
+    def record_verdict(self, verdict: Mapping[str, object]) -> None:
+        """Puts a verdict on the run on its record, while the run goes on.
+
+        Args:
+            verdict: the fields of a `Verdict`.
+
+        Raises:
+            RecordError: the folder was deleted or moved.
+        """
+        self._run_folder.append_event("verdict", **verdict)
 
     def _take_trained_weights(self) -> None:
         """Gives a module that the run was given its trained weights."""

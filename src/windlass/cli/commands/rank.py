@@ -126,7 +126,7 @@ def _cluster_rank(
     )  # fmt: skip
     with api.run_cluster_rank(folder, place) as steps:
         if isinstance(steps, api.Run):
-            show_run(steps)
+            show_run(steps, steps.folder.parent)
         else:
             for _ in steps:
                 pass

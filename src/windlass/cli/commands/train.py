@@ -29,8 +29,10 @@ from windlass.cli.console import (
     print_notes,
     print_plan,
     print_values,
+    print_verdict,
 )
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
+from windlass.judge import Verdict
 from windlass.models import is_causal
 from windlass.report import TrainingView
 from windlass.units import format_bytes, format_seconds
@@ -81,7 +83,7 @@ def train(
                 progress=progress,
             )
         print_values(explain_values(planned, model, overrides, options, machine=on))
-        _show_to_the_end(run, stop, elastic=elastic)
+        _show_to_the_end(run, stop, root=runs, elastic=elastic)
 
 
 def resume(
@@ -100,15 +102,15 @@ def resume(
     with graceful_stop() as stop:
         with ProgressBars() as progress:
             resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
-        _show_to_the_end(resumed, stop, elastic=elastic)
+        _show_to_the_end(resumed, stop, root=runs, elastic=elastic)
 
 
-def _show_to_the_end(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> None:
+def _show_to_the_end(run: api.Run, stop: Callable[[], bool], *, root: Path, elastic: bool) -> None:
     """Shows a run to its end; an elastic one also through the loss of devices."""
     recovery = api.ElasticRecovery(run.folder, stop=stop)
     while True:
         try:
-            show_run(run)
+            show_run(run, root)
         except RankLost as lost:
             if not elastic:
                 raise
@@ -119,8 +121,13 @@ def _show_to_the_end(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -
             return
 
 
-def show_run(run: api.Run) -> None:
-    """Shows a run: its plan, its prediction, every step, and the commands that come next."""
+def show_run(run: api.Run, root: Path) -> None:
+    """Shows a run: its plan, its prediction, every step, and the commands that come next.
+
+    Args:
+        run: a run that was not iterated over yet.
+        root: the folder with the runs that it is judged beside.
+    """
     earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     print_notes(run.notes)
@@ -135,7 +142,7 @@ def show_run(run: api.Run) -> None:
     model, steps = planned.request.model.name, planned.request.train.steps
     view = TrainingView(model, steps, prediction, earlier)
     try:
-        _follow(run, view)
+        _follow(run, view, api.LiveJudge(run, root))
     except BaseException:
         # Without a folder, or on a full disk, its own error would hide the one that ends the run.
         with suppress(RecordError, StorageError):
@@ -155,13 +162,14 @@ def _print_record(folder: Path) -> None:
     console.print(f"report  {page}", soft_wrap=True)
 
 
-def _follow(run: api.Run, view: TrainingView) -> None:
-    """Shows each step: a live display on a terminal, about 20 lines elsewhere."""
+def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
+    """Shows each step, about 20 lines where there is no terminal, and each new verdict."""
     try:
         if console.is_terminal:
             with Live(view, console=console, refresh_per_second=4):
                 for step in run:
                     view.update(step)
+                    _print_known(judge.observe(step))
             return
         last = run.planned.request.train.steps
         every = max(1, last // _PRINTED_LINES)
@@ -169,9 +177,16 @@ def _follow(run: api.Run, view: TrainingView) -> None:
             view.update(step)
             if step.step % every == 0 or step.step in (1, last):
                 console.print(view.line(), soft_wrap=True)
+            _print_known(judge.observe(step))
     except RunInterrupted as error:
         message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
         raise RunInterrupted(message) from None
+
+
+def _print_known(verdict: Verdict | None) -> None:
+    """Prints a new verdict, unless too little is known to say anything."""
+    if verdict is not None and verdict.level != "unknown":
+        print_verdict(verdict)
 
 
 @contextmanager

@@ -1,0 +1,195 @@
+"""Slowdowns: whether a run takes longer than it did before, than its peers, or than predicted."""
+
+import math
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from windlass.judge.change_points import (
+    SMALLEST_CHANGE,
+    WARM_UP_STEPS,
+    Change,
+    change_points,
+    stall_share,
+)
+from windlass.judge.evidence import Curve, Evidence
+from windlass.judge.moderated_t import (
+    FALSE_ALARM_RATE,
+    FEWEST_PEERS,
+    PeerTest,
+    moderated_t,
+)
+from windlass.judge.stragglers import (
+    Culprit,
+    Levels,
+    find_culprit,
+    is_wait,
+    peer_levels,
+    rank_levels,
+    steady_straggler,
+)
+from windlass.schema import DEVIATIONS_OF_80_PERCENT
+from windlass.units import format_seconds
+
+_STALLS, _STALL_FACTOR = 0.05, 3.0
+"""Stalls are a fault if 5 % of the steps stall, three times the share in any peer."""
+_PREDICTION_SIGMAS = 3.0
+
+
+class Slowdown(NamedTuple):
+    """A step takes longer than it should."""
+
+    sentence: str
+    magnitude: float
+    sigmas: float | None = None
+    since: int | None = None
+    culprit: Culprit | None = None
+    after: Levels = MappingProxyType({})
+    quantity: Literal["step time", "stalls"] = "step time"
+
+
+def find_slowdown(evidence: Evidence) -> Slowdown | None:
+    """How a run is slow; None if it is not. The surest sign wins."""
+    test = peer_test(evidence)
+    noise = test.deviation if test else evidence.prior.deviation
+    least = max(SMALLEST_CHANGE, 2 * noise)
+    return (
+        _slower_than_before(evidence, least)
+        or _slower_than_peers(evidence, test, least)
+        or _stalls(evidence)
+        or _slower_than_other_ranks(evidence, test, least)
+        or _slower_than_predicted(evidence)
+    )
+
+
+def _slower_than_before(evidence: Evidence, least: float) -> Slowdown | None:
+    """A change point after which steps take longer, to the end."""
+    curve = after_warm_up(evidence.seconds)
+    if not len(curve.steps):
+        return None
+    unit = float(np.median(curve.values))
+    found: list[tuple[float, int, str | None]] = []
+    if rise := _lasting_rise(change_points(curve.values, least=least), least * unit):
+        found.append((rise[1], int(curve.steps[rise[0]]), None))
+    for own_kind, values in evidence.ranks[0].kinds.items() if 0 in evidence.ranks else ():
+        own = after_warm_up(Curve(evidence.ranks[0].steps, values))
+        changes = () if is_wait(own_kind) else change_points(own.values, least=least, scale=unit)
+        if rise := _lasting_rise(changes, least * unit):
+            found.append((rise[1], int(own.steps[rise[0]]), own_kind))
+    if not found:
+        return None
+    seconds, since, kind = max(found, key=lambda item: (item[2] is None, item[0]))
+    first, end = int(curve.steps[0]), int(curve.steps[-1]) + 1
+    before = rank_levels(evidence.ranks, range(first, since))
+    after = rank_levels(evidence.ranks, range(since, end))
+    old = float(np.median(curve.values[curve.steps < since]))
+    what = "a step" if kind is None else f"`{kind}`"
+    share = f"{seconds / old:.0%} longer" if kind is None else f"{format_seconds(seconds)} longer"
+    return Slowdown(
+        f"{what} takes {share} than before", seconds / old, since=since,
+        culprit=find_culprit(before, after, evidence), after=after,
+    )  # fmt: skip
+
+
+def _slower_than_peers(evidence: Evidence, test: PeerTest | None, least: float) -> Slowdown | None:
+    if test is None or test.p >= FALSE_ALARM_RATE or test.shift < math.log1p(least):
+        return None
+    before = peer_levels([peer.kinds for peer in evidence.peers if peer.kinds])
+    after = rank_levels(evidence.ranks, range(WARM_UP_STEPS + 1, 1 + _last(evidence.seconds)))
+    magnitude = math.expm1(test.shift)
+    return Slowdown(
+        f"a step takes {magnitude:.0%} longer than in its {test.peers} peers, whose noise is "
+        f"{test.deviation:.1%} ({test.sigmas:+.1f} sigma)",
+        magnitude, test.sigmas, culprit=find_culprit(before, after, evidence), after=after,
+    )  # fmt: skip
+
+
+def _stalls(evidence: Evidence) -> Slowdown | None:
+    """Single steps that take more than twice as long as those around them."""
+    curve = after_warm_up(evidence.seconds)
+    share = stall_share(curve.values)
+    of_peers = [peer.stalls for peer in evidence.peers if peer.stalls is not None]
+    if share < _STALLS or len(of_peers) < FEWEST_PEERS or share < _STALL_FACTOR * max(of_peers):
+        return None
+    return Slowdown(
+        f"{share:.0%} of the steps stall for more than twice the usual time, and at most "
+        f"{max(of_peers):.1%} of those of its peers",
+        share, quantity="stalls",
+    )  # fmt: skip
+
+
+def _slower_than_other_ranks(
+    evidence: Evidence, test: PeerTest | None, least: float
+) -> Slowdown | None:
+    """One rank that is slow all along; only where no peers say how fast the run should be."""
+    curve = after_warm_up(evidence.seconds)
+    if test is not None or len(curve.steps) < WARM_UP_STEPS:
+        return None
+    steps = range(int(curve.steps[0]), int(curve.steps[-1]) + 1)
+    culprit = steady_straggler(evidence, steps)
+    step = float(np.median(curve.values))
+    if culprit is None or culprit.seconds < least * step:
+        return None
+    after = rank_levels(evidence.ranks, steps)
+    return Slowdown(
+        f"rank {culprit.ranks[0]} takes {format_seconds(culprit.seconds)} of each step longer than "
+        "the ranks with the same layers",
+        culprit.seconds / step, culprit=culprit, after=after,
+    )  # fmt: skip
+
+
+def _slower_than_predicted(evidence: Evidence) -> Slowdown | None:
+    """Slower than its prediction allows; only where no peers say how fast the run should be."""
+    sigmas = prediction_sigmas(evidence)
+    if len(evidence.peers) >= FEWEST_PEERS or sigmas is None or sigmas < _PREDICTION_SIGMAS:
+        return None
+    measured, predicted = float(np.median(evidence.seconds.values)), evidence.predicted
+    if predicted is None:
+        return None
+    return Slowdown(
+        f"a step takes {format_seconds(measured)}, and {format_seconds(predicted.seconds)} were "
+        f"predicted ({sigmas:+.1f} sigma of the prediction), with {len(evidence.peers)} peers",
+        measured / predicted.seconds - 1, sigmas,
+    )  # fmt: skip
+
+
+def prediction_sigmas(evidence: Evidence) -> float | None:
+    """The step time in deviations of the prediction; None without a prediction or steps."""
+    predicted = evidence.predicted
+    if predicted is None or not len(evidence.seconds.values) or predicted.low <= 0:
+        return None
+    deviation = math.log(predicted.high / predicted.low) / (2 * DEVIATIONS_OF_80_PERCENT)
+    measured = float(np.median(evidence.seconds.values))
+    if deviation <= 0 or measured <= 0:
+        return None
+    return math.log(measured / predicted.seconds) / deviation
+
+
+def peer_test(evidence: Evidence) -> PeerTest | None:
+    """The step time beside that of the peers; None with too few of them."""
+    values, peers = evidence.seconds.values, [peer.seconds for peer in evidence.peers]
+    if len(peers) < FEWEST_PEERS or not len(values) or (measured := float(np.median(values))) <= 0:
+        return None
+    return moderated_t(math.log(measured), np.log(peers), evidence.prior)
+
+
+def _lasting_rise(changes: tuple[Change, ...], least: float) -> tuple[int, float] | None:
+    """Index and seconds of the largest rise, if the last level is still above the lowest one."""
+    rises = [change for change in changes if change.after > change.before]
+    if not rises:
+        return None
+    lowest = min(change.before for change in changes)
+    seconds = changes[-1].after - lowest
+    if seconds < least:
+        return None
+    return max(rises, key=lambda change: change.after - change.before).index, seconds
+
+
+def after_warm_up(curve: Curve) -> Curve:
+    """The steps of a curve without those of the warm-up."""
+    return Curve(curve.steps[WARM_UP_STEPS:], curve.values[WARM_UP_STEPS:])
+
+
+def _last(curve: Curve) -> int:
+    return int(curve.steps[-1]) if len(curve.steps) else 0

@@ -1,0 +1,230 @@
+"""Stragglers: which rank, link, tier or host the extra time of a step comes from.
+
+A rank that waits is a victim. So the time of a step is told apart into what a rank does itself,
+what it transfers to and from an offload tier, and what it waits for others: one rank whose own work
+grows is a straggler, and if all ranks wait longer and none works longer, it is the network.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from windlass.judge.evidence import Evidence, KindSeconds, RankTimes
+from windlass.program import BLOCKING_KINDS, MeshCoord
+
+Cause = Literal["rank", "link", "tier", "host"]
+"""`rank`: one rank computes longer. `link`: messages take longer. `tier`: transfers to or from an
+offload tier do. `host`: all ranks compute longer."""
+
+_WAITS = frozenset(BLOCKING_KINDS) | {"send", "send_tied_weights", "send_tied_grads"}
+_P2P = frozenset({"receive", "recv_tied_weights", "accumulate_tied_grads"})
+_ALL_GLOBAL = frozenset({"grad_norm", "sync"})
+_ALIKE = 0.7
+"""Links that are slowed by at least this share of the slowest one are slow together."""
+_STEADY_EXCESS, _STEADY_SHARE = 0.15, 0.9
+"""Without runs to compare with, a rank is a straggler if its own work takes 15 % longer than that
+of the ranks with the same layers, and is the longest in 9 of 10 steps."""
+
+
+class Culprit(NamedTuple):
+    """Where extra time of a step comes from."""
+
+    cause: Cause
+    kind: str
+    """The kind of instruction that it is spent in."""
+    ranks: tuple[int, ...]
+    """The slow rank, or the ranks at the ends of the slow link; all for a host."""
+    seconds: float
+    """Extra seconds of a step."""
+    ratio: float
+    """The kind's time over what it was before, or in other runs or ranks."""
+    tier: str | None = None
+
+
+Levels = Mapping[int, KindSeconds]
+"""Median seconds by kind of each rank."""
+
+
+def rank_levels(ranks: Mapping[int, RankTimes], steps: range) -> dict[int, dict[str, float]]:
+    """Median seconds by kind of each rank over some steps; ranks that have none are left out."""
+    levels = {}
+    for rank, times in ranks.items():
+        inside = (times.steps >= steps.start) & (times.steps < steps.stop)
+        if inside.any():
+            levels[rank] = {
+                kind: float(np.median(values[inside])) for kind, values in times.kinds.items()
+            }
+    return levels
+
+
+def peer_levels(peers: Sequence[Levels]) -> dict[int, dict[str, float]]:
+    """The medians over several runs of their ranks' seconds by kind."""
+    ranks = sorted({rank for levels in peers for rank in levels})
+    result = {}
+    for rank in ranks:
+        of_rank = [levels[rank] for levels in peers if rank in levels]
+        kinds = {kind for kinds in of_rank for kind in kinds}
+        result[rank] = {
+            kind: float(np.median([kinds.get(kind, 0.0) for kinds in of_rank])) for kind in kinds
+        }
+    return result
+
+
+def find_culprit(before: Levels, after: Levels, evidence: Evidence) -> Culprit | None:
+    """Where most of the extra time between two levels comes from; None if there is none.
+
+    Args:
+        before: seconds by kind of each rank in a healthy run, or before a change.
+        after: those of the same ranks now.
+        evidence: names the tiers and the ranks' coordinates.
+    """
+    ranks = sorted(set(before) & set(after))
+    if not ranks:
+        return None
+    deltas = {rank: _difference(before[rank], after[rank]) for rank in ranks}
+    own, tier, wait = (
+        {rank: sum(s for kind, s in deltas[rank].items() if _role(kind, evidence) == role)
+         for rank in ranks}
+        for role in ("own", "tier", "wait")
+    )  # fmt: skip
+    slowest = max(ranks, key=lambda rank: own[rank])
+    others = [own[rank] for rank in ranks if rank != slowest]
+    common = float(np.median(others)) if others else own[slowest]
+    waits = min(wait.values()) if len(ranks) > 1 else 0.0
+    transfers = max(ranks, key=lambda rank: tier[rank])
+    parts: dict[Cause, float] = {
+        "rank": own[slowest] - max(common, 0.0) if others else 0.0,
+        "host": common,
+        "link": waits,
+        "tier": tier[transfers],
+    }
+    cause = max(parts, key=lambda name: parts[name])
+    seconds = parts[cause]
+    if seconds <= 0:
+        return None
+    if cause == "link":
+        return _link(before, after, deltas, seconds, evidence)
+    role, rank = ("tier", transfers) if cause == "tier" else ("own", slowest)
+    kind = _largest(deltas[rank], role, evidence)
+    return Culprit(
+        cause=cause, kind=kind, ranks=(rank,) if cause == "rank" else tuple(ranks),
+        seconds=seconds, ratio=_ratio(before[rank], after[rank], kind),
+        tier=evidence.tiers.get(kind) if cause == "tier" else None,
+    )  # fmt: skip
+
+
+def steady_straggler(evidence: Evidence, steps: range) -> Culprit | None:
+    """A rank whose own work takes longer than that of the ranks with the same layers, all along."""
+    worst: Culprit | None = None
+    for group in _replicas(evidence.ranks):
+        own = {rank: _own_seconds(evidence.ranks[rank], evidence, steps) for rank in group}
+        count = min(map(len, own.values()))
+        if not count:
+            continue
+        table = np.stack([own[rank][-count:] for rank in group])
+        medians = np.median(table, axis=1)
+        at = int(np.argmax(medians))
+        rest = float(np.median(np.delete(medians, at)))
+        slowest_in = float(np.mean(np.argmax(table, axis=0) == at))
+        if rest <= 0 or medians[at] < rest * (1 + _STEADY_EXCESS) or slowest_in < _STEADY_SHARE:
+            continue
+        levels = rank_levels({rank: evidence.ranks[rank] for rank in group}, steps)
+        rank = group[at]
+        typical = peer_levels([{0: levels[other]} for other in group if other != rank])[0]
+        kind = _largest(_difference(typical, levels[rank]), "own", evidence)
+        seconds = float(medians[at]) - rest
+        if worst is None or seconds > worst.seconds:
+            worst = Culprit("rank", kind, (rank,), seconds, _ratio(typical, levels[rank], kind))
+    return worst
+
+
+def lateness(after: Levels, rank: int) -> float:
+    """Seconds by which the other ranks wait longer for messages and reductions than one rank.
+
+    No clocks are compared: who arrives last waits least.
+    """
+    waits = {
+        other: sum(s for kind, s in kinds.items() if kind in _WAITS)
+        for other, kinds in after.items()
+    }
+    others = [seconds for other, seconds in waits.items() if other != rank]
+    return float(np.median(others)) - waits.get(rank, 0.0) if others else 0.0
+
+
+def describe_rank(rank: int, coord: MeshCoord) -> str:
+    """`rank 3 (stage 1, tensor 0, data 1)`."""
+    return f"rank {rank} (stage {coord.stage}, tensor {coord.tensor_rank}, data {coord.data_rank})"
+
+
+def is_wait(kind: str) -> bool:
+    """Whether the time of a kind of instruction is spent waiting for other ranks."""
+    return kind in _WAITS
+
+
+def _link(
+    before: Levels, after: Levels, deltas: Levels, seconds: float, evidence: Evidence
+) -> Culprit:
+    """The link whose ends both wait longest for each other."""
+    ends: dict[tuple[str, tuple[int, ...]], float] = {}
+    for kind in {kind for kinds in deltas.values() for kind in kinds if kind in _WAITS}:
+        for group in _groups(kind, sorted(deltas), evidence.ranks):
+            if len(group) > 1:
+                score = min(deltas[rank].get(kind, 0.0) for rank in group)
+                ends[kind, group] = score
+    (kind, group), score = max(ends.items(), key=lambda item: item[1])
+    alike = [ranks for (other, ranks), s in ends.items() if other == kind and s >= _ALIKE * score]
+    ranks = tuple(sorted({rank for group in alike for rank in group}))
+    return Culprit("link", kind, ranks, seconds, _ratio(before[group[0]], after[group[0]], kind))
+
+
+def _groups(
+    kind: str, ranks: Sequence[int], times: Mapping[int, RankTimes]
+) -> list[tuple[int, ...]]:
+    """The ranks that exchange something in a kind of instruction, group by group."""
+    if kind in _ALL_GLOBAL:
+        return [tuple(ranks)]
+    coords = {rank: times[rank].coord for rank in ranks if rank in times}
+    if kind in _P2P:
+        return [
+            (first, second)
+            for first, a in coords.items()
+            for second, b in coords.items()
+            if b == a._replace(stage=a.stage + 1)
+        ]
+    return _replicas(times)
+
+
+def _replicas(times: Mapping[int, RankTimes]) -> list[tuple[int, ...]]:
+    """Ranks that hold the same layers: those of one stage and tensor-parallel rank."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank in sorted(times):
+        coord = times[rank].coord
+        groups.setdefault((coord.stage, coord.tensor_rank), []).append(rank)
+    return [tuple(ranks) for ranks in groups.values() if len(ranks) > 1]
+
+
+def _own_seconds(times: RankTimes, evidence: Evidence, steps: range) -> np.ndarray:
+    inside = (times.steps >= steps.start) & (times.steps < steps.stop)
+    own = [values[inside] for kind, values in times.kinds.items() if _role(kind, evidence) == "own"]
+    return np.sum(own, axis=0) if own else np.empty(0)
+
+
+def _role(kind: str, evidence: Evidence) -> str:
+    if kind in evidence.tiers:
+        return "tier"
+    return "wait" if kind in _WAITS else "own"
+
+
+def _difference(before: KindSeconds, after: KindSeconds) -> dict[str, float]:
+    kinds = set(before) | set(after)
+    return {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in kinds}
+
+
+def _largest(delta: KindSeconds, role: str, evidence: Evidence) -> str:
+    kinds = [kind for kind in delta if _role(kind, evidence) == role]
+    return max(sorted(kinds), key=lambda kind: delta[kind])
+
+
+def _ratio(before: KindSeconds, after: KindSeconds, kind: str) -> float:
+    return after.get(kind, 0.0) / before[kind] if before.get(kind) else float("inf")
