@@ -59,3 +59,9 @@ def test_a_graph_survives_its_file():
     again = Graph.model_validate_json(graph.to_json())
     assert again == graph
     assert again.label == graph.label
+
+
+def test_a_copy_with_other_fields_has_a_label_of_its_own():
+    graph = tiny_graph()
+    label, other = graph.label, graph.model_copy(update={"vocabulary": graph.vocabulary + 1})
+    assert other.label != label == graph.model_copy().label
