@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         train,
         validate,
     )
+    from windlass.api.bisect import bisect
+    from windlass.api.diff import diff
     from windlass.api.largest_model import largest_model, measure_largest_model
     from windlass.api.machines import find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
@@ -46,10 +48,12 @@ __all__ = [
     "SlurmJob",
     "WindlassError",
     "batch",
+    "bisect",
     "capture",
     "check",
     "compare_machines",
     "data_statistics",
+    "diff",
     "find_machine",
     "find_parent",
     "fit",

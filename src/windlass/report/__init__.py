@@ -30,6 +30,9 @@ from windlass.report.html.notebook import (
 from windlass.report.html.plan_page import (
     plan_page,
 )
+from windlass.report.html.run_diff_page import (
+    run_diff_page,
+)
 from windlass.report.html.run_page import (
     run_page,
 )
@@ -64,6 +67,9 @@ from windlass.report.terminal.plan_tables import (
     plan_table,
     prediction_table,
     runners_up_table,
+)
+from windlass.report.terminal.run_diff_table import (
+    run_diff_table,
 )
 from windlass.report.terminal.run_tables import (
     record_table,
@@ -108,6 +114,8 @@ __all__ = [
     "plan_table",
     "prediction_table",
     "record_table",
+    "run_diff_page",
+    "run_diff_table",
     "run_notebook",
     "run_page",
     "runners_up_table",

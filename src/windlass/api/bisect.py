@@ -1,0 +1,402 @@
+"""`bisect`: which difference between a good and a bad run makes it bad, by short runs of mixtures.
+
+A mixture has the inputs of the good run but for some, which it has of the bad one. Both records
+answer for themselves where the metric is the loss, which the same inputs give again.
+"""
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+
+from windlass.api.code_worktree import CodeVersion, code_versions, find_first_bad_commit
+from windlass.api.machines import Progress
+from windlass.api.runs import RUNS, load
+from windlass.api.short_run import ShortRun, metric_value, run_shortly
+from windlass.atomic_files import atomic_write
+from windlass.errors import RecordError, RequestError, RunBroken
+from windlass.judge import (
+    NoisePrior,
+    TestResult,
+    find_culprits,
+    flat_keys,
+    noise_floor,
+)
+from windlass.schema import PLAN_FILE, REQUEST_FILE
+from windlass.tracking import RunRecord, read_series
+
+Metric = Literal["loss", "seconds"]
+_TIMED_STEPS = 30
+_FEWEST_STEPS, _MORE_STEPS = 20, 10
+_CLEAR_CHANGE = 0.02
+"""A loss has changed where it differs by 2 % from then on."""
+_CLEAR_STEPS = 5
+_SEEDS = 2
+"""Runs of the good inputs with other seeds, which tell the noise of a loss."""
+_SIGMAS = 3.0
+_PRIORS: Mapping[Metric, NoisePrior] = {
+    "loss": NoisePrior(0.005, 2.0),
+    "seconds": NoisePrior(0.02, 4.0),
+}
+"""What runs that are alike differ by, on a logarithmic scale, before any of them is seen."""
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectTest:
+    """One mixture that was tried."""
+
+    changes: tuple[str, ...]
+    """What it has of the bad run."""
+    value: float
+    """The metric; NaN if the run failed."""
+    result: TestResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bisection:
+    """Which differences make a run bad."""
+
+    metric: Metric
+    steps: int
+    """Steps of each short run."""
+    factors: tuple[str, ...]
+    """What was tried: keys of the request, `plan`, `code`, or `variable NAME`."""
+    culprits: tuple[str, ...]
+    """All of them are needed; empty if nothing differs beyond noise."""
+    tests: tuple[BisectTest, ...]
+    reruns: int
+    """Short runs that were made."""
+    verdict: str
+    """One sentence with its numbers."""
+    untested: tuple[str, ...]
+    """Differences that no run here can have, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """One difference that a short run can have from either side."""
+
+    name: str
+    kind: Literal["key", "plan", "variable", "code"]
+
+
+def bisect(
+    good: str | Path,
+    bad: str | Path,
+    *,
+    metric: str | None = None,
+    steps: int | None = None,
+    most_tests: int = 8,
+    root: Path | str = RUNS,
+    progress: Progress | None = None,
+) -> Bisection:
+    """Finds which differences between two runs make the second one bad.
+
+    Its short runs stay in the record, as a group, and are not repeated when it is asked again.
+
+    Args:
+        good: a run: folder, name, the first characters of its id, or `last`.
+        bad: a run that turned out otherwise.
+        metric: `loss` or `seconds`; None takes the loss if that differs, and else the seconds.
+        steps: steps of each short run; None takes as few as tell both runs apart.
+        most_tests: mixtures that are tried at most.
+        root: the folder that holds the run folders.
+        progress: called with how many short runs have ended.
+
+    Raises:
+        RecordError: a run is missing or has no steps, or both are one.
+        RequestError: the metric is unknown.
+    """
+    records = load(good, root=root), load(bad, root=root)
+    _require_comparable(*records, metric)
+    chosen: Metric = "loss" if metric == "loss" else "seconds" if metric else _metric(*records)
+    count = steps or _steps_that_tell(*records, chosen)
+    experiment = _Experiment(*records, chosen, count, Path(root), progress)
+    return experiment.bisect(most_tests)
+
+
+class _Experiment:
+    """The mixtures of two runs, each of which is run once."""
+
+    def __init__(
+        self,
+        good: RunRecord,
+        bad: RunRecord,
+        metric: Metric,
+        steps: int,
+        root: Path,
+        progress: Progress | None,
+    ) -> None:
+        self._good, self._bad, self._metric, self._steps = good, bad, metric, steps
+        self._root, self._progress = root, progress
+        self._group = f"bisect {good.id[-6:]} {bad.id[-6:]}"
+        self._code: tuple[CodeVersion, CodeVersion] | None
+        self._code, code_problem = code_versions(good.folder, bad.folder)
+        self._factors = tuple(self._find_factors())
+        self._untested = (*code_problem, *self._describe_untested())
+        self._tests: list[BisectTest] = []
+        self.reruns = 0
+
+    def bisect(self, most_tests: int) -> Bisection:
+        """Runs mixtures until the culprits are known."""
+        if not self._factors:
+            return self._outcome((), "no input that a run here can switch differs between the two")
+        base = [self._value_of(self._good, ())]
+        base += [self._run((), seed=seed) for seed in range(1, self._repeats() + 1)]
+        noise = noise_floor([value for value in base if value > 0], _PRIORS[self._metric])
+        middle = float(np.median(base))
+        worst = self._value_of(self._bad, self._factors)
+        distance = abs(math.log(worst / middle)) if worst > 0 and middle > 0 else math.inf
+        sigmas = distance / (math.sqrt(2) * noise.deviation)
+        apart = (
+            f"{self._metric} after {self._steps} steps: {middle:.5g} and {worst:.5g}, "
+            f"{sigmas:.1f} sigma apart ({noise.peers} runs)"
+        )
+        if sigmas < _SIGMAS:
+            return self._outcome((), f"nothing beyond noise: {apart}")
+
+        def test(changes: tuple[_Factor, ...]) -> TestResult:
+            value = worst if changes == self._factors else self._run_or_nan(changes)
+            result = self._judge(value, middle, worst)
+            names = tuple(change.name for change in changes)
+            self._tests.append(BisectTest(changes=names, value=value, result=result))
+            return result
+
+        found = find_culprits(self._factors, test, most_tests=most_tests)
+        names = [factor.name for factor in found.changes]
+        if len(names) == 1:
+            verdict = f"`{names[0]}` makes it bad"
+        else:
+            verdict = f"{', '.join(f'`{name}`' for name in names)} make it bad only together"
+        if not found.minimal:
+            verdict += ", or some of them do: not all could be told apart"
+        if [factor.kind for factor in found.changes] == ["code"] and self._code is not None:
+            verdict += self._first_bad_commit(middle, worst)
+        return self._outcome(tuple(names), f"{verdict}; {apart}")
+
+    def _outcome(self, culprits: tuple[str, ...], verdict: str) -> Bisection:
+        return Bisection(
+            metric=self._metric,
+            steps=self._steps,
+            factors=tuple(factor.name for factor in self._factors),
+            culprits=culprits,
+            tests=tuple(self._tests),
+            reruns=self.reruns,
+            verdict=verdict,
+            untested=self._untested,
+        )
+
+    def _repeats(self) -> int:
+        return _SEEDS if self._metric == "loss" else 1
+
+    def _judge(self, value: float, good: float, bad: float) -> TestResult:
+        """Bad if it lies nearer to the bad run, on a logarithmic scale."""
+        if math.isnan(value):
+            return "bad" if math.isnan(bad) else "unresolved"
+        if math.isnan(bad):
+            return "good"
+        nearer_to_bad = abs(math.log(value / bad)) < abs(math.log(value / good))
+        return "bad" if nearer_to_bad else "good"
+
+    def _value_of(self, record: RunRecord, changes: tuple[_Factor, ...]) -> float:
+        """The metric of a recorded run; a step time is measured again, on today's machine."""
+        if self._metric == "loss":
+            return metric_value(record.folder, "loss", self._steps)
+        return self._run_or_nan(changes)
+
+    def _run_or_nan(self, changes: tuple[_Factor, ...]) -> float:
+        """The metric of a mixture; NaN if it cannot be run, or its loss is not finite."""
+        try:
+            return self._run(changes)
+        except RunBroken:
+            return math.nan
+
+    def _run(self, changes: tuple[_Factor, ...], seed: int = 0) -> float:
+        run = self._short_run(changes, seed)
+        if _steps_of(run.folder) < self._steps:
+            run_shortly(run)
+            self.reruns += 1
+        if self._progress is not None:
+            self._progress("short runs", self.reruns, None)
+        return metric_value(run.folder, self._metric, self._steps)
+
+    def _short_run(self, changes: tuple[_Factor, ...], seed: int) -> ShortRun:
+        """The run of a mixture; where it was killed earlier, in another folder."""
+        tree = _mixture(_request(self._good), _request(self._bad), _keys(changes))
+        if seed:
+            train = tree.setdefault("train", {})
+            train["seed"] = int(train.get("seed", 0)) + 1000 * seed
+        text = tomli_w.dumps(tree)
+        kinds = {change.kind for change in changes}
+        plan = (self._bad if "plan" in kinds else self._good).folder / PLAN_FILE
+        variables = self._variables({c.name for c in changes if c.kind == "variable"})
+        code = self._code[1 if "code" in kinds else 0] if self._code else None
+        named = (text, *sorted(change.name for change in changes), str(self._steps), self._metric)
+        digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:_HASH_DIGITS]
+        folder = _free_folder(self._root, f"{self._group.replace(' ', '-')}-{digest}", self._steps)
+        request = self._root / f".{self._group.replace(' ', '-')}-{digest}.toml"
+        atomic_write(request, text)
+        return ShortRun(
+            request=request,
+            plan=plan if any(factor.kind == "plan" for factor in self._factors) else None,
+            steps=self._steps,
+            folder=folder,
+            group=self._group,
+            variables=variables,
+            source=code.source if code else None,
+            directory=code.directory if code else None,
+        )
+
+    def _variables(self, changed: set[str]) -> dict[str, str | None]:
+        good, bad = _recorded_variables(self._good), _recorded_variables(self._bad)
+        return {
+            name: (bad if f"variable {name}" in changed else good).get(name)
+            for name in sorted({*good, *bad})
+            if good.get(name) != bad.get(name)
+        }
+
+    def _first_bad_commit(self, good: float, bad: float) -> str:
+        """Half a sentence on the first commit with which the run is bad."""
+        if self._code is None:
+            return ""
+        run = self._short_run(tuple(f for f in self._factors if f.kind == "code"), 0)
+        commit = find_first_bad_commit(self._code, run, self._metric, (good, bad))
+        return f", since commit {commit}" if commit else ""
+
+    def _find_factors(self) -> Iterator[_Factor]:
+        good, bad = (dict(flat_keys(_request(one))) for one in (self._good, self._bad))
+        keys = [key for key in sorted({*good, *bad}) if good.get(key) != bad.get(key)]
+        yield from (_Factor(key, "key") for key in keys)
+        if not keys and _text(self._good, PLAN_FILE) != _text(self._bad, PLAN_FILE):
+            yield _Factor("plan", "plan")
+        first, second = _recorded_variables(self._good), _recorded_variables(self._bad)
+        for name in sorted({*first, *second}):
+            if first.get(name) != second.get(name):
+                yield _Factor(f"variable {name}", "variable")
+        if self._code is not None:
+            yield _Factor("code", "code")
+
+    def _describe_untested(self) -> Iterator[str]:
+        good, bad = self._good.environment, self._bad.environment
+        if good is None or bad is None:
+            return
+        for name in sorted({*good.packages, *bad.packages}):
+            one, other = good.packages.get(name), bad.packages.get(name)
+            if one != other and name != "windlass":
+                yield f"package {name}: {one or 'absent'} and {other or 'absent'} were not switched"
+        if good.host != bad.host:
+            yield f"the runs were taken on {good.host} and {bad.host}; all of these ran here"
+
+
+def _require_comparable(good: RunRecord, bad: RunRecord, metric: str | None) -> None:
+    if metric not in (None, "loss", "seconds"):
+        raise RequestError(f"`{metric}` is no metric; write `loss` or `seconds`")
+    if good.id == bad.id:
+        raise RecordError(f"both names mean run `{good.folder.name}`; name a good and a bad one")
+    for record in (good, bad):
+        if record.request is None or not record.steps:
+            raise RecordError(
+                f"run `{record.folder.name}` has no request or no step; bisect needs runs of "
+                "`windlass train`"
+            )
+
+
+def _metric(good: RunRecord, bad: RunRecord) -> Metric:
+    """The loss, unless only the step time differs."""
+    last = min(good.steps[-1].step, bad.steps[-1].step)
+    losses = [metric_value(record.folder, "loss", last) for record in (good, bad)]
+    if not all(map(math.isfinite, losses)) or abs(math.log(losses[1] / losses[0])) > _CLEAR_CHANGE:
+        return "loss"
+    times = [metric_value(record.folder, "seconds", last) for record in (good, bad)]
+    return "seconds" if abs(math.log(times[1] / times[0])) > 2 * _CLEAR_CHANGE else "loss"
+
+
+def _steps_that_tell(good: RunRecord, bad: RunRecord, metric: Metric) -> int:
+    """As few steps as tell both runs apart; all that both have if none do."""
+    most = min(good.steps[-1].step, bad.steps[-1].step)
+    if metric == "seconds":
+        return min(most, _TIMED_STEPS)
+    first, second = (
+        np.array([step.loss for step in record.steps[:most]]) for record in (good, bad)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = ~(np.abs(np.log(second / first)) <= _CLEAR_CHANGE)
+    for step in range(len(apart) - _CLEAR_STEPS):
+        if apart[step : step + _CLEAR_STEPS].all():
+            return min(most, max(_FEWEST_STEPS, step + _MORE_STEPS))
+    return most
+
+
+def _steps_of(folder: Path) -> int:
+    """The last step on record in a run folder; 0 if there is none."""
+    if not folder.is_dir():
+        return 0
+    series = read_series(folder).get("loss")
+    return int(series.steps[-1]) if series is not None and len(series.steps) else 0
+
+
+def _free_folder(root: Path, name: str, steps: int) -> Path:
+    """A folder that does not exist yet, or one with a run of as many steps."""
+    number = 1
+    while True:
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        if not folder.exists() or _steps_of(folder) >= steps:
+            return folder
+        number += 1
+
+
+def _request(record: RunRecord) -> dict[str, Any]:
+    return tomllib.loads(_text(record, REQUEST_FILE))
+
+
+def _text(record: RunRecord, name: str) -> str:
+    try:
+        return (record.folder / name).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _recorded_variables(record: RunRecord) -> Mapping[str, str]:
+    return record.environment.variables if record.environment else {}
+
+
+def _keys(changes: Sequence[_Factor]) -> list[str]:
+    return [change.name for change in changes if change.kind == "key"]
+
+
+def _mixture(good: dict[str, Any], bad: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The first tree with some dotted keys of the second; a list counts as one value."""
+    mixed = tomllib.loads(tomli_w.dumps(good))
+    for key in keys:
+        *path, last = _known_part(key, good, bad)
+        value: Any = bad
+        target = mixed
+        for part in path:
+            value = value.get(part, {}) if isinstance(value, dict) else {}
+            target = target.setdefault(part, {})
+        if last in value:
+            target[last] = value[last]
+        else:
+            target.pop(last, None)
+    return mixed
+
+
+def _known_part(key: str, *trees: dict[str, Any]) -> list[str]:
+    """A dotted key up to where it enters a list."""
+    parts = key.split(".")
+    for tree in trees:
+        value: Any = tree
+        for depth, part in enumerate(parts):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
+            if isinstance(value, list):
+                return parts[: depth + 1]
+    return parts

@@ -1,0 +1,210 @@
+"""Code of another version to run: a git worktree of a commit with the changes of a run.
+
+`python -m windlass.api.code_worktree SPEC.json` is what `git bisect run` calls: it takes a short
+run with the code that is checked out, and exits with 0 if it is good, 1 if bad, 125 if it fails.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.api.short_run import ShortRun, metric_value, run_shortly
+from windlass.atomic_files import atomic_write, cache_folder
+from windlass.errors import RecordError, RunBroken
+from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree
+
+_GIT_SECONDS = 60.0
+_SKIP = 125
+"""Exit code with which `git bisect run` leaves a commit out."""
+_FIRST_BAD = re.compile(r"^([0-9a-f]{40}) is the first bad commit", re.MULTILINE)
+_PACKAGE = Path(__file__).parents[1]
+
+
+class CodeVersion(NamedTuple):
+    """The code of one side of a bisection."""
+
+    commit: str
+    is_clean: bool
+    """Whether the run had no uncommitted changes."""
+    checkout: Path
+    """The checkout that both versions come from."""
+    folder: Path
+    """The worktree."""
+    is_windlass: bool
+    """Whether it is the code of Windlass, and not of the user's project."""
+
+    @property
+    def source(self) -> Path | None:
+        """What to put on Python's path; None for a project, which is the working directory."""
+        return self.folder / "src" if self.is_windlass else None
+
+    @property
+    def directory(self) -> Path | None:
+        """The working directory of a run with it; None leaves it as it is."""
+        return None if self.is_windlass else self.folder
+
+
+def code_versions(
+    good: Path, bad: Path
+) -> tuple[tuple[CodeVersion, CodeVersion] | None, tuple[str, ...]]:
+    """The code of two runs, checked out beside each other, and why it cannot be, if it cannot.
+
+    None without a reason if the code is the same.
+
+    Args:
+        good: a run folder.
+        bad: another one.
+    """
+    try:
+        snapshots = [CodeSnapshot.load(folder / CODE_FILE) for folder in (good, bad)]
+    except Exception:  # noqa: BLE001  an old run did not record its code, or the file is damaged
+        return None, ("the code of the runs is not recorded",)
+    for is_windlass, trees in (
+        (True, [snapshot.windlass for snapshot in snapshots]),
+        (False, [snapshot.project for snapshot in snapshots]),
+    ):
+        first, second = trees
+        if first == second:
+            continue
+        if first is None or second is None or not (first.commit and second.commit):
+            return None, ("the code differs and lies in no git checkout, so it was not switched",)
+        try:
+            versions = [_check_out(tree, is_windlass=is_windlass) for tree in (first, second)]
+        except RecordError as error:
+            return None, (str(error),)
+        return (versions[0], versions[1]), ()
+    return None, ()
+
+
+def find_first_bad_commit(
+    versions: tuple[CodeVersion, CodeVersion],
+    run: ShortRun,
+    metric: str,
+    values: tuple[float, float],
+) -> str | None:
+    """The first commit with which a run is bad, by `git bisect run`; None if it cannot be told.
+
+    Args:
+        versions: the code of the good and of the bad run.
+        run: the short run to take with each commit.
+        metric: `loss` or `seconds`.
+        values: the metric of the good and of the bad run.
+    """
+    good, bad = versions
+    if not (good.is_clean and bad.is_clean):
+        return None
+    folder = bad.folder.with_name(f"{bad.folder.name}-bisect")
+    _remove_worktree(bad.checkout, folder)
+    _git(bad.checkout, "worktree", "add", "--detach", str(folder), bad.commit)
+    spec = folder.with_suffix(".json")
+    fields = dataclasses.asdict(run) | {
+        "source": folder / "src" if bad.is_windlass else None,
+        "directory": None if bad.is_windlass else folder,
+    }
+    content = {"run": fields, "metric": metric, "values": values}
+    atomic_write(spec, json.dumps(content, default=str))
+    try:
+        _git(folder, "bisect", "start", bad.commit, good.commit)
+        command = (sys.executable, "-m", "windlass.api.code_worktree", str(spec))
+        output = _git(folder, "bisect", "run", *command, seconds=None)
+    except RecordError:
+        return None
+    finally:
+        _remove_worktree(bad.checkout, folder)
+        spec.unlink(missing_ok=True)
+    found = _FIRST_BAD.search(output)
+    return found[1][:12] if found else None
+
+
+def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
+    """A worktree of a commit with recorded changes; made once and kept in the cache.
+
+    Raises:
+        RecordError: the commit is not in the checkout, or the changes do not apply.
+    """
+    place = _PACKAGE if is_windlass else Path.cwd()
+    checkout = Path(_git(place, "rev-parse", "--show-toplevel").strip())
+    commit = tree.commit or ""
+    changes = hashlib.sha256(tree.to_json().encode()).hexdigest()[:8]
+    folder = cache_folder() / "worktrees" / f"{commit[:12]}-{changes}"
+    if not (folder / ".git").exists():
+        _remove_worktree(checkout, folder)
+        _git(checkout, "worktree", "add", "--detach", str(folder), commit)
+        try:
+            if tree.diff:
+                _git(folder, "apply", "--whitespace=nowarn", "-", text=tree.diff)
+            for file in tree.untracked:
+                target = (folder / file.name).resolve()
+                if target.is_relative_to(folder.resolve()):
+                    atomic_write(target, file.text)
+        except RecordError:
+            _remove_worktree(checkout, folder)
+            raise
+    clean = not tree.diff and not tree.untracked
+    return CodeVersion(commit, clean, checkout, folder, is_windlass)
+
+
+def _remove_worktree(checkout: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _git(checkout, "worktree", "prune")
+
+
+def _git(
+    folder: Path, *words: str, text: str | None = None, seconds: float | None = _GIT_SECONDS
+) -> str:
+    """What a git command prints.
+
+    Raises:
+        RecordError: it fails, is missing or takes too long.
+    """
+    git = shutil.which("git")
+    if git is None:
+        raise RecordError("the code differs and git is missing, so it was not switched")
+    try:
+        answer = subprocess.run(  # noqa: S603  a list of words, no shell
+            [git, "-C", str(folder), *words],
+            capture_output=True, text=True, check=True, timeout=seconds, input=text,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout or "").strip().splitlines()
+        reason = said[-1] if said else "git failed"
+        raise RecordError(f"the code cannot be switched: {reason}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RecordError(f"the code cannot be switched: {error}") from None
+    return answer.stdout
+
+
+def _judge_checked_out(arguments: Sequence[str]) -> int:
+    """The exit code for `git bisect run`."""
+    content = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    fields = content["run"]
+    paths = {name: fields[name] and Path(fields[name])
+             for name in ("request", "plan", "source", "directory")}  # fmt: skip
+    worktree = paths["directory"] or paths["source"].parent
+    commit = _git(worktree, "rev-parse", "--short=12", "HEAD").strip()
+    folder = Path(f"{fields['folder']}-{commit}")
+    run = ShortRun(**(fields | paths | {"folder": folder}))
+    try:
+        if not folder.exists():
+            run_shortly(run)
+        value = metric_value(folder, content["metric"], run.steps)
+    except RunBroken:
+        value = math.nan
+    good, bad = content["values"]
+    if math.isnan(value):
+        return 1 if math.isnan(bad) else _SKIP
+    if math.isnan(bad):
+        return 0
+    return int(abs(math.log(value / bad)) < abs(math.log(value / good)))
+
+
+if __name__ == "__main__":
+    sys.exit(_judge_checked_out(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""A run of a few steps in a process of its own, for experiments that repeat one.
+
+`python -m windlass.api.short_run SPEC` trains the request of a file for some steps of its schedule,
+into a run folder of its own, and stops there; SPEC is JSON.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windlass.api.plan import make_request, plan
+from windlass.api.training.train import train
+from windlass.errors import RunBroken, WindlassError
+from windlass.tracking import read_series
+
+_MODULE = "windlass.api.short_run"
+_SHOWN = 300
+"""Last characters of an error that a message shows."""
+_WARM_UP_STEPS, _AVERAGED_STEPS = 3, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortRun:
+    """What a short run does."""
+
+    request: Path
+    """A request file."""
+    plan: Path | None = None
+    """A plan file; None plans anew."""
+    steps: int
+    """Steps after which it stops; the schedules of the request stay as they are."""
+    folder: Path
+    """The new run folder."""
+    group: str
+    """The name that the runs of the experiment share."""
+    variables: Mapping[str, str | None] | None = None
+    """Environment variables that it has; None as a value takes one away."""
+    source: Path | None = None
+    """The folder with the code of Windlass to run; None is this one."""
+    directory: Path | None = None
+    """The working directory; None is this one."""
+
+
+def run_shortly(run: ShortRun) -> None:
+    """Takes the steps, and returns when they are on record.
+
+    Raises:
+        RunBroken: the process ended with an error.
+    """
+    environment = dict(os.environ)
+    for name, value in (run.variables or {}).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    if run.source is not None:
+        environment["PYTHONPATH"] = str(run.source.absolute())
+    absolute = {name: Path(value).absolute()
+                for name, value in asdict(run).items() if isinstance(value, Path)}  # fmt: skip
+    spec = json.dumps(asdict(run) | absolute, default=str)
+    process = subprocess.run(  # noqa: S603  the arguments are a list, and no shell reads them
+        (sys.executable, "-m", _MODULE, spec),
+        capture_output=True, text=True, check=False, env=environment, cwd=run.directory,
+    )  # fmt: skip
+    if process.returncode:
+        raise RunBroken(f"a run of {run.steps} steps failed: {process.stderr.strip()[-_SHOWN:]}")
+
+
+def metric_value(folder: Path, metric: str, steps: int) -> float:
+    """The loss after some steps, or the median seconds of a step; NaN where there is none.
+
+    Args:
+        folder: a run folder.
+        metric: `loss` or `seconds`.
+        steps: number of the last step that counts.
+    """
+    series = read_series(folder).get(metric)
+    if series is None:
+        return math.nan
+    values = series.values[series.steps <= steps]
+    if not len(values):
+        return math.nan
+    if metric == "loss":
+        return float(values[-_AVERAGED_STEPS:].mean())
+    warm = values[_WARM_UP_STEPS:] if len(values) > 2 * _WARM_UP_STEPS else values
+    return float(np.median(warm))
+
+
+def _take_steps(request: Path, plan_file: Path | None, folder: Path, group: str, last: int) -> None:
+    planned = plan(make_request(None, file=request), plan=plan_file)
+    for step in train(planned, folder=folder, group=group):
+        if step.step >= last:
+            return
+
+
+def _main(spec: Mapping[str, str | int | None]) -> None:
+    plan_file = Path(str(spec["plan"])) if spec["plan"] else None
+    _take_steps(
+        Path(str(spec["request"])), plan_file, Path(str(spec["folder"])), str(spec["group"]),
+        int(spec["steps"] or 0),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        _main(json.loads(sys.argv[1]))
+    except WindlassError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
