@@ -2,8 +2,11 @@
 
     python benchmarks/prediction.py 201 202 203
 
-It first measures this machine again. Each seed takes about 15 minutes, during which nothing else
-may run; started again with `--keep-probe`, it goes on with the rest.
+It first measures this machine again (50 s). Each seed takes about 15 minutes, during which nothing
+else may run; started again with `--keep-probe`, it goes on with the rest. Each row is printed as it
+ends and kept in the user's cache; once all of a seed have ended, they are appended to
+`results/random_prediction.csv`. `windlass validate here --random 40 --seed 201` then prints their
+table at once.
 """
 
 import argparse

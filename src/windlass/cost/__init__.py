@@ -23,6 +23,7 @@ from windlass.cost.instruction_time import (
     InstructionCosts,
 )
 from windlass.cost.peak_memory import (
+    MEMORY_ERROR,
     stage_tier_peaks,
     steady_state_microbatches,
     tier_peaks,
@@ -42,6 +43,7 @@ from windlass.cost.simulator.timeline import (
 )
 
 __all__ = [
+    "MEMORY_ERROR",
     "ArrayClock",
     "Bools",
     "Floats",

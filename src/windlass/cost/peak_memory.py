@@ -25,7 +25,7 @@ _STEADY_MULTIPLE = 3
 _SHORT_MICROBATCHES = 3
 """Micro-batches of a short program: the first, and two whose difference is one more."""
 
-_MEMORY_ERROR = 0.0175
+MEMORY_ERROR = 0.0175
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
 tensors depends on which code it has run. Of 17 plans of `windlass validate here`, seeds 0 and 101,
 14 are inside (2026-11-22)."""
@@ -93,7 +93,7 @@ def _stage(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
         instruction=full.peak_instruction,
-        error=_MEMORY_ERROR,
+        error=MEMORY_ERROR,
     )
     offloaded = offloaded_bytes_by_tier(plan, graph, stage)
     for tier in others:
@@ -123,7 +123,7 @@ def _on_stack(by_class: Mapping[MemoryClass, float], machine: Machine) -> Iterat
         peak_bytes=round(sum(by_class.values())),
         by_class={name: round(nbytes) for name, nbytes in by_class.items()},
         instruction=0,
-        error=_MEMORY_ERROR if deviation is None else -expm1(-DEVIATIONS_OF_80_PERCENT * deviation),
+        error=MEMORY_ERROR if deviation is None else -expm1(-DEVIATIONS_OF_80_PERCENT * deviation),
     )
     for tier in others:
         yield TierPeak(

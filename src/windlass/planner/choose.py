@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from windlass.cost import ArrayClock, PlanColumns
+from windlass.cost import MEMORY_ERROR, ArrayClock, PlanColumns
 from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.advice.advise import advise
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
@@ -86,6 +86,10 @@ def choose_plan(
     _require_possible(request, graph, machine)
     space = PlanSpace(request, graph, machine, every_grid)
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
+    if request.memory and machine.system is not None:
+        # On this machine a run must stay within what was asked, also where it takes more than is
+        # predicted.
+        budget_bytes = round(request.memory / (1 + MEMORY_ERROR))
     fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
         return _nothing_fits(space, fastest, budget_bytes)

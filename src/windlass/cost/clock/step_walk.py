@@ -250,7 +250,7 @@ class _StepWalk:
                     at = np.maximum(at, own)
                 work = state.update[layer]
                 begun = np.maximum(at, idle)
-                at = np.where(batch.offloads & shares_cores, begun, at)
+                at = np.where(batch.offloads & ~batch.scatters & shares_cores, begun, at)
                 idle = begun + np.maximum(work, state.moving[layer])
                 beside = at + work if shares_cores else at
                 offloaded = np.where(batch.scatters, idle, beside if overlaps else idle)

@@ -93,12 +93,17 @@ class OffloadQueue:
         self._shares_cores = machine.device.kind == "cpu"
         self._overlaps = machine.overlaps_transfers
         self._updates_transfer = plan.is_offloaded("optimizer")
-        self._updates_device_grads = self._shares_cores and not plan.is_offloaded("gradients")
+        gathers = plan.sharding.optimizer > plan.sharding.parameters
+        self._updates_device_grads = (
+            self._shares_cores and not gathers and not plan.is_offloaded("gradients")
+        )
         self.idle_at = 0.0
         """Time at which all transfers that were started have ended."""
         self._grads_offloaded_at = 0.0
-        """Time at which the last gradient has been offloaded, or used by an update that passes the
-        state through staging memory: only one layer's gradients wait in device memory."""
+        """Time at which the last gradient has been offloaded."""
+        self._device_grads_used_at = 0.0
+        """Time at which the last update has used gradients in device memory, where only those of
+        one layer wait."""
         self._layer_ready_at: dict[int, float] = {}
         """Time at which each layer's weights have arrived."""
         self._output_ready_at: dict[tuple[int, int | None], float] = {}
@@ -157,8 +162,10 @@ class OffloadQueue:
 
     def _transfer(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         kind, layer, micro = instruction
-        if kind == "offload_grads" or (kind == "update" and self._updates_device_grads):
+        if kind == "offload_grads":
             now = max(now, self._grads_offloaded_at)
+        elif kind == "update" and self._updates_device_grads:
+            now = max(now, self._device_grads_used_at)
         elif kind == "offload_activation":
             now = max(now, self._output_offloaded_at)
         start = max(now, self.idle_at)
@@ -169,8 +176,9 @@ class OffloadQueue:
             work = self._costs.seconds(instruction, self._device)
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
+            self._device_grads_used_at = end
         self.idle_at = end
-        if kind == "offload_grads" or (kind == "update" and self._updates_device_grads):
+        if kind == "offload_grads":
             self._grads_offloaded_at = end
         elif kind == "offload_activation":
             self._output_offloaded_at = end

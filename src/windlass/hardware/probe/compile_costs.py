@@ -26,6 +26,8 @@ from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
 from windlass.torch_ext import FREE_MEMORY_BYTES, install_allocator, set_memory_limit
 
 _WIDTH = 768
+_WEIGHTS = 12
+"""Weights of a layer, as many as a GPT block has."""
 _VOCABULARY = 8192
 _BUDGET_SECONDS = 0.06
 _LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
@@ -152,18 +154,24 @@ def _run_block(dtype: torch.dtype) -> None:
 
 
 def _compiled_pass_seconds(watch: Stopwatch) -> float:
-    """Seconds of one pass of compiled code on eight by eight elements."""
+    """Seconds of one pass of compiled code on eight by eight elements.
+
+    Compiled code checks each weight before it runs, and autograd gives each its gradient.
+    """
     compiled = torch.compile(_scale, dynamic=False)
     x = torch.ones(8, 8, requires_grad=True)
-    weight = torch.ones(8, requires_grad=True)
+    weights = [torch.ones(8, requires_grad=True) for _ in range(_WEIGHTS)]
     gradient = torch.ones(8, 8)
     return (
-        watch.seconds(lambda: torch.autograd.grad(compiled(x, weight), (x, weight), gradient)) / 2
+        watch.seconds(lambda: torch.autograd.grad(compiled(x, weights), (x, *weights), gradient))
+        / 2
     )
 
 
-def _scale(x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight
+def _scale(x: Tensor, weights: list[Tensor]) -> Tensor:
+    for weight in weights:
+        x = x * weight
+    return x
 
 
 _OPS = (

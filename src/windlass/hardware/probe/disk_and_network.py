@@ -21,9 +21,10 @@ from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Link
 
 _THREADS = Path("/proc/self/task")
-_BLOCK = 8 * 2**20
+_BLOCK = 4 * 2**20
 """Bytes read or written at a time, as a training run does."""
-_FILE = 32 * _BLOCK
+_FILE = 64 * _BLOCK
+_DISK_ROUNDS = 5
 _HEADROOM = 0.05
 """Share of the free memory that is left to other processes."""
 _MESSAGES = 60
@@ -111,7 +112,9 @@ class TransferRates(NamedTuple):
 def disk_rates(folder: Path) -> TransferRates:
     """Rates of reading and writing files in `folder`, bypassing the page cache where possible.
 
-    The files are allocated first and then overwritten, as a training run does with its files.
+    The files are allocated first and then overwritten, as a training run does with its files, out
+    of memory of the same allocator: a disk takes large pages faster than small ones. Each rate is
+    the median of rounds in turn, because a disk that others share changes from second to second.
 
     Raises:
         StorageError: the folder cannot take the files.
@@ -125,13 +128,18 @@ def disk_rates(folder: Path) -> TransferRates:
             stack.callback(path.unlink, missing_ok=True)
             handles.append(_open(path))
             stack.callback(os.close, handles[-1])
-            _stream_file(handles[-1], os.pwritev)  # allocates its blocks
-        first, second = handles
-        return TransferRates(
-            read=_FILE / _seconds((first, os.preadv)),
-            write=_FILE / _seconds((first, os.pwritev)),
-            both=2 * _FILE / _seconds((first, os.preadv), (second, os.pwritev)),
-        )
+        one, other = ((handle, _random_block()) for handle in handles)
+        for handle, block in (one, other):
+            _stream_file(handle, block, os.pwritev)  # allocates its blocks
+        rounds = [
+            (
+                _FILE / _seconds((*one, os.preadv)),
+                _FILE / _seconds((*one, os.pwritev)),
+                2 * _FILE / _seconds((*one, os.preadv), (*other, os.pwritev)),
+            )
+            for _ in range(_DISK_ROUNDS)
+        ]
+        return TransferRates(*map(statistics.median, zip(*rounds, strict=True)))
 
 
 def host_copy_rates(device: torch.device) -> TransferRates:
@@ -210,23 +218,28 @@ def _open(path: Path) -> int:
         return os.open(path, flags, 0o600)
 
 
-_Call = Callable[[int, list[mmap.mmap], int], int]
+_Call = Callable[[int, list[memoryview], int], int]
 
 
-def _stream_file(handle: int, call: _Call) -> None:
+def _random_block() -> memoryview:
+    """Random bytes at the beginning of a page, as direct I/O needs them."""
+    memory = torch.randint(0, 256, (_BLOCK + mmap.PAGESIZE,), dtype=torch.uint8)
+    skipped = -memory.data_ptr() % mmap.PAGESIZE
+    block: memoryview = memory[skipped : skipped + _BLOCK].numpy().data
+    return block
+
+
+def _stream_file(handle: int, block: memoryview, call: _Call) -> None:
     """Reads or writes the whole file block by block."""
-    # Direct I/O needs page-aligned memory, which an anonymous map has.
-    with mmap.mmap(-1, _BLOCK) as block:
-        block.write(os.urandom(_BLOCK))
-        for offset in range(0, _FILE, _BLOCK):
-            call(handle, [block], offset)
+    for offset in range(0, _FILE, _BLOCK):
+        call(handle, [block], offset)
     if call is os.pwritev:
         os.fdatasync(handle)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _seconds(*passes: tuple[int, _Call]) -> float:
+def _seconds(*passes: tuple[int, memoryview, _Call]) -> float:
     """Seconds that these passes over files take when they run at the same time."""
     with ThreadPoolExecutor(len(passes)) as pool:
         start = time.perf_counter()

@@ -43,8 +43,8 @@ _SIZE_WEIGHT = 0.25
 _OUTLIER = 0.1
 """Relative error beyond which a measurement counts less."""
 
-_SEQUENCES = (128, 256, 512, 768, 1024)
-_HEAD_WIDTHS = (32, 64, 128)
+_SEQUENCES = (16, 64, 128, 256, 512, 1024, 2048)
+_HEAD_WIDTHS = (16, 32, 64, 128)
 _TOKENS = 2048
 _WIDTH = 512
 """Number of heads times head width in the attention that is measured."""
@@ -72,7 +72,7 @@ def matmul_rates(
     plain = sorted(Point(each.flop, each.rate) for each in measured)
     biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
     widths = tuple(_attention(width, precision, watch, on_measured) for width in _HEAD_WIDTHS)
-    typical = widths[1].forward
+    typical = widths[2].forward
     itemsize = PRECISION_BYTES[precision]
     return MatmulRate(
         precision=precision,
@@ -191,10 +191,9 @@ def fit_product(
 def _attention(
     width: int, precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> AttentionRate:
-    """Rates of one head width: the typical width at all sequence lengths, others at two."""
-    lengths = _SEQUENCES if width == _HEAD_WIDTHS[1] else (_SEQUENCES[1], _SEQUENCES[-1])
+    """Rates of one head width at all sequence lengths."""
     forward, backward = [], []
-    for sequence in lengths:
+    for sequence in _SEQUENCES:
         forward_rate, backward_rate = _attention_rate(width, sequence, precision, watch)
         forward.append(Point(sequence, forward_rate))
         backward.append(Point(sequence, backward_rate))
