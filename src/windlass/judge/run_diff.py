@@ -21,6 +21,8 @@ _DIFF_KEYS = ("windlass.diff", "project.diff")
 """The keys of the code whose texts are compared line by line."""
 _MOST_KEYS = 200
 """Keys of one input that are listed; a graph of another model differs in thousands."""
+_SMALLEST_SHARE = 0.01
+"""A kind of instruction that takes less of a step in every run is left out."""
 _SQRT_2 = math.sqrt(2)
 
 
@@ -178,7 +180,14 @@ def flat_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _results(runs: Sequence[RunRow], noise: Mapping[str, NoiseFloor]) -> Iterator[ResultDifference]:
     """The results that at least one run has."""
-    kinds = sorted({kind for run in runs for kind in run.kinds})
+    kinds = sorted(
+        {
+            kind
+            for run in runs
+            for kind, seconds in run.kinds.items()
+            if seconds >= _SMALLEST_SHARE * (run.seconds or 0.0)
+        }
+    )
     columns: list[tuple[str, Literal["nats", "seconds", "bytes"], list[float | None]]] = [
         ("loss", "nats", [run.loss for run in runs]),
         ("held_out_loss", "nats", [run.held_out_loss for run in runs]),

@@ -65,8 +65,9 @@ def describe_sigmas(result: ResultDifference, index: int) -> str:
 
 
 def _floor(noise: NoiseFloor) -> str:
-    of = f"{noise.peers} peers" if noise.peers else "no peers, the usual"
-    return f"noise {100 * noise.deviation:.2g} % of {of}"
+    if not noise.peers:
+        return f"no peers; runs usually vary by {100 * noise.deviation:.2g} %"
+    return f"{noise.peers} peers vary by {100 * noise.deviation:.2g} %"
 
 
 def _value(value: float | None, unit: str) -> str:
