@@ -5,43 +5,49 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from windlass.schema.run_record import Environment
-from windlass.tracking.environment import code_version, collect_environment
+import pytest
 
-
-def git(folder: Path, *words: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    command = ["git", "-C", str(folder), *name, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_the_commit_is_that_of_the_code_and_changes_make_it_dirty(tmp_path: Path):
-    file = tmp_path / "code.py"
-    file.write_text("x = 1\n")
-    git(tmp_path, "init", "--quiet")
-    assert code_version(file) == (None, False)
-    git(tmp_path, "add", "code.py")
-    git(tmp_path, "commit", "--quiet", "--message", "first")
-    assert code_version(file) == (git(tmp_path, "rev-parse", "HEAD"), False)
-    file.write_text("x = 2\n")
-    assert code_version(file) == (git(tmp_path, "rev-parse", "HEAD"), True)
-
-
-def test_an_installed_package_below_a_checkout_has_no_commit(tmp_path: Path):
-    git(tmp_path, "init", "--quiet")
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "code.py").write_text("x = 1\n")
-    assert code_version(tmp_path / "lib" / "code.py") == (None, False)
+from windlass.schema import CodeSnapshot, CodeTree, Environment
+from windlass.tracking.environment import collect_environment
+from windlass.tracking.redaction import REPLACEMENT
 
 
 def test_the_environment_is_a_document_with_every_package(tmp_path: Path):
-    environment = collect_environment(["windlass", "train", "gpt tiny"])
+    code = CodeSnapshot(windlass=CodeTree(commit="3f9c", diff_sha256="1a"))
+    environment = collect_environment(["windlass", "train", "gpt tiny"], code)
     environment.save(tmp_path / "environment.json")
     assert Environment.load(tmp_path / "environment.json") == environment
     assert environment.packages["pydantic"] == metadata.version("pydantic")
     assert environment.command == ("windlass", "train", "gpt tiny")
+    assert (environment.commit, environment.dirty) == ("3f9c", True)
     assert environment.threads >= 1
     assert environment.processor
+
+
+def test_only_variables_that_change_a_run_are_kept_and_no_secret_is(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in {
+        "OMP_NUM_THREADS": "7",
+        "TORCH_HOME": "https://me:hunter22@host/x",
+        "NCCL_AUTH_TOKEN": "abc",
+        "CUDA_SIGN": "sk-abcdefghijklmnopqrstuv",
+        "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI",
+        "WANDB_API_KEY": "0123456789",
+    }.items():
+        monkeypatch.setenv(name, value)
+    variables = collect_environment([]).variables
+    assert variables["OMP_NUM_THREADS"] == "7"
+    assert variables["TORCH_HOME"] == "https://[looks like a secret]@host/x"
+    assert {variables[name] for name in ("NCCL_AUTH_TOKEN", "CUDA_SIGN")} == {REPLACEMENT}
+    assert not {"AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "HOME", "PATH"} & variables.keys()
+
+
+def test_where_and_by_which_command_a_run_started_is_no_part_of_its_fingerprint():
+    one = collect_environment(["windlass", "train", "--folder", "a"])
+    other = one.model_copy(update={"command": ("windlass",), "host": "elsewhere", "commit": "1"})
+    assert other.fingerprint() == one.fingerprint()
+    assert one.model_copy(update={"python": "3.9.1"}).fingerprint() != one.fingerprint()
 
 
 def test_records_are_read_without_torch():

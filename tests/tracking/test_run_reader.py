@@ -10,7 +10,13 @@ from hypothesis import given, settings, strategies as st
 
 from windlass.errors import RecordError
 from windlass.schema.request import Request
-from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
+from windlass.schema.run_record import (
+    ATTEMPTS_FOLDER,
+    PLAN_FILE,
+    PREDICTION_FILE,
+    REQUEST_FILE,
+    Step,
+)
 from windlass.tracking.journal import JournalWriter
 from windlass.tracking.journal_reader import read_journal
 from windlass.tracking.run_folder import (
@@ -159,7 +165,9 @@ def test_each_rank_has_its_steps_of_the_last_attempt_and_none_counts_twice(tmp_p
 def test_only_steps_of_the_current_plan_are_compared_with_its_prediction(tmp_path: Path):
     with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
         run.append_step(step(1))
-    (run.path / ATTEMPTS_FOLDER / "1").mkdir(parents=True)
+    replaced = run.path / ATTEMPTS_FOLDER / "1" / PLAN_FILE
+    replaced.parent.mkdir(parents=True)
+    replaced.touch()
     with reopen_run_folder(run.path, meta={}) as run:
         run.append_step(step(2))
     record = load_run(run.path)

@@ -29,7 +29,9 @@ from windlass.data.statistics import (
     dataset_statistics,
 )
 from windlass.data.token_files import (
+    SplitMeta,
     TokenDataset,
+    document_files,
     open_dataset,
 )
 from windlass.data.tokenizer import (
@@ -42,9 +44,11 @@ __all__ = [
     "ExampleBatches",
     "ExampleDataset",
     "MlmMasking",
+    "SplitMeta",
     "TokenBatch",
     "TokenDataset",
     "dataset_statistics",
+    "document_files",
     "load_examples",
     "load_tokenizer",
     "make_examples",

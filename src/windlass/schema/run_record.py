@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from windlass.document import Document
 from windlass.schema.fact_table import fact_table_html
@@ -50,6 +52,10 @@ LARGEST_MODEL_FILE = "largest_model.json"
 class Environment(Document):
     """The software and host that a run used."""
 
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset(
+        {"commit", "dirty", "host", "command"}
+    )
+
     windlass: str
     """Version of Windlass."""
     commit: str | None = None
@@ -63,6 +69,8 @@ class Environment(Document):
     processor: str
     threads: int
     command: tuple[str, ...]
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that change what is computed or how fast, by an allow-list."""
 
 
 ConfigScalar = str | bool | int | float | None

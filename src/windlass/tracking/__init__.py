@@ -1,5 +1,11 @@
 """The run folder and its journal: created, locked, appended to, listed and loaded again."""
 
+from windlass.tracking.code_snapshot import (
+    snapshot_code,
+)
+from windlass.tracking.data_manifest import (
+    data_manifest,
+)
 from windlass.tracking.environment import (
     collect_environment,
 )
@@ -46,6 +52,10 @@ from windlass.tracking.run_index import (
     find_run,
     list_runs,
 )
+from windlass.tracking.run_inputs import (
+    INPUT_FILES,
+    input_fingerprints,
+)
 from windlass.tracking.run_reader import (
     RunRecord,
     load_run,
@@ -63,6 +73,7 @@ from windlass.tracking.step_records import (
 
 __all__ = [
     "ID_FILE",
+    "INPUT_FILES",
     "LOCK_FILE",
     "RUN_FORMAT",
     "SHORT_ID_DIGITS",
@@ -82,9 +93,11 @@ __all__ = [
     "collect_environment",
     "continued",
     "create_run_folder",
+    "data_manifest",
     "describe_other_formats",
     "describe_parent",
     "find_run",
+    "input_fingerprints",
     "is_locked",
     "journal_files",
     "journal_path",
@@ -102,6 +115,7 @@ __all__ = [
     "require_no_other_content",
     "run_folder_name",
     "series_of",
+    "snapshot_code",
     "uuid7",
     "write_run_id",
 ]

@@ -2,52 +2,39 @@
 
 import os
 import platform
-import shutil
 import socket
-import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from windlass.schema import Environment
+from windlass.schema import CodeSnapshot, Environment
+from windlass.tracking.redaction import kept_variables, without_secrets
 
-_GIT_SECONDS = 10.0
 
-
-def collect_environment(command: Sequence[str], *, threads: int | None = None) -> Environment:
+def collect_environment(
+    command: Sequence[str], code: CodeSnapshot | None = None, *, threads: int | None = None
+) -> Environment:
     """The environment of this process.
 
     Args:
         command: the command line of this process, word by word.
+        code: the code that it runs, whose commit is repeated here; None leaves that out.
         threads: compute threads; None means all that the system lets this process use.
     """
-    commit, dirty = code_version(Path(__file__))
+    own = code.windlass if code else None
     return Environment(
         windlass=metadata.version("windlass"),
-        commit=commit,
-        dirty=dirty,
+        commit=own.commit if own else None,
+        dirty=own is not None and bool(own.diff_sha256),
         python=platform.python_version(),
         packages=installed_packages(),
         system=platform.platform(),
         host=socket.gethostname(),
         processor=processor_name(),
         threads=threads or len(os.sched_getaffinity(0)),
-        command=tuple(command),
+        command=tuple(without_secrets(word) for word in command),
+        variables=kept_variables(os.environ),
     )
-
-
-def code_version(file: Path) -> tuple[str | None, bool]:
-    """Commit of the checkout that tracks `file`, and whether it has uncommitted changes.
-
-    None and False where git is missing or does not track the file: an installed package that merely
-    lies below somebody's checkout has no commit of its own.
-    """
-    git = shutil.which("git")
-    if git is None or _run_git(git, file.parent, "ls-files", "--error-unmatch", file.name) is None:
-        return None, False
-    commit = _run_git(git, file.parent, "rev-parse", "HEAD")
-    changes = _run_git(git, file.parent, "status", "--porcelain", "--untracked-files=no")
-    return commit, bool(changes)
 
 
 def installed_packages() -> dict[str, str]:
@@ -64,18 +51,3 @@ def processor_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def _run_git(git: str, folder: Path, *arguments: str) -> str | None:
-    """Output of one git command; None if git fails or times out."""
-    try:
-        answer = subprocess.run(  # noqa: S603  a list of our own words, no shell
-            [git, "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

@@ -15,7 +15,9 @@ from windlass.atomic_files import hash_file, read_regular_file, storage_errors
 from windlass.document import Document
 from windlass.errors import RecordError, shorten
 from windlass.schema import (
+    CODE_FILE,
     CONFIG_FILE,
+    DATA_FILE,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
     JOURNAL_FOLDER,
@@ -41,7 +43,8 @@ RUN_FORMAT = 2
 Folders of format 1 have no second line in their id file."""
 _OWN_NAMES = frozenset(
     {LOCK_FILE, JOURNAL_FOLDER, CONFIG_FILE, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE,
-     PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, TOKENS_FOLDER}
+     PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, CODE_FILE, DATA_FILE,
+     TOKENS_FOLDER}
 )  # fmt: skip
 """What a run folder holds before its id is written."""
 _JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8}))?\.j")
@@ -105,7 +108,7 @@ class RunFolder:
         if step.held_out_loss is not None:
             self._held_out = step.held_out_loss
 
-    def append_event(self, name: JournalEventName, **fields: object) -> None:
+    def append_event(self, name: JournalEventName, /, **fields: object) -> None:
         """Appends an event to the journal and waits until it is on the disk, if that takes it.
 
         Raises:

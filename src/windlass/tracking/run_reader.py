@@ -12,6 +12,8 @@ from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import (
     ATTEMPTS_FOLDER,
+    CODE_FILE,
+    DATA_FILE,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
     MACHINE_FILE,
@@ -21,6 +23,8 @@ from windlass.schema import (
     PREDICTION_FILE,
     REQUEST_FILE,
     SAMPLE_FILE,
+    CodeSnapshot,
+    DataManifest,
     Environment,
     Graph,
     Machine,
@@ -82,6 +86,9 @@ class RunRecord:
     machine: Machine | None = None
     prediction: Prediction | None = None
     environment: Environment | None = None
+    code: CodeSnapshot | None = None
+    """The code of the last attempt; None of a run of an earlier version of Windlass."""
+    data: DataManifest | None = None
     predicted_timeline: Timeline | None = None
     measured_timeline: Timeline | None = None
     sample: str | None = None
@@ -163,6 +170,8 @@ def load_run(folder: Path) -> RunRecord:
         machine=_document(Machine, folder / MACHINE_FILE, faults),
         prediction=_document(Prediction, folder / PREDICTION_FILE, faults),
         environment=_document(Environment, folder / ENVIRONMENT_FILE, faults),
+        code=_document(CodeSnapshot, folder / CODE_FILE, faults),
+        data=_document(DataManifest, folder / DATA_FILE, faults),
         predicted_timeline=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
         measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         sample=_sample(folder / SAMPLE_FILE),
@@ -238,7 +247,8 @@ def _step_ranges(numbers: Sequence[int]) -> str:
 def _first_attempt_of_plan(folder: Path) -> int:
     """The first attempt that ran under the current plan."""
     with contextlib.suppress(OSError):
-        earlier = [entry.name for entry in (folder / ATTEMPTS_FOLDER).iterdir()]
+        # An attempt's folder holds what later ones have replaced, which may be its code alone.
+        earlier = [path.parent.name for path in (folder / ATTEMPTS_FOLDER).glob(f"*/{PLAN_FILE}")]
         return 1 + max((int(name) for name in earlier if name.isdigit()), default=0)
     return 1
 

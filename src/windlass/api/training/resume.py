@@ -15,7 +15,9 @@ from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
 from windlass.api.training.parent import remove_merged_checkpoint, with_whole_layers
 from windlass.api.training.run_files import (
+    input_documents,
     planned_from_record,
+    record_inputs,
     replace_plan,
     require_unchanged,
     restore_replaced_plan,
@@ -180,6 +182,7 @@ def reopen_run(
     folder = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
     if programs:
         replace_plan(folder, planned, programs)
+    record_inputs(folder, input_documents(planned, tokens))
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
     notes += record.faults
     if checkpoint:

@@ -3,6 +3,8 @@
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +12,13 @@ from windlass.api.plan import Planned
 from windlass.atomic_files import atomic_write, hash_file, storage_errors
 from windlass.cost import simulate
 from windlass.document import Document
-from windlass.errors import RecordError
+from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.planner import PlanningResult, resolve_defaults
 from windlass.program import Program
 from windlass.schema import (
     ATTEMPTS_FOLDER,
+    CODE_FILE,
+    DATA_FILE,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
     MACHINE_FILE,
@@ -24,7 +28,13 @@ from windlass.schema import (
     PROGRAM_FILE,
     REQUEST_FILE,
 )
-from windlass.tracking import RunFolder, RunRecord, collect_environment
+from windlass.tracking import (
+    RunFolder,
+    RunRecord,
+    collect_environment,
+    data_manifest,
+    snapshot_code,
+)
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
@@ -44,8 +54,42 @@ def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, 
         PREDICTION_FILE: planned.prediction,
         PROGRAM_FILE: programs[0],
         PREDICTED_TIMELINE_FILE: timeline,
-        ENVIRONMENT_FILE: collect_environment(sys.argv),
     }
+
+
+def input_documents(
+    planned: Planned, tokens: "TokenDataset | ExampleDataset"
+) -> dict[str, Document]:
+    """The inputs of an attempt that no plan names: its environment, code and data."""
+    file, colon, _ = planned.request.model.name.partition(".py:")
+    code = snapshot_code(Path(f"{file}.py") if colon else None)
+    return {
+        ENVIRONMENT_FILE: collect_environment(sys.argv, code),
+        CODE_FILE: code,
+        DATA_FILE: data_manifest(tokens, planned.request.data.sources),
+    }
+
+
+def record_inputs(folder: RunFolder, documents: Mapping[str, Document]) -> None:
+    """Puts the inputs of a further attempt on record, as far as they differ from the last one's.
+
+    What they replace is kept with the files of that attempt.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    changed = []
+    for name, document in documents.items():
+        path = folder.path / name
+        if path.exists():
+            with suppress(RequestError, InputErrors):
+                if type(document).load(path).fingerprint() == document.fingerprint():
+                    continue
+            _keep_copy(path, folder.attempt - 1)
+        folder.save(name, document)
+        changed.append(name)
+    if changed:
+        folder.seal(*changed)
 
 
 def run_metadata(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> dict[str, object]:

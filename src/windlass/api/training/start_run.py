@@ -12,7 +12,7 @@ from windlass.api.training.parent import (
     require_tokens_of_parent,
     start_from_parent,
 )
-from windlass.api.training.run_files import run_documents, run_metadata
+from windlass.api.training.run_files import input_documents, run_documents, run_metadata
 from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
@@ -94,7 +94,7 @@ def start_run(
     run_folder = create_run_folder(
         Path(root),
         planned.request.model.name,
-        documents=run_documents(planned, programs),
+        documents=run_documents(planned, programs) | input_documents(planned, tokens),
         meta=run_metadata(planned, tokens) | meta,
         folder=folder,
     )
