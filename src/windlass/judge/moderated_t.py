@@ -34,7 +34,7 @@ _SMALLEST_DEVIATION = 1e-5
 """Deviation of a group whose values are all equal, so that it has a logarithm."""
 _FEWEST_GROUPS = 5
 _MOST_FREEDOM = 100.0
-"""A prior never counts for more than so many degrees of freedom."""
+"""A prior never counts for more degrees of freedom, nor for more than half its groups."""
 
 Values = npt.NDArray[np.float64]
 """Numbers of several runs, `Float[run]`."""
@@ -110,9 +110,12 @@ def fit_noise_prior(groups: Iterable[Sequence[float] | Values]) -> NoisePrior:
         2 * math.log(max(scale, _SMALLEST_DEVIATION)) - digamma(d / 2) + math.log(d / 2)
         for scale, d in scales
     ]
-    excess = float(np.var(centred, ddof=1) - np.mean([trigamma(d / 2) for _, d in scales]))
+    spread = float(np.var(centred, ddof=1))
+    # One standard error more, so that a prior of few or small groups counts for little.
+    spread *= 1 + math.sqrt(2 / (len(scales) - 1))
+    excess = spread - float(np.mean([trigamma(d / 2) for _, d in scales]))
     freedom = 2 * inverse_trigamma(excess) if excess > 0 else _MOST_FREEDOM
-    freedom = min(freedom, _MOST_FREEDOM)
+    freedom = min(freedom, _MOST_FREEDOM, len(scales) / 2)
     shrunk = digamma(freedom / 2) - math.log(freedom / 2)
     return NoisePrior(math.exp((float(np.mean(centred)) + shrunk) / 2), freedom)
 
