@@ -34,6 +34,7 @@ from windlass.api.distributed.elastic import ElasticRecovery
 from windlass.api.distributed.kubernetes_jobset import KubernetesJob
 from windlass.api.distributed.launch_script import SlurmJob
 from windlass.api.distributed.rank_main import run_rank
+from windlass.api.exchange import import_runs, mirror
 from windlass.api.judging.judge import (
     LiveJudge,
     follow_verdict,
@@ -82,6 +83,7 @@ from windlass.api.verify.rehearse import (
     rehearsal,
     rehearse_as_is,
 )
+from windlass.integrations import TrackedRun, init
 
 __all__ = [
     "ALL_MACHINES",
@@ -107,6 +109,7 @@ __all__ = [
     "Progress",
     "Run",
     "SlurmJob",
+    "TrackedRun",
     "ValidatedRun",
     "ValueOrigin",
     "Verifier",
@@ -127,6 +130,8 @@ __all__ = [
     "fit",
     "follow_verdict",
     "forecast",
+    "import_runs",
+    "init",
     "judge_run",
     "keys",
     "largest_model",
@@ -138,6 +143,7 @@ __all__ = [
     "measure_largest_model",
     "measure_noise",
     "merge_runs",
+    "mirror",
     "models",
     "plan",
     "prepare_cluster_run",

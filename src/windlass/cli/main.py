@@ -40,6 +40,8 @@ _COMMANDS = {
     "bisect": "record.diff:bisect",
     "merge": "record.store:merge",
     "sync": "record.store:sync",
+    "mirror": "record.exchange:mirror",
+    "import-runs": "record.exchange:import_runs",
     "keys": "keys:keys",
     "models": "machines:models",
     "machines": "machines:app",

@@ -1,1 +1,37 @@
-"""Exchanges runs with other trackers and training loops."""
+"""Exchanges runs with other trackers and training loops.
+
+`windlass.integrations.transformers` and `windlass.integrations.lightning` are imported by name,
+because each needs its package.
+"""
+
+from windlass.integrations.portable_run import (
+    PortableRun,
+)
+from windlass.integrations.run_import import (
+    TRACKERS,
+    ImportedRun,
+    ImportedRuns,
+    import_runs,
+)
+from windlass.integrations.run_mirror import (
+    MIRRORS,
+    Mirror,
+    mirror_run,
+)
+from windlass.integrations.tracked_run import (
+    TrackedRun,
+    init,
+)
+
+__all__ = [
+    "MIRRORS",
+    "TRACKERS",
+    "ImportedRun",
+    "ImportedRuns",
+    "Mirror",
+    "PortableRun",
+    "TrackedRun",
+    "import_runs",
+    "init",
+    "mirror_run",
+]

@@ -6,6 +6,7 @@ from windlass.record.annotations import (
     read_annotations,
 )
 from windlass.record.catalog import (
+    RUNS,
     Catalog,
 )
 from windlass.record.merge import (
@@ -23,6 +24,10 @@ from windlass.record.queries import (
 from windlass.record.remote import (
     without_secrets,
 )
+from windlass.record.run_entry import (
+    RunEntry,
+    read_run_entry,
+)
 from windlass.record.run_row import (
     COLUMNS,
     RunQuery,
@@ -37,10 +42,12 @@ from windlass.record.sync import (
 __all__ = [
     "ALL_RUNS",
     "COLUMNS",
+    "RUNS",
     "Annotations",
     "Catalog",
     "Curve",
     "MergeReport",
+    "RunEntry",
     "RunQueries",
     "RunQuery",
     "RunRow",
@@ -50,6 +57,7 @@ __all__ = [
     "annotate",
     "merge_folders",
     "read_annotations",
+    "read_run_entry",
     "sync_runs",
     "without_secrets",
 ]

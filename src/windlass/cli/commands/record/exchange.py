@@ -1,0 +1,94 @@
+"""`windlass mirror` and `windlass import-runs`: runs to and from other trackers."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from windlass import api
+from windlass.cli.command_options import AsJson
+from windlass.cli.console import console, print_json, print_line, print_notes, print_table
+
+
+def mirror(
+    run: str = "last",
+    *,
+    to: tuple[str, ...] = (),
+    runs: Path = api.RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a run into other trackers; copying it again adds only what is new.
+
+    For example: `windlass mirror last --to tensorboard:logs --to csv:steps.csv`.
+
+    Args:
+        run: Folder, name, the first characters of its id, or `last`.
+        to: Where to, `NAME:PLACE`; may be given several times. `tensorboard:FOLDER`, `mlflow:URI`,
+            `wandb:FOLDER` (an offline run, which `wandb sync` sends), `trackio:PROJECT`,
+            `csv:FILE`, `parquet:FILE`.
+        runs: The folder that holds the run folders.
+        as_json: Print the targets as JSON.
+    """
+    mirrors = api.mirror(run, *to, root=runs)
+    if as_json:
+        print_json(mirrors)
+        return
+    for copy in mirrors:
+        print_line(f"{copy.target.partition(':')[0]:<12} {copy.place}")
+
+
+def import_runs(
+    source: Path,
+    *,
+    tracker: Annotated[str | None, Parameter(name="--from")] = None,
+    runs: Path = api.RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Take over runs of MLflow, TensorBoard, Trackio or W&B; twice changes nothing.
+
+    For example: `windlass import-runs mlflow.db`, or `windlass import-runs lightning_logs`.
+
+    Args:
+        source: A file or folder of theirs; folders are searched.
+        tracker: `mlflow`, `tensorboard`, `trackio` or `wandb`; all that the source holds if not
+            given.
+        runs: The folder that holds the run folders.
+        as_json: Print the runs as JSON.
+    """
+    imported = api.import_runs(source, tracker=tracker, root=runs)
+    if as_json:
+        rows = [
+            {
+                "folder": item.folder,
+                "id": item.run.id,
+                "change": item.change,
+                "tracker": item.run.origin,
+                "origin_id": item.run.origin_id,
+                "rows": len(item.run.rows),
+            }
+            for item in imported.runs
+        ]
+        print_json({"runs": rows, "left_out": imported.left_out})
+        return
+    changes = [item for item in imported.runs if item.change != "unchanged"]
+    if changes:
+        print_table(
+            ("run", "from", "state", "rows", "name"),
+            (
+                (
+                    item.folder.name,
+                    item.run.origin,
+                    item.run.state or "going on",
+                    str(len(item.run.rows)),
+                    item.run.name,
+                )
+                for item in changes
+            ),
+        )
+    console.print(
+        f"{imported.count('new')} new, {imported.count('changed')} changed and "
+        f"{imported.count('unchanged')} unchanged runs in `{runs}`"
+    )
+    if imported.left_out:
+        parts = ", ".join(f"{count} {what}" for what, count in imported.left_out.items())
+        print_notes([f"not taken over: {parts}"])

@@ -1,0 +1,1 @@
+"""Writers of runs into other trackers."""

@@ -1,0 +1,112 @@
+"""Writes a run to MLflow by its client; the tag `windlass.uid` finds it again."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from windlass.errors import RecordError, RequestError
+from windlass.integrations.portable_run import PortableRun
+
+T = TypeVar("T")
+_UID = "windlass.uid"
+_EXPERIMENT = "windlass"
+_BATCH_METRICS, _BATCH_PARAMS = 1000, 100
+_MAX_NAME, _MAX_VALUE = 250, 6000
+"""Characters of a name and of a param's value; MLflow cuts or refuses more."""
+_STATES = {"finished": "FINISHED", "broken": "FAILED", "interrupted": "KILLED", "killed": "KILLED"}
+
+
+def write_mlflow(run: PortableRun, place: str, documents: Mapping[str, Path]) -> str:
+    """Writes a run to the store at a tracking URI, and returns MLflow's id of it.
+
+    Equal metrics collapse in MLflow, so that writing again adds what is new. The plan and the other
+    documents become artifacts, because MLflow cuts params at 6,000 characters.
+
+    Raises:
+        RequestError: mlflow is not installed.
+        RecordError: MLflow refuses the run.
+    """
+    try:
+        mlflow, entities = import_module("mlflow"), import_module("mlflow.entities")
+    except ImportError:
+        raise RequestError(
+            "`mlflow:` needs MLflow's client; install it by `pip install mlflow-skinny`, or by "
+            "`pip install mlflow` for a store in a file"
+        ) from None
+    try:
+        return _write(mlflow.MlflowClient(place), entities, run, documents)
+    except mlflow.exceptions.MlflowException as error:
+        raise RecordError(f"MLflow at `{place}` refuses the run: {_first_line(error)}") from None
+
+
+def _write(
+    client: Any,  # noqa: ANN401  of a package without types
+    entities: ModuleType,
+    run: PortableRun,
+    documents: Mapping[str, Path],
+) -> str:
+    name = run.project or _EXPERIMENT
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+    copies = client.search_runs([experiment_id], f"tags.`{_UID}` = '{run.origin_id}'")
+    if copies:
+        run_id = copies[0].info.run_id
+    else:
+        start = round(run.started * 1000)
+        tags = {_UID: run.origin_id, "mlflow.runName": run.name}
+        run_id = client.create_run(experiment_id, start_time=start, tags=tags).info.run_id
+    for params in _batches(_params(run), _BATCH_PARAMS):
+        client.log_batch(run_id, params=[entities.Param(*param) for param in params])
+    for key, value in _tags(run):
+        client.set_tag(run_id, key, value)
+    for metrics in _batches(_metrics(run), _BATCH_METRICS):
+        client.log_batch(run_id, metrics=[entities.Metric(*metric) for metric in metrics])
+    for path in documents.values():
+        client.log_artifact(run_id, str(path))
+    if run.state is not None:
+        client.set_terminated(run_id, _STATES[run.state], end_time=round(run.ended * 1000))
+    return f"{name}/{run_id}"
+
+
+def _params(run: PortableRun) -> Iterator[tuple[str, str]]:
+    for key, value in run.config.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        if text and len(text) <= _MAX_VALUE:  # longer ones are whole in the artifacts
+            yield _name(key), text
+
+
+def _tags(run: PortableRun) -> Iterator[tuple[str, str]]:
+    """Tags without a value are those with the value `true`."""
+    for tag in run.tags:
+        key, equals, value = tag.partition("=")
+        yield (_name(key) or "tag", value) if equals else (_name(tag), "true")
+    if run.notes:
+        yield "mlflow.note.content", run.notes
+    if run.group:
+        yield "windlass.group", run.group
+
+
+def _metrics(run: PortableRun) -> Iterator[tuple[str, float, int, int]]:
+    for row in run.rows:
+        for name, value in row.values.items():
+            yield _name(name), value, round(row.time * 1000), row.step
+
+
+def _name(name: str) -> str:
+    """A name as MLflow takes it: some characters become underscores."""
+    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)[:_MAX_NAME].strip("/ ") or "_"
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
