@@ -50,6 +50,19 @@ def test_seconds_by_kind_sum_to_the_step_without_the_gaps():
     assert 0.008 <= total <= running.step_seconds()
 
 
+def test_an_arrival_is_the_mean_start_of_what_waits_for_other_ranks():
+    receives = [Instruction("receive", 1, 0), Instruction("receive", 1, 1)]
+    run = [Instruction("forward", 2, 0), receives[0], Instruction("forward", 2, 1), receives[1]]
+    program = PROGRAM.model_copy(update={"instructions": (*run, Instruction("sync"))})
+    handlers = dict.fromkeys(("forward", "receive", "sync"), lambda *_: time.sleep(0.001))
+    running = Interpreter(program, handlers, timer_for(CPU, 5))
+    running.run()
+    device = running.timeline().devices[0]
+    assert running.arrivals_by_kind() == {
+        "receive": (device.starts[1] + device.starts[3]) / 2, "sync": device.starts[4],
+    }  # fmt: skip
+
+
 def test_a_timeline_contains_the_instructions():
     running = interpreter(lambda *_: None)
     memory = running.run_sampled(lambda: 7)

@@ -38,6 +38,8 @@ STEPS = st.builds(
     tokens=st.integers(0, 2**40), memory_bytes=st.integers(0, 2**50),
     read_bytes=st.integers(0, 2**50), written_bytes=st.integers(0, 2**50), flush_seconds=SIZES,
     by_kind=st.dictionaries(st.sampled_from(["forward", "backward", "update"]), SIZES),
+    arrivals=st.dictionaries(st.sampled_from(["receive", "sync"]), SIZES),
+    cpu_seconds=st.none() | SIZES,
     contention=st.none() | st.floats(0, 1),
     device_memory_bytes=st.none() | st.integers(0, 2**50),
     held_out_loss=st.none() | SIZES,

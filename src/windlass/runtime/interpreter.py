@@ -5,9 +5,11 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from windlass.program import InstructionKind, Program
+from windlass.program import BLOCKING_KINDS, InstructionKind, Program
 from windlass.schema import DeviceTimeline, Timeline
 
 Handler = Callable[[int, int], None]
@@ -17,6 +19,9 @@ Handlers = Mapping[InstructionKind, Handler]
 """The handler of each instruction kind."""
 
 HandlerCall = tuple[Handler, int, int]
+
+Seconds = npt.NDArray[np.float64]
+"""`Float[instruction]`."""
 
 
 class HeartbeatSlots(Protocol):
@@ -37,7 +42,7 @@ class InstructionTimer(Protocol):
     def run(self, calls: Sequence[HandlerCall]) -> None:
         """Runs all calls of one step."""
 
-    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+    def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""
 
 
@@ -72,10 +77,25 @@ class Interpreter:
                 for index, (handler, layer, micro) in enumerate(self._calls)
             )
         self._timer = timer
+        self._times: tuple[Seconds, Seconds] | None = None
+        kinds = [instruction.kind for instruction in program.instructions]
+        self._kinds = tuple(dict.fromkeys(kinds))
+        self._kind_of_call = np.array([self._kinds.index(kind) for kind in kinds], dtype=np.intp)
+        self._calls_of_kind = np.bincount(self._kind_of_call, minlength=len(self._kinds))
 
     def run(self) -> None:
         """Runs one step."""
-        self._timer.run(self._calls)
+        self._run(self._calls)
+
+    def _run(self, calls: Sequence[HandlerCall]) -> None:
+        self._times = None
+        self._timer.run(calls)
+
+    def _start_end_seconds(self) -> tuple[Seconds, Seconds]:
+        """The times of the last step, which a timer may have to ask a device for."""
+        if self._times is None:
+            self._times = self._timer.start_end_seconds()
+        return self._times
 
     def run_sampled(self, measure: Callable[[], int]) -> tuple[float, ...]:
         """Runs one step and returns `measure()`, e.g. memory in bytes, after each instruction."""
@@ -92,21 +112,34 @@ class Interpreter:
             (sampled(index, handler), layer, micro)
             for index, (handler, layer, micro) in enumerate(self._calls)
         ]
-        self._timer.run(calls)
+        self._run(calls)
         return tuple(samples)
 
     def step_seconds(self) -> float:
         """Seconds of the last step, from its first instruction's start to its last one's end."""
-        _, ends = self._timer.start_end_seconds()
-        return ends[-1] if len(ends) else 0.0
+        _, ends = self._start_end_seconds()
+        return float(ends[-1]) if len(ends) else 0.0
 
     def seconds_by_kind(self) -> dict[str, float]:
         """Seconds that the last step spent in each instruction kind."""
-        total: dict[str, float] = {}
-        starts, ends = self._timer.start_end_seconds()
-        for instruction, start, end in zip(self._program.instructions, starts, ends, strict=True):
-            total[instruction.kind] = total.get(instruction.kind, 0.0) + end - start
-        return total
+        starts, ends = self._start_end_seconds()
+        return dict(zip(self._kinds, self._sum_by_kind(ends - starts), strict=True))
+
+    def arrivals_by_kind(self) -> dict[str, float]:
+        """When this rank came to the instructions that wait for other ranks, by kind.
+
+        It is the mean start of the kind's instructions in the last step, in seconds after the
+        step's. Ranks end a step together. So, where ranks do the same work, the differences of
+        these numbers say which rank lets the others wait, without clocks that agree.
+        """
+        starts, _ = self._start_end_seconds()
+        sums = zip(self._kinds, self._sum_by_kind(starts), self._calls_of_kind, strict=True)
+        return {kind: total / int(count) for kind, total, count in sums if kind in BLOCKING_KINDS}
+
+    def _sum_by_kind(self, seconds: Seconds) -> list[float]:
+        sums = np.bincount(self._kind_of_call, weights=seconds, minlength=len(self._kinds))
+        totals: list[float] = sums.tolist()
+        return totals
 
     def timeline(self, memory_bytes: tuple[float, ...] = ()) -> Timeline:
         """The measured timeline of the last step.
@@ -114,14 +147,14 @@ class Interpreter:
         Args:
             memory_bytes: result of `run_sampled`, if the step ran under it.
         """
-        starts, ends = self._timer.start_end_seconds()
+        starts, ends = self._start_end_seconds()
         lane = DeviceTimeline(
             device=self._program.device,
             kinds=tuple(i.kind for i in self._program.instructions),
             layers=tuple(i.layer for i in self._program.instructions),
             micro_batches=tuple(i.micro_batch for i in self._program.instructions),
-            starts=tuple(starts),
-            ends=tuple(ends),
+            starts=tuple(starts.tolist()),
+            ends=tuple(ends.tolist()),
             memory_bytes=memory_bytes,
         )
         return Timeline(predicted=False, devices=(lane,))
@@ -164,13 +197,11 @@ class HostTimer:
             ends[index] = now()
             index += 1  # noqa: SIM113  enumerate would build one more tuple per call
 
-    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+    def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""
         first = self._starts[0] if self._starts else 0
-        return (
-            [(nanoseconds - first) * 1e-9 for nanoseconds in self._starts],
-            [(nanoseconds - first) * 1e-9 for nanoseconds in self._ends],
-        )
+        starts, ends = (np.array(times, dtype=np.int64) for times in (self._starts, self._ends))
+        return (starts - first) * 1e-9, (ends - first) * 1e-9
 
 
 class CudaEventTimer:
@@ -192,12 +223,14 @@ class CudaEventTimer:
             end.record(stream)
         stream.synchronize()
 
-    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+    def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""
-        if not self._starts:
-            return [], []
-        first = self._starts[0]
-        return (
-            [first.elapsed_time(event) * 1e-3 for event in self._starts],
-            [first.elapsed_time(event) * 1e-3 for event in self._ends],
+        first = self._starts[0] if self._starts else None
+        starts, ends = (
+            np.array(
+                [first.elapsed_time(event) * 1e-3 for event in events] if first else [],
+                dtype=np.float64,
+            )
+            for events in (self._starts, self._ends)
         )
+        return starts, ends

@@ -133,7 +133,7 @@ class _Run:
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
         optimizer = AdamW(context.settings, device, plan.moments)
-        self._current_step = 1
+        self._current_step, self._cpu_seconds = 1, 0.0
         self._heartbeat = heartbeat
         graph = context.graph
         self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
@@ -268,6 +268,7 @@ class _Run:
         self._compute.begin_step(step)
         if self._p2p:
             self._p2p.step_state = self._compute.state
+        cpu_start = time.process_time()
         if recorder is None or step not in recorder.steps:
             self._interpreter.run()
         else:
@@ -275,6 +276,7 @@ class _Run:
             recorder.record(step, self._interpreter.timeline(memory))
         if self._groups:
             self._groups.wait_for_sends()
+        self._cpu_seconds = time.process_time() - cpu_start
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
 
@@ -308,6 +310,8 @@ class _Run:
             contention=contention,
             flush_seconds=flush_seconds if self._plan.offloads and (evaluates or saves) else 0.0,
             by_kind=self._interpreter.seconds_by_kind(),
+            arrivals=self._interpreter.arrivals_by_kind() if self._groups else {},
+            cpu_seconds=self._cpu_seconds,
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
             saved=checkpoint_name(step) if saves else None,

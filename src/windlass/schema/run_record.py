@@ -118,6 +118,12 @@ class Step:
     """Time after the step to flush deferred updates, because it evaluates or saves."""
     by_kind: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Seconds by instruction kind."""
+    arrivals: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """When the rank came to the instructions that wait for other ranks, by kind: the mean of their
+    starts, in seconds after the step's. Empty with one device."""
+    cpu_seconds: float | None = None
+    """CPU time that all threads of the process took in the step; None if a run of an earlier
+    version did not measure it."""
     held_out_loss: float | None = None
     """Loss on held-out text; None if this step did not evaluate."""
     held_out_bits_per_byte: float | None = None

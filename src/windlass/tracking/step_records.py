@@ -1,14 +1,15 @@
 """Converts steps to journal records and back: a row for each step, events for what is rare."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from windlass.schema import Step
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
 
 _DEVICE_MEMORY = "device_memory_bytes"
 _CONTENTION = "contention"
-_KIND_PREFIX = "seconds."
-"""Precedes an instruction kind in the names of a row."""
+_CPU_SECONDS = "cpu_seconds"
+_KIND_PREFIX, _ARRIVAL_PREFIX = "seconds.", "arrival."
+"""Precede an instruction kind in the names of a row."""
 
 
 def append_step(journal: JournalWriter, step: Step) -> None:
@@ -31,7 +32,9 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             "flush_seconds": step.flush_seconds,
             **_optional(_DEVICE_MEMORY, step.device_memory_bytes),
             **_optional(_CONTENTION, step.contention),
+            **_optional(_CPU_SECONDS, step.cpu_seconds),
             **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
+            **{_ARRIVAL_PREFIX + kind: seconds for kind, seconds in step.arrivals.items()},
         },
     )
     if step.held_out_loss is not None:
@@ -86,15 +89,22 @@ def _step(
         flush_seconds=value.get("flush_seconds", 0.0),
         contention=value.get(_CONTENTION),
         device_memory_bytes=int(peak) if (peak := value.get(_DEVICE_MEMORY)) is not None else None,
-        by_kind={
-            name.removeprefix(_KIND_PREFIX): seconds
-            for name, seconds in value.items()
-            if name.startswith(_KIND_PREFIX)
-        },
+        by_kind=_named(value, _KIND_PREFIX),
+        arrivals=_named(value, _ARRIVAL_PREFIX),
+        cpu_seconds=value.get(_CPU_SECONDS),
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )
+
+
+def _named(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The numbers whose names begin with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): number
+        for name, number in values.items()
+        if name.startswith(prefix)
+    }
 
 
 def _optional(name: str, value: float | None) -> dict[str, float]:
