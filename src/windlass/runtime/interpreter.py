@@ -3,7 +3,7 @@
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ Handlers = Mapping[InstructionKind, Handler]
 
 HandlerCall = tuple[Handler, int, int]
 
-Seconds = npt.NDArray[np.float64]
+Seconds = npt.NDArray[np.floating[Any]]
 """`Float[instruction]`."""
 
 

@@ -5,6 +5,7 @@ returns, its record is in the page cache: `kill -9` loses nothing, a power cut h
 What a full disk refuses is kept in memory and written as soon as there is space.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -168,7 +169,10 @@ class JournalWriter:
             self.last_step = step
             self._write(record)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
-            self._sync()
+            self._synced = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                # A busy disk may take seconds, for which no step should wait.
+                threading.Thread(target=self._sync, daemon=True).start()
 
     def append_event(self, name: JournalEventName, fields: Mapping[str, object]) -> None:
         """Appends an event and waits until it is on the disk, if that takes it.
@@ -251,6 +255,8 @@ class JournalWriter:
         if len(self._backlog) + len(record) > _BACKLOG_BYTES:
             self._dropped += 1
             record = b""
+            for schema in self._schemas.values():
+                schema.rows = 0  # its names may be in what is dropped; the next row has them again
         self._backlog += record
         try:
             while self._backlog:
