@@ -1,6 +1,7 @@
 """Runs of other trackers are taken over to the bit, and only once."""
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from windlass.errors import RecordError, RequestError
 from windlass.integrations import import_runs
 from windlass.record import annotate, read_annotations
 from windlass.schema import CONFIG_FILE, RunConfig
-from windlass.tracking import Journal, JournalRow, journal_path, list_runs, load_run, read_journal
+from windlass.tracking import Journal, JournalRow, journal_path, load_run, read_journal
 
 SOURCES = {
     "mlflow": "mlflow.db",
@@ -116,7 +117,21 @@ def test_a_run_that_has_grown_replaces_what_was_imported_of_it(peer_runs: Path, 
     assert sorted(item.change for item in again.runs) == ["changed", "unchanged"]
     assert imported(peer_runs, root, "mlflow")["1"] == before
     assert series(journal_of(before).rows)["loss"][-1] == (40, (0.125).hex())
-    assert len(list_runs(root)) == 2
+    assert len(list(root.glob("*/id"))) == 2
+
+
+def test_an_older_copy_of_a_store_changes_nothing(peer_runs: Path, tmp_path: Path):
+    root, store = tmp_path / "runs", peer_runs / "mlflow.db"
+    (peer_runs / "backup").mkdir()
+    shutil.copy(store, peer_runs / "backup" / "mlflow.db")
+    with sqlite3.connect(peer_runs / "backup" / "mlflow.db") as database:
+        database.execute("DELETE FROM metrics WHERE step > 10")
+    import_runs(store, root)
+    before = all_bytes(root)
+    for source in (peer_runs / "backup", peer_runs):
+        changes = {item.change for item in import_runs(source, root, "mlflow").runs}
+        assert changes == {"unchanged"}
+    assert all_bytes(root) == before
 
 
 def test_a_tag_that_was_taken_away_stays_away(peer_runs: Path, tmp_path: Path):

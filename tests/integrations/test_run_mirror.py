@@ -12,7 +12,6 @@ from tensorboard.util import tensor_util
 
 from windlass.errors import RequestError
 from windlass.integrations import import_runs, init, mirror_run
-from windlass.record import read_annotations
 from windlass.schema import CONFIG_FILE, RunConfig
 from windlass.tracking import journal_path, read_journal
 
@@ -71,7 +70,7 @@ def test_tensorboard_itself_reads_every_bit(folder: Path, tmp_path: Path):
     reader = EventAccumulator(str(Path(mirror.place).parent), {"tensors": 0})
     reader.Reload()
     tags = set(reader.Tags()["tensors"])
-    assert tags == {"=1+1", "eval/loss", "loss", "run", "_hparams_/session_start_info"}
+    assert tags == {"=1+1", "eval/loss", "loss", "_hparams_/session_start_info"}
     assert points(folder) == Counter(
         (event.step, tag, float(tensor_util.make_ndarray(event.tensor_proto)).hex())
         for tag in ("=1+1", "eval/loss", "loss")
@@ -90,24 +89,18 @@ def test_a_copy_comes_back_as_it_went(folder: Path, tmp_path: Path):
     assert RunConfig.load(back.folder / CONFIG_FILE) == RunConfig.load(folder / CONFIG_FILE)
 
 
-def test_a_longer_run_extends_the_event_file_that_tensorboard_follows(tmp_path: Path):
+def test_tensorboard_sees_what_a_longer_run_adds(tmp_path: Path):
     target = (f"tensorboard:{tmp_path / 'logs'}",)
     run = init(folder=tmp_path / "run")
     run.log({"loss": 1.0})
     (mirror,) = mirror_run(run.folder, target)
-    before = Path(mirror.place).read_bytes()
+    reader = EventAccumulator(str(Path(mirror.place).parent), {"tensors": 0})
+    reader.Reload()
     run.log({"loss": 0.5})
     run.finish()
     assert mirror_run(run.folder, target) == (mirror,)
-    after = Path(mirror.place).read_bytes()
-    assert after.startswith(before)
-    assert len(after) > len(before)
-
-
-def test_an_imported_run_keeps_its_tags_in_a_copy(peer_runs: Path, tmp_path: Path):
-    first, *_ = import_runs(peer_runs / "wandb", tmp_path / "runs").runs
-    mirror_run(first.folder, (f"tensorboard:{tmp_path / 'logs'}",))
-    assert read_annotations(first.folder).tags == ("=cmd()", "baseline")
+    reader.Reload()
+    assert [event.step for event in reader.Tensors("loss")] == [1, 2]
 
 
 def test_an_unknown_target_is_refused_before_anything_is_written(folder: Path, tmp_path: Path):

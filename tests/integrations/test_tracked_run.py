@@ -77,6 +77,22 @@ def test_a_run_is_recorded_with_its_settings(tmp_path: Path):
     assert "first-try" in run.folder.name
 
 
+def test_settings_that_are_known_later_are_added(tmp_path: Path):
+    with init(config={"lr": 0.1, "seed": 1}, root=tmp_path) as run:
+        run.update_config({"seed": 2, "data": {"tokens": 5}})
+    expected = {"lr": 0.1, "seed": 2, "data.tokens": 5}
+    assert RunConfig.load(run.folder / CONFIG_FILE).values == expected
+    assert not load_run(run.folder).faults
+    with pytest.raises(RequestError, match="cannot change the config"):
+        run.update_config({"a": 1})
+
+
+def test_a_setting_that_looks_like_a_secret_is_not_kept(tmp_path: Path):
+    with init(config={"key": "hf_" + "a" * 34, "lr": 0.1}, root=tmp_path) as run:
+        pass
+    assert "hf_a" not in (run.folder / CONFIG_FILE).read_text()
+
+
 def test_a_result_of_argparse_is_a_config(tmp_path: Path):
     with init(config=argparse.Namespace(lr=1, nested={"a": [1, 2]}), root=tmp_path) as run:
         pass
@@ -103,6 +119,8 @@ def test_what_is_no_number_is_refused_by_its_name_and_nothing_is_recorded(tmp_pa
             run.log({1: 1.0})  # type: ignore[dict-item]
         with pytest.raises(RequestError, match="the name '\\\\ud800' is no text"):
             run.log({"\ud800": 1.0})
+        with pytest.raises(RequestError, match=r"step 1\.5 is no integer of 64 bits"):
+            run.log({"a": 1.0}, step=1.5)  # type: ignore[arg-type]
         with pytest.raises(InputErrors) as error:
             run.log({"a": None, "b.c": [1], "": 1.0})
         assert len(error.value.messages) == 3

@@ -5,20 +5,21 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, SupportsFloat, cast
 from uuid import UUID
 
-from windlass.errors import RequestError, is_text, shorten
+from windlass.errors import RequestError, is_text
 from windlass.schema import ConfigScalar, ConfigValue, RunState
-from windlass.tracking import JournalRow
+from windlass.tracking import JournalRow, without_secrets
 
 Tracker = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 """The software that wrote a run."""
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_DEPTH = 50
+_TOO_DEEP = "[nested too deeply]"
+"""The value of a setting that contains itself, or too many levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,11 @@ class PortableRun:
 def flat_config(config: object) -> dict[str, ConfigValue]:
     """Settings by dotted key: nested mappings, dataclasses and `argparse` results are flattened.
 
-    Values that no file of settings holds, such as classes, become their text.
+    Values that no file of settings holds, such as classes, become their text. Texts that look like
+    secrets are replaced.
 
     Raises:
-        RequestError: it is no mapping, or is nested too deeply.
+        RequestError: it has no keys.
     """
     tree = _mapping(config)
     if tree is None:
@@ -77,19 +79,20 @@ def flat_config(config: object) -> dict[str, ConfigValue]:
             f"a config of type `{type(config).__name__}` has no keys; give a dict, a dataclass or "
             "the result of argparse"
         )
-    return dict(_flat(tree, "", 0))
+    return dict(_flat(tree, "", ()))
 
 
 def _flat(
-    tree: Mapping[object, object], prefix: str, depth: int
+    tree: Mapping[object, object], prefix: str, parents: tuple[int, ...]
 ) -> Iterator[tuple[str, ConfigValue]]:
-    if depth > _MAX_DEPTH:
-        raise RequestError(f"config `{shorten(prefix)}` is nested more than {_MAX_DEPTH} deep")
+    if id(tree) in parents or len(parents) > _MAX_DEPTH:
+        yield prefix[:-1], _TOO_DEEP
+        return
     for key, value in tree.items():
         name = prefix + clean_text(str(key))
         nested = _mapping(value)
         if nested is not None:
-            yield from _flat(nested, f"{name}.", depth + 1)
+            yield from _flat(nested, f"{name}.", (*parents, id(tree)))
         elif isinstance(value, list | tuple):
             yield name, tuple(_scalar(item) for item in value)
         else:
@@ -111,11 +114,11 @@ def _scalar(value: object) -> ConfigScalar:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return clean_text(value)
+        return without_secrets(clean_text(value))
     item = getattr(value, "item", None)  # a number of numpy or torch
     if callable(item) and getattr(value, "shape", None) == ():
         return _scalar(cast(Callable[[], object], item)())
-    return clean_text(value.as_posix() if isinstance(value, Path) else str(value))
+    return without_secrets(clean_text(str(value)))
 
 
 def clean_text(value: str) -> str:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,15 +47,15 @@ def share_place(place: RunPlace | None) -> RunPlace | None:
     return RunPlace(Path(folder), int(attempt)) if folder else None
 
 
-def await_place(folder: Path, now: Callable[[], float] = time.monotonic) -> RunPlace:
+def await_place(folder: Path) -> RunPlace:
     """The place of a run once rank 0 has created or continued it, which is waited for a minute.
 
     Raises:
         RecordError: rank 0 does not come.
     """
-    end = now() + _WAIT_SECONDS
+    end = time.monotonic() + _WAIT_SECONDS
     while not ((folder / ID_FILE).is_file() and is_locked(folder / LOCK_FILE)):
-        if now() > end:
+        if time.monotonic() > end:
             raise RecordError(
                 f"no rank 0 has opened a run in `{folder}` for {_WAIT_SECONDS:.0f} s; call "
                 "`windlass.init` with the same folder on rank 0 too"

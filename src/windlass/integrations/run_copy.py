@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from windlass.errors import RecordError, RequestError
-from windlass.integrations.portable_run import PortableRun
+from windlass.integrations.portable_run import PortableRun, clean_text
 from windlass.record import read_run_entry
 from windlass.schema import CONFIG_FILE, ConfigValue, RunConfig, RunState
 from windlass.tracking import (
@@ -53,7 +53,7 @@ def read_run(folder: Path) -> PortableRun:
         name=str(columns["name"]),
         rows=sorted(rows, key=lambda row: (row.step, row.time)),
         started=_seconds(columns["started"]),
-        ended=_seconds(columns["ended"]),
+        ended=_seconds(columns["ended"]) or _seconds(columns["started"]),
         state=None if running else cast(RunState, columns["state"]),
         config=_config(folder) or cast(Mapping[str, ConfigValue], entry.settings),
         tags=tuple(cast(Sequence[str], columns["tags"])),
@@ -98,7 +98,7 @@ def _rows(series: Mapping[str, Series]) -> Sequence[JournalRow]:
         ):
             again = seen.get((step, time), 0)
             seen[step, time] = again + 1
-            rows.setdefault((step, time, again), {})[name] = value
+            rows.setdefault((step, time, again), {})[clean_text(name)] = value
     return [
         JournalRow(step=step, time=time, values=values) for (step, time, _), values in rows.items()
     ]

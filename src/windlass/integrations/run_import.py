@@ -1,10 +1,11 @@
 """Takes over runs of other trackers as run folders; taking them over twice changes nothing."""
 
 import os
+import struct
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -45,6 +46,9 @@ class ImportedRun:
 
     folder: Path
     run: PortableRun
+    """Without its rows."""
+    rows: int
+    """Number of its rows."""
     change: Change
     """What the import did to the folder."""
 
@@ -66,7 +70,7 @@ def import_runs(source: Path, root: Path, tracker: str | None = None) -> Importe
     """The runs of another tracker, each written as a run folder under `root`.
 
     The same run has the same id and the same bytes each time. One that has grown since the last
-    import replaces what was imported of it.
+    import replaces what was imported of it; an older copy of it changes nothing.
 
     Args:
         source: a file or folder of MLflow, TensorBoard, Trackio or W&B; folders are searched.
@@ -88,11 +92,13 @@ def import_runs(source: Path, root: Path, tracker: str | None = None) -> Importe
     if not chosen:
         raise _nothing_to_import(source, files, tracker)
     present = _folders_by_id(root)
-    runs = tuple(_write_run(run, root, present.get(run.id)) for run in _read_runs(chosen))
+    runs: list[ImportedRun] = []
     left_out: Counter[str] = Counter()
-    for item in runs:
-        left_out.update(item.run.left_out)
-    return ImportedRuns(runs=runs, left_out=left_out)
+    for run in _read_runs(chosen):
+        runs.append(_write_run(run, root, present.get(run.id)))
+        present[run.id] = runs[-1].folder
+        left_out.update(run.left_out)
+    return ImportedRuns(runs=tuple(runs), left_out=left_out)
 
 
 def _nothing_to_import(source: Path, files: _Files, tracker: str | None) -> RecordError:
@@ -186,10 +192,13 @@ def _write_run(run: PortableRun, root: Path, present: Path | None) -> ImportedRu
             if present is None:
                 started = min(max(run.started, 0.0), _LATEST)
                 folder = root / run_folder_name(run.name, run.id, started)
+                if folder.exists():  # of another run whose id ends alike
+                    folder = folder.with_name(f"{folder.name}-{run.id}")
                 draft.rename(folder)
-                return ImportedRun(folder=folder, run=run, change="new")
-            change = _replace_changed(draft, present)
-            return ImportedRun(folder=present, run=run, change=change)
+                change: Change = "new"
+            else:
+                folder, change = present, _replace_changed(draft, present)
+    return ImportedRun(folder=folder, run=replace(run, rows=()), rows=len(run.rows), change=change)
 
 
 def _write_files(run: PortableRun, folder: Path) -> None:
@@ -199,10 +208,17 @@ def _write_files(run: PortableRun, folder: Path) -> None:
         journal.append_event("meta", {"time": run.started, **_meta(run)})
         seal = {CONFIG_FILE: hash_file(folder / CONFIG_FILE)}
         journal.append_event("seal", {"time": run.started, "files": seal})
-        for row in run.rows:
-            journal.append_row(row.step, row.values, timestamp=row.time)
+        try:
+            for row in run.rows:
+                journal.append_row(row.step, row.values, timestamp=row.time)
+        except struct.error:
+            raise RecordError(
+                f"run `{shorten(run.name)}` of {run.origin} has more sets of names than a journal "
+                "can number, or a step beyond 64 bits; leave it out of the source"
+            ) from None
         if run.state is not None:
-            journal.append_event("end", {"time": run.ended, "state": run.state})
+            end = {"time": run.ended, "state": run.state, "left_out": dict(run.left_out)}
+            journal.append_event("end", end)
     tags = [tag[:_MAX_TAG] for tag in run.tags if tag.strip()]
     note = run.notes[:_MAX_NOTE] if run.notes.strip() else None
     if tags or note:
@@ -225,17 +241,18 @@ def _meta(run: PortableRun) -> dict[str, object]:
         "group": run.group,
         "machine": run.facts.get("host"),
         "facts": dict(run.facts),
-        "left_out": dict(run.left_out),
     }
     return {key: value for key, value in meta.items() if value not in (None, "", [], {})}
 
 
 def _replace_changed(draft: Path, folder: Path) -> Change:
-    """Moves the files that differ to their places, the journal last."""
+    """Moves the files that differ to their places, the journal last; a shorter draft is older."""
+    journal = journal_path(folder, 0, 1)
+    shorter = journal_path(draft, 0, 1).stat().st_size < len(_content(journal) or b"")
     files = sorted(draft.rglob("*.j*"), key=lambda file: (file.suffix == ".j", file.name))
     names = [file.relative_to(draft) for file in files]
     changed = [name for name in names if _content(draft / name) != _content(folder / name)]
-    if not changed:
+    if shorter or not changed:
         return "unchanged"
     for name in changed:
         atomic_write(folder / name, (draft / name).read_bytes())

@@ -8,12 +8,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
+from windlass.document import Document
 from windlass.errors import (
     InputErrors,
     RecordError,
@@ -24,7 +26,7 @@ from windlass.errors import (
     shorten,
 )
 from windlass.integrations.device_values import WaitingRow, record_copies, start_copy
-from windlass.integrations.portable_run import flat_config
+from windlass.integrations.portable_run import clean_text, flat_config
 from windlass.integrations.rank_meeting import (
     RunPlace,
     await_place,
@@ -34,6 +36,7 @@ from windlass.integrations.rank_meeting import (
 )
 from windlass.record import annotate
 from windlass.schema import (
+    CODE_FILE,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     REQUEST_FILE,
@@ -45,10 +48,12 @@ from windlass.tracking import (
     ID_FILE,
     JournalWriter,
     RunFolder,
+    SystemMonitor,
     collect_environment,
     create_run_folder,
     journal_path,
     reopen_run_folder,
+    snapshot_code,
 )
 
 if TYPE_CHECKING:
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
 ORIGIN = "init"
 """Field `origin` in the opening event of such runs."""
 _logger = logging.getLogger("windlass")
+_STEPS = 2**63
 _MAX_NAME_SETS = 60_000
 """Sets of names that one run may log; a journal numbers them with 16 bits."""
 
@@ -89,16 +95,17 @@ def init(
         root: the folder that holds the run folders.
         folder: the run folder itself; a run in it goes on as its next attempt. None names a new
             one under `root`.
-        rank: rank of this process, each of which writes a journal of its own; None is that of
-            `torch.distributed`, or 0. Every rank calls `init`.
+        rank: rank of this process, each of which writes a journal of its own. None is that of
+            `torch.distributed`, whose ranks then all call `init` at once; without it, 0. Ranks that
+            are given need a `folder`, unless only rank 0 records.
 
     Raises:
         RequestError: the config has no keys, or a rank cannot know where rank 0 records.
         RecordError: another process records in `folder`, or it holds something else.
         StorageError: the disk is full or closed.
     """
-    in_group = distributed_rank()
-    rank = rank if rank is not None else in_group or 0
+    in_group = distributed_rank() if rank is None else None
+    rank = rank or in_group or 0
     place = None if folder is None else Path(folder)
     if rank:
         found = share_place(None) if in_group else await_place(require_folder(place, rank))
@@ -108,11 +115,15 @@ def init(
         return TrackedRun(found.folder, JournalWriter(path), None, rank)
     run: RunFolder | None = None
     try:
-        name = name or Path(sys.argv[0]).stem.strip("-") or "run"
+        name = clean_text(name or Path(sys.argv[0]).stem.strip("-") or "run")
         values = flat_config({} if config is None else config)
-        run = _open_folder(values, name, group, Path(root), place)
-        if tags or notes:
-            annotate(run.path, tags=tags, note=notes)
+        with ExitStack() as undo:
+            opened = _open_folder(values, name, group, Path(root), place)
+            undo.callback(opened.close)
+            if tags or notes:
+                annotate(opened.path, tags=tags, note=notes)
+            undo.pop_all()
+        run = opened
     finally:
         if in_group is not None:
             share_place(RunPlace(run.path, run.attempt) if run else None)
@@ -130,20 +141,28 @@ def _open_folder(
         "model": model if isinstance(model, str) else name,
         "machine": socket.gethostname(),
         "origin": ORIGIN,
-        **({"group": group} if group else {}),
+        **({"group": clean_text(group)} if group else {}),
     }
-    if folder is not None and (folder / ID_FILE).is_file():
-        if (folder / REQUEST_FILE).exists():
-            raise RecordError(
-                f"`{folder}` holds a run of `windlass train`; go on with it by `windlass resume`"
-            )
-        run = reopen_run_folder(folder, meta=meta)
-        if config.values:
-            run.save(CONFIG_FILE, config)
-            run.seal(CONFIG_FILE)
-        return run
-    documents = {CONFIG_FILE: config, ENVIRONMENT_FILE: collect_environment(sys.argv)}
-    return create_run_folder(root, name, documents=documents, meta=meta, folder=folder)
+    program = Path(sys.argv[0]).absolute()
+    code = snapshot_code(folder=program.parent if program.is_file() else None)
+    documents: dict[str, Document] = {
+        ENVIRONMENT_FILE: collect_environment(sys.argv, code),
+        CODE_FILE: code,
+    }
+    if folder is None or not (folder / ID_FILE).is_file():
+        documents[CONFIG_FILE] = config
+        return create_run_folder(root, name, documents=documents, meta=meta, folder=folder)
+    if (folder / REQUEST_FILE).exists():
+        raise RecordError(
+            f"`{folder}` holds a run of `windlass train`; go on with it by `windlass resume`"
+        )
+    run = reopen_run_folder(folder, meta=meta)
+    if config.values:
+        documents[CONFIG_FILE] = config
+    for file, document in documents.items():
+        run.save(file, document)
+    run.seal(*documents)
+    return run
 
 
 class TrackedRun:
@@ -168,6 +187,8 @@ class TrackedRun:
         self._waiting: deque[WaitingRow] = deque()
         self._fault: str | None = None
         self._is_finished = False
+        self._open = ExitStack()
+        self._open.enter_context(SystemMonitor(journal))
         self._earlier_error = getattr(sys, "last_value", None)
         atexit.register(self._finish_at_exit)
 
@@ -188,7 +209,7 @@ class TrackedRun:
         """
         if self._is_finished or os.getpid() != self._process:
             raise self._closed()
-        step = self._step + 1 if step is None else int(step)
+        step = self._step + 1 if step is None else _require_step(step)
         numbers: dict[str, Arriving] = {}
         refused: list[str] = []
         devices: set[torch.device] = set()
@@ -218,6 +239,22 @@ class TrackedRun:
             row = self._waiting.popleft()
             self._append(row.step, row.numbers(), row.time)
 
+    def update_config(self, config: object) -> None:
+        """Adds settings to those that the run started with; of equal keys the new value counts.
+
+        Raises:
+            RequestError: the config has no keys, or this is not rank 0.
+            StorageError: the disk is full or closed.
+        """
+        if self._run is None or self._is_finished:
+            raise RequestError(
+                f"rank {self.rank} cannot change the config of the run in `{self.folder}`; rank 0 "
+                "does, before it finishes"
+            )
+        values = RunConfig.load(self.folder / CONFIG_FILE).values | flat_config(config)
+        self._run.save(CONFIG_FILE, RunConfig(values=values))
+        self._run.seal(CONFIG_FILE)
+
     def finish(self, state: RunState = "finished") -> None:
         """Writes what is left, and ends the run; finishing twice is harmless.
 
@@ -228,11 +265,9 @@ class TrackedRun:
             return
         self._is_finished = True
         atexit.unregister(self._finish_at_exit)
+        self._open.close()
         try:
-            for row in self._waiting:
-                row.wait()
-                self._append(row.step, row.numbers(), row.time)
-            self._waiting.clear()
+            self._write_waiting()
             if self._run is not None:
                 self._run.end(state)
             else:
@@ -240,6 +275,17 @@ class TrackedRun:
                 self._journal.close()
         except (RecordError, StorageError) as error:
             _logger.warning("the end of the run is not recorded: %s", error)
+
+    def _write_waiting(self) -> None:
+        """Writes the rows that devices still have to deliver; a device that failed has none."""
+        try:
+            while self._waiting:
+                self._waiting[0].wait()
+                row = self._waiting.popleft()
+                self._append(row.step, row.numbers(), row.time)
+        except RuntimeError as error:
+            lost = len(self._waiting)
+            _logger.warning("%d rows stayed on a device that failed: %s", lost, error)
 
     def __enter__(self) -> Self:
         return self
@@ -306,6 +352,17 @@ def _state_after(error: BaseException | None) -> RunState:
         return "interrupted"
     ended = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
     return "finished" if ended else "broken"
+
+
+def _require_step(step: object) -> int:
+    """The number of a step.
+
+    Raises:
+        RequestError: it is no integer of 64 bits.
+    """
+    if isinstance(step, int | np.integer) and -_STEPS <= step < _STEPS:
+        return int(step)
+    raise RequestError(f"step {shorten(repr(step))} is no integer of 64 bits; count steps from 1")
 
 
 def _flat_values(name: str, value: object) -> Sequence[tuple[str, object]]:

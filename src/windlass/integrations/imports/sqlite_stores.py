@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from windlass.errors import RecordError, RequestError
+from windlass.errors import RecordError
 from windlass.integrations.portable_run import (
     PortableRun,
     Tracker,
@@ -81,7 +81,7 @@ def _mlflow_run(store: sqlite3.Connection, run: sqlite3.Row, project: object) ->
         started=started,
         ended=float(end) / 1000 if end else _last_time(rows, started),
         state=_MLFLOW_STATES.get(str(run["status"])),
-        config={clean_text(str(key)): clean_text(str(value)) for key, value in params},
+        config=flat_config(dict(params)),
         tags=tuple(
             clean_text(f"{key}={value}" if value else str(key))
             for key, value in sorted(tags.items())
@@ -196,10 +196,8 @@ def _open(path: Path, owner: str) -> Iterator[sqlite3.Connection]:
             store.text_factory = lambda content: content.decode(errors="replace")
             store.execute("PRAGMA trusted_schema = OFF")
             yield store
-    except (sqlite3.Error, IndexError) as error:
+    except (sqlite3.Error, IndexError, ValueError, TypeError) as error:
         raise RecordError(
             f"`{path}` cannot be read as a store of {owner}: {error}; copy it again from where it "
             "was written"
         ) from None
-    except RequestError as error:
-        raise RecordError(f"`{path}`: {error}") from None

@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from windlass.errors import RecordError
-from windlass.integrations.portable_run import PortableRun, clean_text, rows_of_points
+from windlass.integrations.portable_run import (
+    PortableRun,
+    clean_text,
+    flat_config,
+    rows_of_points,
+)
 from windlass.integrations.wire_format import (
     FieldValue,
     double,
@@ -67,7 +72,7 @@ def read_tensorboard(folder: Path, files: Sequence[Path]) -> PortableRun:
         started=min(times, default=0.0),
         ended=max(times, default=0.0),
         state="finished",  # event files do not say how a run ended
-        config=config,
+        config=flat_config(config),
         project=clean_text(place.parent.name) or None,
         left_out=left_out,
     )

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from windlass.errors import RecordError
@@ -47,15 +48,20 @@ def read_wandb(files: Iterable[Path]) -> Iterator[PortableRun]:
     Raises:
         RecordError: a file cannot be read, or is none of W&B's.
     """
-    runs: dict[tuple[str, str], list[tuple[float, Path, _Content]]] = defaultdict(list)
-    for file in sorted(files):
-        content = _read_file(file)
-        key = (text(content.run.get(3, b"")), text(content.run.get(1, file.stem.encode())))
-        runs[key].append((_start(content.run), file, content))
-    for (project, run_id), parts in sorted(runs.items()):
-        yield _portable(
-            project, run_id, [content for *_, content in sorted(parts, key=_part_order)]
-        )
+    # A file is named for its run's id, which two projects may both have given.
+    for _, same_name in groupby(sorted(files, key=_file_order), key=lambda file: file.name):
+        runs: dict[tuple[str, str], list[tuple[float, Path, _Content]]] = defaultdict(list)
+        for file in same_name:
+            content = _read_file(file)
+            key = (text(content.run.get(3, b"")), text(content.run.get(1, file.stem.encode())))
+            runs[key].append((_start(content.run), file, content))
+        for (project, run_id), parts in sorted(runs.items()):
+            contents = [content for *_, content in sorted(parts, key=_part_order)]
+            yield _portable(project, run_id, contents)
+
+
+def _file_order(file: Path) -> tuple[str, Path]:
+    return file.name, file
 
 
 def _part_order(part: tuple[float, Path, _Content]) -> tuple[float, str]:
@@ -184,8 +190,9 @@ def _history(record: bytes, left_out: Counter[str]) -> Iterator[JournalRow]:
             left_out["values that are no numbers"] += 1
         else:
             values[name] = exact
-    if step is None:
-        step = int(number(raw.get("_step")) or 0)
+    if step is None:  # as old versions wrote it
+        written = raw.get("_step")
+        step = written if isinstance(written, int) else 0
     if values:
         yield JournalRow(step=step, time=number(raw.get("_timestamp")) or 0.0, values=values)
 

@@ -55,13 +55,16 @@ def _write(
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
     copies = client.search_runs([experiment_id], f"tags.`{_UID}` = '{run.origin_id}'")
     if copies:
-        run_id = copies[0].info.run_id
+        copy = copies[0]
     else:
         start = round(run.started * 1000)
         tags = {_UID: run.origin_id, "mlflow.runName": run.name}
-        run_id = client.create_run(experiment_id, start_time=start, tags=tags).info.run_id
-    for params in _batches(_params(run), _BATCH_PARAMS):
-        client.log_batch(run_id, params=[entities.Param(*param) for param in params])
+        copy = client.create_run(experiment_id, start_time=start, tags=tags)
+    run_id = copy.info.run_id
+    # MLflow takes a param once; the artifacts have the settings as they are now.
+    params = {name: text for name, text in _params(run) if name not in copy.data.params}
+    for batch in _batches(params.items(), _BATCH_PARAMS):
+        client.log_batch(run_id, params=[entities.Param(*param) for param in batch])
     for key, value in _tags(run):
         client.set_tag(run_id, key, value)
     for metrics in _batches(_metrics(run), _BATCH_METRICS):

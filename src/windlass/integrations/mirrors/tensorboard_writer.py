@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from windlass.atomic_files import atomic_write
+from windlass.atomic_files import atomic_write, storage_errors
 from windlass.integrations.portable_run import PortableRun
 from windlass.integrations.wire_format import field, masked_crc32c
 from windlass.schema import ConfigValue
@@ -19,8 +19,9 @@ _FILE = "events.out.tfevents.{start:010d}.windlass.{id}.v2"
 def write_tensorboard(run: PortableRun, place: str, _documents: Mapping[str, Path]) -> str:
     """Writes one event file to a folder of the run below `place`, and returns its path.
 
-    The same run makes the same file. Values keep all 64 bits, as PyTorch's
-    `add_scalar(double_precision=True)` writes them; settings are hyperparameters.
+    The same run makes the same file, and a longer run appends to it, so that TensorBoard follows.
+    Values keep all 64 bits, as PyTorch's `add_scalar(double_precision=True)` writes them; settings
+    are hyperparameters.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -29,7 +30,14 @@ def write_tensorboard(run: PortableRun, place: str, _documents: Mapping[str, Pat
     folder = f"{''.join(letters)[:120].strip('. ')}-{run.origin_id[-6:]}"
     name = _FILE.format(start=max(int(run.started), 0), id=run.origin_id)
     path = Path(place) / folder / name
-    atomic_write(path, b"".join(_framed(event) for event in _events(run)))
+    content = b"".join(_framed(event) for event in _events(run))
+    with storage_errors(path):
+        present = path.read_bytes() if path.is_file() else b""
+        if not present or not content.startswith(present):
+            atomic_write(path, content)
+        elif len(content) > len(present):
+            with path.open("ab") as file:
+                file.write(content[len(present) :])
     return str(path)
 
 
@@ -51,18 +59,13 @@ def _scalar(tag: str, value: float) -> bytes:
 
 
 def _settings(run: PortableRun) -> bytes:
-    """The settings as hyperparameters, and as a text to read."""
+    """The settings as hyperparameters."""
     hparams = b"".join(
         field(1, field(1, key) + field(2, _setting(value))) for key, value in run.config.items()
     )
     start = field(3, hparams + field(4, run.group or "") + field(5, run.started))
     nothing = field(1, _STRING_TYPE) + field(2, b"")
-    about = {"id": run.origin_id, "tags": run.tags, "notes": run.notes, "config": dict(run.config)}
-    indented = "\n".join(f"    {line}" for line in json.dumps(about, indent=1).splitlines())
-    text = field(1, _STRING_TYPE) + field(2, b"") + field(8, indented)
-    return _value(
-        "_hparams_/session_start_info", nothing, "hparams", start, _TENSOR_CLASS
-    ) + _value("run", text, "text", b"", _TENSOR_CLASS)
+    return _value("_hparams_/session_start_info", nothing, "hparams", start, _TENSOR_CLASS)
 
 
 def _setting(value: ConfigValue) -> bytes:

@@ -38,6 +38,6 @@ def write_trackio(run: PortableRun, place: str, _documents: Mapping[str, Path]) 
             log_ids=[hashlib.sha256(name.encode()).hexdigest()[:32] for name in names],
             run_id=run.origin_id,
         )
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"Trackio refuses the run for `{place}`: {error}") from None
     return f"{place}/{run.name}"

@@ -71,6 +71,7 @@ def _write(
         notes=run.notes or None,
         config=dict(run.config),
         settings=settings,
+        reinit="create_new",
     )
     for row in rows:
         copy.log({**row.values, "_timestamp": row.time}, step=row.step)
