@@ -86,6 +86,18 @@ def change_points(
     )
 
 
+def likeliest_change(values: Series) -> int:
+    """Where two levels fit the values best; it is no proof that there are two.
+
+    Values count up to twice the median, so that a stall is no level.
+    """
+    clipped = np.minimum(values, 2 * np.median(values))
+    sums, count = np.cumsum(clipped), len(clipped)
+    left = np.arange(1, count)
+    means = sums[:-1] / left - (sums[-1] - sums[:-1]) / (count - left)
+    return int(np.argmax(left * (count - left) * means**2)) + 1
+
+
 def block_size(count: int) -> int:
     """Steps of a block in a series of `count` steps: 20, or more in a long run."""
     return max(BLOCK_STEPS, math.ceil(count / _MOST_BLOCKS))

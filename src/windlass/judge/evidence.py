@@ -33,6 +33,10 @@ class RankTimes(NamedTuple):
     steps: npt.NDArray[np.int64]
     kinds: Mapping[str, Values]
     """Seconds of each step by kind of instruction."""
+    arrivals: Mapping[str, Values] = MappingProxyType({})
+    """When the rank came to kinds that wait for others, in seconds after each step's start."""
+    cpu_seconds: Values | None = None
+    """CPU time of the process in each step; None if it was not measured."""
 
 
 class HostLoad(NamedTuple):
@@ -58,6 +62,8 @@ class Peer:
     """Share of steps beyond twice their block's median; None if it was not read."""
     kinds: Mapping[int, KindSeconds] = field(default_factory=lambda: MappingProxyType({}))
     """Median seconds by kind of each rank; empty if they were not read."""
+    cpu_seconds: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Median CPU time of a step of each rank; empty if it was not read."""
 
 
 class PredictedTime(NamedTuple):

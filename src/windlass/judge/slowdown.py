@@ -1,7 +1,6 @@
 """Slowdowns: whether a run takes longer than it did before, than its peers, or than predicted."""
 
 import math
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from windlass.judge.change_points import (
     WARM_UP_STEPS,
     Change,
     change_points,
+    likeliest_change,
     stall_share,
 )
 from windlass.judge.evidence import Curve, Evidence
@@ -22,7 +22,6 @@ from windlass.judge.moderated_t import (
 )
 from windlass.judge.stragglers import (
     Culprit,
-    Levels,
     find_culprit,
     is_wait,
     peer_levels,
@@ -45,7 +44,10 @@ class Slowdown(NamedTuple):
     sigmas: float | None = None
     since: int | None = None
     culprit: Culprit | None = None
-    after: Levels = MappingProxyType({})
+    steps: range = range(0)
+    """The slow steps."""
+    before: range | None = None
+    """Steps before them that were not slow; None if there are none."""
     quantity: Literal["step time", "stalls"] = "step time"
 
 
@@ -80,28 +82,39 @@ def _slower_than_before(evidence: Evidence, least: float) -> Slowdown | None:
     if not found:
         return None
     seconds, since, kind = max(found, key=lambda item: (item[2] is None, item[0]))
-    first, end = int(curve.steps[0]), int(curve.steps[-1]) + 1
-    before = rank_levels(evidence.ranks, range(first, since))
-    after = rank_levels(evidence.ranks, range(since, end))
+    before, after = range(int(curve.steps[0]), since), range(since, _last(curve) + 1)
+    culprit = find_culprit(
+        rank_levels(evidence.ranks, before), rank_levels(evidence.ranks, after), evidence
+    )
     old = float(np.median(curve.values[curve.steps < since]))
     what = "a step" if kind is None else f"`{kind}`"
     share = f"{seconds / old:.0%} longer" if kind is None else f"{format_seconds(seconds)} longer"
     return Slowdown(
-        f"{what} takes {share} than before", seconds / old, since=since,
-        culprit=find_culprit(before, after, evidence), after=after,
+        f"{what} takes {share} than before", seconds / old, since=since, culprit=culprit,
+        steps=after, before=before,
     )  # fmt: skip
 
 
 def _slower_than_peers(evidence: Evidence, test: PeerTest | None, least: float) -> Slowdown | None:
+    """Slower than its peers; from a step on, if it was as fast as they are before."""
     if test is None or test.p >= FALSE_ALARM_RATE or test.shift < math.log1p(least):
         return None
-    before = peer_levels([peer.kinds for peer in evidence.peers if peer.kinds])
-    after = rank_levels(evidence.ranks, range(WARM_UP_STEPS + 1, 1 + _last(evidence.seconds)))
-    magnitude = math.expm1(test.shift)
+    curve = after_warm_up(evidence.seconds)
+    usual = float(np.median([peer.seconds for peer in evidence.peers]))
+    split = likeliest_change(curve.values)
+    since, before = None, None
+    steps = range(WARM_UP_STEPS + 1, 1 + _last(evidence.seconds))
+    levels = peer_levels([peer.kinds for peer in evidence.peers if peer.kinds])
+    if float(np.median(curve.values[:split])) < usual * (1 + least):
+        since = int(curve.steps[split])
+        before, steps = range(int(curve.steps[0]), since), range(since, steps.stop)
+        levels = rank_levels(evidence.ranks, before)
+    culprit = find_culprit(levels, rank_levels(evidence.ranks, steps), evidence)
+    magnitude = float(np.median(curve.values[split if before else 0 :])) / usual - 1
     return Slowdown(
         f"a step takes {magnitude:.0%} longer than in its {test.peers} peers, whose noise is "
         f"{test.deviation:.1%} ({test.sigmas:+.1f} sigma)",
-        magnitude, test.sigmas, culprit=find_culprit(before, after, evidence), after=after,
+        magnitude, test.sigmas, since, culprit, steps=steps, before=before,
     )  # fmt: skip
 
 
@@ -131,11 +144,10 @@ def _slower_than_other_ranks(
     step = float(np.median(curve.values))
     if culprit is None or culprit.seconds < least * step:
         return None
-    after = rank_levels(evidence.ranks, steps)
     return Slowdown(
         f"rank {culprit.ranks[0]} takes {format_seconds(culprit.seconds)} of each step longer than "
         "the ranks with the same layers",
-        culprit.seconds / step, culprit=culprit, after=after,
+        culprit.seconds / step, culprit=culprit, steps=steps,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from windlass.judge.evidence import Evidence, KindSeconds, RankTimes
 from windlass.program import BLOCKING_KINDS, MeshCoord
@@ -19,7 +20,8 @@ offload tier do. `host`: all ranks compute longer."""
 
 _WAITS = frozenset(BLOCKING_KINDS) | {"send", "send_tied_weights", "send_tied_grads"}
 _P2P = frozenset({"receive", "recv_tied_weights", "accumulate_tied_grads"})
-_ALL_GLOBAL = frozenset({"grad_norm", "sync"})
+_ALL_GLOBAL = ("grad_norm", "sync")
+_ROLES = ("own", "tier", "tier wait", "wait")
 _ALIKE = 0.7
 """Links that are slowed by at least this share of the slowest one are slow together."""
 _STEADY_EXCESS, _STEADY_SHARE = 0.15, 0.9
@@ -50,7 +52,7 @@ def rank_levels(ranks: Mapping[int, RankTimes], steps: range) -> dict[int, dict[
     """Median seconds by kind of each rank over some steps; ranks that have none are left out."""
     levels = {}
     for rank, times in ranks.items():
-        inside = (times.steps >= steps.start) & (times.steps < steps.stop)
+        inside = _inside(times, steps)
         if inside.any():
             levels[rank] = {
                 kind: float(np.median(values[inside])) for kind, values in times.kinds.items()
@@ -83,10 +85,10 @@ def find_culprit(before: Levels, after: Levels, evidence: Evidence) -> Culprit |
     if not ranks:
         return None
     deltas = {rank: _difference(before[rank], after[rank]) for rank in ranks}
-    own, tier, wait = (
+    own, tier, tier_wait, wait = (
         {rank: sum(s for kind, s in deltas[rank].items() if _role(kind, evidence) == role)
          for rank in ranks}
-        for role in ("own", "tier", "wait")
+        for role in _ROLES
     )  # fmt: skip
     slowest = max(ranks, key=lambda rank: own[rank])
     others = [own[rank] for rank in ranks if rank != slowest]
@@ -97,7 +99,8 @@ def find_culprit(before: Levels, after: Levels, evidence: Evidence) -> Culprit |
         "rank": own[slowest] - max(common, 0.0) if others else 0.0,
         "host": common,
         "link": waits,
-        "tier": tier[transfers],
+        # What waits for a tier and then for other ranks is slow on all of them if the tier is.
+        "tier": tier[transfers] + max(0.0, min(tier_wait.values())),
     }
     cause = max(parts, key=lambda name: parts[name])
     seconds = parts[cause]
@@ -105,8 +108,8 @@ def find_culprit(before: Levels, after: Levels, evidence: Evidence) -> Culprit |
         return None
     if cause == "link":
         return _link(before, after, deltas, seconds, evidence)
-    role, rank = ("tier", transfers) if cause == "tier" else ("own", slowest)
-    kind = _largest(deltas[rank], role, evidence)
+    roles, rank = (("tier", "tier wait"), transfers) if cause == "tier" else (("own",), slowest)
+    kind = _largest(deltas[rank], roles, evidence)
     return Culprit(
         cause=cause, kind=kind, ranks=(rank,) if cause == "rank" else tuple(ranks),
         seconds=seconds, ratio=_ratio(before[rank], after[rank], kind),
@@ -132,24 +135,46 @@ def steady_straggler(evidence: Evidence, steps: range) -> Culprit | None:
         levels = rank_levels({rank: evidence.ranks[rank] for rank in group}, steps)
         rank = group[at]
         typical = peer_levels([{0: levels[other]} for other in group if other != rank])[0]
-        kind = _largest(_difference(typical, levels[rank]), "own", evidence)
+        kind = _largest(_difference(typical, levels[rank]), ("own",), evidence)
         seconds = float(medians[at]) - rest
         if worst is None or seconds > worst.seconds:
             worst = Culprit("rank", kind, (rank,), seconds, _ratio(typical, levels[rank], kind))
     return worst
 
 
-def lateness(after: Levels, rank: int) -> float:
-    """Seconds by which the other ranks wait longer for messages and reductions than one rank.
+def lateness(evidence: Evidence, steps: range, rank: int) -> float:
+    """Seconds by which a rank comes later than the others to what all ranks do together.
 
-    No clocks are compared: who arrives last waits least.
+    No clocks are compared: times count from the start of a step, which ranks begin together. A
+    record without arrivals says it by the waits, since who comes last waits least.
+
+    Args:
+        evidence: with the times of all ranks.
+        steps: the steps that count.
+        rank: the rank that may be late.
     """
-    waits = {
-        other: sum(s for kind, s in kinds.items() if kind in _WAITS)
-        for other, kinds in after.items()
-    }
-    others = [seconds for other, seconds in waits.items() if other != rank]
-    return float(np.median(others)) - waits.get(rank, 0.0) if others else 0.0
+    together = next((k for k in _ALL_GLOBAL if k in evidence.ranks[rank].arrivals), None)
+    if together is not None:
+        came = {
+            other: float(np.median(times.arrivals[together][_inside(times, steps)]))
+            for other, times in evidence.ranks.items()
+            if together in times.arrivals and _inside(times, steps).any()
+        }
+        sign = 1
+    else:
+        levels = rank_levels(evidence.ranks, steps)
+        came = {r: sum(s for k, s in kinds.items() if k in _WAITS) for r, kinds in levels.items()}
+        sign = -1
+    others = [seconds for other, seconds in came.items() if other != rank]
+    return sign * (came[rank] - float(np.median(others))) if others and rank in came else 0.0
+
+
+def cpu_seconds(times: RankTimes, steps: range) -> float | None:
+    """Median CPU time of a rank in some steps; None if it was not measured."""
+    inside = _inside(times, steps)
+    if times.cpu_seconds is None or not inside.any():
+        return None
+    return float(np.median(times.cpu_seconds[inside]))
 
 
 def describe_rank(rank: int, coord: MeshCoord) -> str:
@@ -172,6 +197,9 @@ def _link(
             if len(group) > 1:
                 score = min(deltas[rank].get(kind, 0.0) for rank in group)
                 ends[kind, group] = score
+    if not ends:
+        kind = _largest(deltas[min(deltas)], ("wait",), evidence)
+        return Culprit("link", kind, tuple(sorted(deltas)), seconds, 1.0)
     (kind, group), score = max(ends.items(), key=lambda item: item[1])
     alike = [ranks for (other, ranks), s in ends.items() if other == kind and s >= _ALIKE * score]
     ranks = tuple(sorted({rank for group in alike for rank in group}))
@@ -204,15 +232,19 @@ def _replicas(times: Mapping[int, RankTimes]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in groups.values() if len(ranks) > 1]
 
 
-def _own_seconds(times: RankTimes, evidence: Evidence, steps: range) -> np.ndarray:
-    inside = (times.steps >= steps.start) & (times.steps < steps.stop)
+def _own_seconds(times: RankTimes, evidence: Evidence, steps: range) -> npt.NDArray[np.float64]:
+    inside = _inside(times, steps)
     own = [values[inside] for kind, values in times.kinds.items() if _role(kind, evidence) == "own"]
     return np.sum(own, axis=0) if own else np.empty(0)
 
 
+def _inside(times: RankTimes, steps: range) -> npt.NDArray[np.bool_]:
+    return np.asarray((times.steps >= steps.start) & (times.steps < steps.stop))
+
+
 def _role(kind: str, evidence: Evidence) -> str:
     if kind in evidence.tiers:
-        return "tier"
+        return "tier wait" if kind in _WAITS else "tier"
     return "wait" if kind in _WAITS else "own"
 
 
@@ -221,9 +253,9 @@ def _difference(before: KindSeconds, after: KindSeconds) -> dict[str, float]:
     return {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in kinds}
 
 
-def _largest(delta: KindSeconds, role: str, evidence: Evidence) -> str:
-    kinds = [kind for kind in delta if _role(kind, evidence) == role]
-    return max(sorted(kinds), key=lambda kind: delta[kind])
+def _largest(delta: KindSeconds, roles: Sequence[str], evidence: Evidence) -> str:
+    kinds = [kind for kind in sorted(delta) if _role(kind, evidence) in roles]
+    return max(kinds, key=lambda kind: delta[kind])
 
 
 def _ratio(before: KindSeconds, after: KindSeconds, kind: str) -> float:

@@ -15,7 +15,7 @@ from windlass.judge.bands import (
     leaves_peers,
     suspect_documents,
 )
-from windlass.judge.change_points import stall_share
+from windlass.judge.change_points import BLOCK_STEPS, stall_share
 from windlass.judge.evidence import Curve, Evidence
 from windlass.judge.moderated_t import FEWEST_PEERS
 from windlass.judge.slowdown import (
@@ -28,7 +28,7 @@ from windlass.judge.slowdown import (
 from windlass.judge.stragglers import (
     Cause,
     Culprit,
-    Levels,
+    cpu_seconds,
     describe_rank,
     lateness,
 )
@@ -44,6 +44,8 @@ _NAMES: dict[str, Quantity] = {"loss": "loss", "gradient_norm": "gradient norm"}
 _STALLS = 0.025
 """Share of steps that stall which is worth a sentence."""
 _SAME_FACTOR = 0.1
+_CPU_SHARE = 0.5
+"""A rank had too little of a core if less of its extra time is CPU time."""
 _BUSY_CORES, _BUSY_DISK_BYTES = 0.25, 2e7
 """Load by other processes that is worth a sentence: a quarter of a core, 20 MB/s."""
 
@@ -98,12 +100,15 @@ def judge(evidence: Evidence) -> Verdict:
     steps = evidence.seconds.steps
     last = int(steps[-1]) if len(steps) else 0
     broken = _broken(evidence, last)
-    slow = find_slowdown(evidence)
+    slow = find_slowdown(evidence) if len(steps) >= BLOCK_STEPS else None
     if broken is not None:
         more = (slow.sentence,) if slow else ()
         return broken.model_copy(update={"sentences": broken.sentences + more})
     if slow is not None:
         return _slow(evidence, slow, last)
+    if len(steps) < BLOCK_STEPS:
+        count = f"only {len(steps)} step{'' if len(steps) == 1 else 's'}"
+        return Verdict(level="unknown", sentences=(count,), step=last, peers=len(evidence.peers))
     known = len(evidence.peers)
     notes = (*_prediction_notes(evidence), *_notes(evidence))
     if known < FEWEST_PEERS:
@@ -111,7 +116,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(level="unknown", sentences=(count, *notes), step=last, peers=known)
     test = peer_test(evidence)
     if test is None:
-        return Verdict(level="unknown", sentences=("no steps yet",), peers=known)
+        return Verdict(level="unknown", sentences=("the steps took no time",), peers=known)
     sentence = (
         f"a step takes {_percent(math.expm1(test.shift))} than in its {known} peers, whose noise "
         f"is {test.deviation:.1%} ({test.sigmas:+.1f} sigma)"
@@ -209,10 +214,15 @@ def _slow(evidence: Evidence, slow: Slowdown, last: int) -> Verdict:
     since = f", since step {slow.since}" if slow.since is not None else ""
     sentences = [f"{slow.sentence}{since}"]
     if culprit is not None:
-        sentences.append(_culprit_sentence(culprit, slow.after, evidence))
+        sentences.append(_culprit_sentence(culprit, slow.steps, evidence))
     return Verdict(
         level="slow",
-        sentences=(*sentences, *_load_notes(evidence, culprit), *_prediction_notes(evidence)),
+        sentences=(
+            *sentences,
+            *_core_notes(evidence, slow),
+            *_load_notes(evidence, culprit),
+            *_prediction_notes(evidence),
+        ),
         step=last, peers=len(evidence.peers), quantity=slow.quantity, since_step=slow.since,
         magnitude=slow.magnitude, sigmas=slow.sigmas, differences=evidence.differences,
         cause=culprit.cause if culprit else None, kind=culprit.kind if culprit else None,
@@ -220,12 +230,12 @@ def _slow(evidence: Evidence, slow: Slowdown, last: int) -> Verdict:
     )  # fmt: skip
 
 
-def _culprit_sentence(culprit: Culprit, after: Levels, evidence: Evidence) -> str:
+def _culprit_sentence(culprit: Culprit, steps: range, evidence: Evidence) -> str:
     kind = f"`{culprit.kind}` takes {culprit.ratio:.2g} times as long"
     if culprit.cause == "rank":
         rank = culprit.ranks[0]
         name = describe_rank(rank, evidence.ranks[rank].coord)
-        late = lateness(after, rank)
+        late = lateness(evidence, steps, rank)
         how = f"arrives {format_seconds(late)} late at every reduction" if late > 0 else "is slow"
         return f"{name} {how}: compute, not link; {kind}"
     if culprit.cause == "link":
@@ -237,6 +247,29 @@ def _culprit_sentence(culprit: Culprit, after: Levels, evidence: Evidence) -> st
         return f"transfers with tier `{culprit.tier}` are slow; {kind}"
     who = "all ranks compute" if len(evidence.ranks) > 1 else "this device computes"
     return f"{who} longer; {kind}"
+
+
+def _core_notes(evidence: Evidence, slow: Slowdown) -> Iterator[str]:
+    """Whether a slow rank computed more, or had less of a core."""
+    culprit = slow.culprit
+    if culprit is None or culprit.cause not in ("rank", "host"):
+        return
+    rank = culprit.ranks[0]
+    after = cpu_seconds(evidence.ranks[rank], slow.steps)
+    known = [peer.cpu_seconds[rank] for peer in evidence.peers if rank in peer.cpu_seconds]
+    if slow.before is not None:
+        before = cpu_seconds(evidence.ranks[rank], slow.before)
+    else:
+        before = float(np.median(known)) if known else None
+    if before is None or after is None:
+        return
+    if after - before < _CPU_SHARE * culprit.seconds:
+        yield (
+            f"it computes no more than before, in {format_seconds(after)} of CPU time a step: "
+            "other processes have its cores"
+        )
+    else:
+        yield f"it computes more: {format_seconds(after - before)} of CPU time a step"
 
 
 def _load_notes(evidence: Evidence, culprit: Culprit | None) -> Iterator[str]:
