@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from windlass.data import ExampleDataset, SplitMeta, TokenDataset
 
 
-def data_manifest(
+def make_data_manifest(
     data: "TokenDataset | ExampleDataset", sources: Sequence[str] = ()
 ) -> DataManifest:
     """What a run is trained on and evaluated with.

@@ -1,17 +1,15 @@
 """Loads a run folder as one value; a missing or damaged file does not hide the rest."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from windlass.atomic_files import hash_file
 from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import (
-    ATTEMPTS_FOLDER,
     CODE_FILE,
     DATA_FILE,
     ENVIRONMENT_FILE,
@@ -38,28 +36,20 @@ from windlass.schema import (
 )
 from windlass.tracking.journal import Journal, JournalEvent
 from windlass.tracking.journal_reader import read_head_and_tail, read_journal
-from windlass.tracking.run_folder import ID_FILE, journal_files, read_run_id
+from windlass.tracking.record_faults import (
+    ChangedFile,
+    changed_files,
+    describe_skipped,
+    first_attempt_of_plan,
+    journal_faults,
+)
+from windlass.tracking.run_folder import journal_files, read_run_id
 from windlass.tracking.run_index import describe_parent, run_state
 from windlass.tracking.step_records import read_steps
 from windlass.units import format_seconds
 
 D = TypeVar("D", bound=Document)
 _SAMPLE_BYTES = 4096
-_SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedFile:
-    """A file of a run folder whose content is not what the run wrote."""
-
-    actual: str
-    """SHA-256 of what it contains now."""
-    recorded: str
-    """SHA-256 of what the run wrote, from its journal."""
-
-    def __str__(self) -> str:
-        actual, recorded = self.actual[:_SHOWN_DIGITS], self.recorded[:_SHOWN_DIGITS]
-        return f"its fingerprint is `{actual}`, and the run recorded `{recorded}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -144,23 +134,21 @@ def load_run(folder: Path) -> RunRecord:
     files = [file for file in journal_files(folder) if file.rank == 0]
     attempts = [file.attempt for file in files]
     journals = [_journal(file.path, faults) for file in files]
-    first = _first_attempt_of_plan(folder)
+    first = first_attempt_of_plan(folder)
     current = [
         journal for attempt, journal in zip(attempts, journals, strict=True) if attempt >= first
     ]
     steps = read_steps(journals)
-    faults += _lost_records(attempts, journals, steps)
-    changed_files = _changed_files(folder, journals)
-    recorded_id = next((journal.meta["id"] for journal in journals if "id" in journal.meta), run_id)
-    if recorded_id != run_id:
-        faults.append(f"{ID_FILE}: has changed; it is `{run_id}`, and the run recorded another")
-    faults += (f"{name}: has changed; {how}" for name, how in changed_files.items())
+    events = tuple(event for journal in journals for event in journal.events)
+    changed = changed_files(folder, events)
+    numbers = sorted({step.step for step in steps})
+    faults += journal_faults(run_id, files, events, numbers, changed)
     return RunRecord(
         id=run_id,
         folder=folder,
         state=run_state(folder, journals),
         steps=steps,
-        events=tuple(event for journal in journals for event in journal.events),
+        events=events,
         attempts=len(attempts),
         current_plan_steps=read_steps(current),
         steps_by_rank=_steps_by_rank(folder, attempts[-1]) if attempts else (),
@@ -176,7 +164,7 @@ def load_run(folder: Path) -> RunRecord:
         measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         sample=_sample(folder / SAMPLE_FILE),
         faults=tuple(faults),
-        changed_files=changed_files,
+        changed_files=changed,
     )
 
 
@@ -185,72 +173,6 @@ def _sample(path: Path) -> str | None:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(_SAMPLE_BYTES).decode(errors="replace")
     return None
-
-
-def _recorded_seals(journals: Iterable[Journal]) -> dict[str, str]:
-    """SHA-256 of each sealed file by name, as the last attempt that wrote the file left it."""
-    seals: dict[str, str] = {}
-    for journal in journals:
-        for event in journal.events:
-            if event.name == "seal":
-                seals |= event.fields.get("files", {})
-    return seals
-
-
-def _changed_files(folder: Path, journals: Iterable[Journal]) -> dict[str, ChangedFile]:
-    """The sealed files whose content is another one now; a missing file is no changed one."""
-    changed: dict[str, ChangedFile] = {}
-    for name, recorded in _recorded_seals(journals).items():
-        with contextlib.suppress(OSError):
-            actual = hash_file(folder / name)
-            if actual != recorded:
-                changed[name] = ChangedFile(actual=actual, recorded=recorded)
-    return changed
-
-
-def _lost_records(
-    attempts: Sequence[int], journals: Sequence[Journal], steps: Sequence[Step]
-) -> Iterator[str]:
-    """What no journal holds any more, a sentence each."""
-    for attempt in sorted(set(range(1, max(attempts, default=0))) - set(attempts)):
-        yield f"the journal of attempt {attempt} is missing"
-    if any("origin" in journal.meta for journal in journals):
-        return  # a loop that is not Windlass's own logs the steps that it likes
-    noted = (event.fields.get("step", 0) for journal in journals for event in journal.events)
-    last = max((*noted, *(step.step for step in steps)), default=0)
-    present = {step.step for step in steps}
-    # A run that continues another one begins with a later step than the first.
-    first = min(present, default=1) if any("parent" in journal.meta for journal in journals) else 1
-    lost = [number for number in range(first, last + 1) if number not in present]
-    if lost:
-        yield (
-            f"the record lacks {_step_ranges(lost)}; only the measurements are lost, not the "
-            "training that they did"
-        )
-
-
-def _step_ranges(numbers: Sequence[int]) -> str:
-    """`step 3`, or `steps 3 to 5 and 9`."""
-    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
-    ends = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
-    parts = [
-        str(start) if start == end else f"{start} to {end}"
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    more = len(parts) - _SHOWN_RANGES
-    shown = parts if more <= 0 else [*parts[:_SHOWN_RANGES], f"{more} more ranges"]
-    *rest, last = shown
-    listed = f"{', '.join(rest)} and {last}" if rest else last
-    return f"step{'s' if len(numbers) > 1 else ''} {listed}"
-
-
-def _first_attempt_of_plan(folder: Path) -> int:
-    """The first attempt that ran under the current plan."""
-    with contextlib.suppress(OSError):
-        # An attempt's folder holds what later ones have replaced, which may be its code alone.
-        earlier = [path.parent.name for path in (folder / ATTEMPTS_FOLDER).glob(f"*/{PLAN_FILE}")]
-        return 1 + max((int(name) for name in earlier if name.isdigit()), default=0)
-    return 1
 
 
 def _steps_by_rank(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
@@ -282,17 +204,6 @@ def _journal(path: Path, faults: list[str]) -> Journal:
     except RecordError as error:
         faults.append(str(error))
         return Journal()
-    if journal.unread_bytes:
-        faults.append(
-            f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes are torn or damaged "
-            f"and were skipped ({_byte_ranges(journal.skipped)})"
-        )
+    if journal.skipped:
+        faults.append(describe_skipped(path, journal.skipped))
     return journal
-
-
-def _byte_ranges(ranges: Sequence[range]) -> str:
-    """`bytes 120 to 226`, the first few of many."""
-    parts = [f"{part.start} to {part.stop - 1}" for part in ranges[:_SHOWN_RANGES]]
-    if len(ranges) > _SHOWN_RANGES:
-        parts.append(f"{len(ranges) - _SHOWN_RANGES} more ranges")
-    return f"bytes {', '.join(parts)}"

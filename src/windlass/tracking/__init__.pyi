@@ -1,0 +1,137 @@
+from .code_snapshot import (
+    snapshot_code,
+)
+from .data_manifest import (
+    make_data_manifest,
+)
+from .environment import (
+    collect_environment,
+)
+from .folder_lock import (
+    FolderLock,
+    is_locked,
+)
+from .journal import (
+    SYSTEM_PREFIX,
+    Journal,
+    JournalEvent,
+    JournalEventName,
+    JournalRow,
+    JournalWriter,
+)
+from .journal_reader import (
+    JournalCursor,
+    JournalRecords,
+    journal_writer_id,
+    parse_journal,
+    read_journal,
+)
+from .record_faults import (
+    changed_files,
+    describe_skipped,
+    first_attempt_of_plan,
+    journal_faults,
+)
+from .redaction import (
+    without_secrets,
+)
+from .run_folder import (
+    ID_FILE,
+    LOCK_FILE,
+    RUN_FORMAT,
+    SHORT_ID_DIGITS,
+    JournalFile,
+    RunFolder,
+    create_run_folder,
+    journal_files,
+    journal_path,
+    rank_journal,
+    read_run_format,
+    read_run_id,
+    reopen_run_folder,
+    require_no_other_content,
+    run_folder_name,
+    uuid7,
+    write_run_id,
+)
+from .run_index import (
+    describe_other_formats,
+    describe_parent,
+    find_run,
+)
+from .run_inputs import (
+    INPUT_FILES,
+    input_fingerprints,
+)
+from .run_reader import (
+    RunRecord,
+    load_run,
+)
+from .series import (
+    Series,
+    continued,
+    journal_ranks,
+    read_series,
+    series_of,
+)
+from .step_records import (
+    append_step,
+)
+from .system_monitor import (
+    SystemMonitor,
+)
+
+__all__ = [
+    "ID_FILE",
+    "INPUT_FILES",
+    "LOCK_FILE",
+    "RUN_FORMAT",
+    "SHORT_ID_DIGITS",
+    "SYSTEM_PREFIX",
+    "FolderLock",
+    "Journal",
+    "JournalCursor",
+    "JournalEvent",
+    "JournalEventName",
+    "JournalFile",
+    "JournalRecords",
+    "JournalRow",
+    "JournalWriter",
+    "RunFolder",
+    "RunRecord",
+    "Series",
+    "SystemMonitor",
+    "append_step",
+    "changed_files",
+    "collect_environment",
+    "continued",
+    "create_run_folder",
+    "describe_other_formats",
+    "describe_parent",
+    "describe_skipped",
+    "find_run",
+    "first_attempt_of_plan",
+    "input_fingerprints",
+    "is_locked",
+    "journal_faults",
+    "journal_files",
+    "journal_path",
+    "journal_ranks",
+    "journal_writer_id",
+    "load_run",
+    "make_data_manifest",
+    "parse_journal",
+    "rank_journal",
+    "read_journal",
+    "read_run_format",
+    "read_run_id",
+    "read_series",
+    "reopen_run_folder",
+    "require_no_other_content",
+    "run_folder_name",
+    "series_of",
+    "snapshot_code",
+    "uuid7",
+    "without_secrets",
+    "write_run_id",
+]
