@@ -39,19 +39,25 @@ if TYPE_CHECKING:
     )
     from windlass.api.bisect import bisect
     from windlass.api.diff import diff
+    from windlass.api.judging.judge import judge
+    from windlass.api.judging.noise import noise
     from windlass.api.largest_model import largest_model, measure_largest_model
     from windlass.api.machines import find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
-    from windlass.api.runs import load, report, runs
+    from windlass.api.runs import annotate, load, report, runs
+    from windlass.api.serve import serve
     from windlass.api.stores import merge_runs, sync_runs
+    from windlass.api.sweeping.sweep import Sweep, load_sweep, sweep
 
 __all__ = [
     "KubernetesJob",
     "Planned",
     "Run",
     "SlurmJob",
+    "Sweep",
     "TrackedRun",
     "WindlassError",
+    "annotate",
     "batch",
     "bisect",
     "capture",
@@ -64,16 +70,19 @@ __all__ = [
     "fit",
     "import_runs",
     "init",
+    "judge",
     "keys",
     "largest_model",
     "launch",
     "load",
+    "load_sweep",
     "machines",
     "make_request",
     "measure_largest_model",
     "merge_runs",
     "mirror",
     "models",
+    "noise",
     "plan",
     "probe",
     "rehearse",
@@ -81,7 +90,9 @@ __all__ = [
     "resume",
     "runs",
     "sample",
+    "serve",
     "smallest_machines",
+    "sweep",
     "sync_runs",
     "train",
     "validate",

@@ -38,11 +38,11 @@ from windlass.api.exchange import import_runs, mirror
 from windlass.api.judging.judge import (
     LiveJudge,
     follow_verdict,
-    judge_run,
+    judge,
     require_alert,
     send_alert,
 )
-from windlass.api.judging.noise import Noise, measure_noise
+from windlass.api.judging.noise import Noise, noise
 from windlass.api.largest_model import largest_model, measure_largest_model, require_local
 from windlass.api.local_validation.validated_run import (
     Measurement,
@@ -68,9 +68,20 @@ from windlass.api.plan_figures import (
     write_plan_trace,
 )
 from windlass.api.plan_file import load_plan
-from windlass.api.runs import RUNS, load, report, require_trace_file, runs, write_run_trace
+from windlass.api.runs import (
+    RUNS,
+    annotate,
+    load,
+    report,
+    require_trace_file,
+    runs,
+    write_run_trace,
+)
+from windlass.api.serve import HOST as SERVER_HOST, PORT as SERVER_PORT, read_token, serve
 from windlass.api.smallest_machine import smallest_machines
-from windlass.api.stores import merge_runs, sync_runs
+from windlass.api.stores import follow_sync, merge_runs, sync_runs
+from windlass.api.sweeping.sweep import Sweep, load_sweep, make_sweep_request, sweep
+from windlass.api.sweeping.sweep_view import draw_sweep, sweep_rows
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.parent import ParentRun, find_parent
 from windlass.api.training.resume import resume, sample, write_sample
@@ -84,6 +95,7 @@ from windlass.api.verify.rehearse import (
     rehearse_as_is,
 )
 from windlass.integrations import TrackedRun, init
+from windlass.sweep import sweep_names
 
 __all__ = [
     "ALL_MACHINES",
@@ -91,6 +103,8 @@ __all__ = [
     "HERE",
     "MAX_PROCESSES",
     "RUNS",
+    "SERVER_HOST",
+    "SERVER_PORT",
     "VERIFICATION_STEPS",
     "Bisection",
     "Check",
@@ -109,10 +123,12 @@ __all__ = [
     "Progress",
     "Run",
     "SlurmJob",
+    "Sweep",
     "TrackedRun",
     "ValidatedRun",
     "ValueOrigin",
     "Verifier",
+    "annotate",
     "batch",
     "bisect",
     "capture",
@@ -124,30 +140,35 @@ __all__ = [
     "downscale_plan",
     "draw_figure",
     "draw_plan",
+    "draw_sweep",
     "evaluate_tables",
     "find_machine",
     "find_parent",
     "fit",
+    "follow_sync",
     "follow_verdict",
     "forecast",
     "import_runs",
     "init",
-    "judge_run",
+    "judge",
     "keys",
     "largest_model",
     "launch",
     "load",
     "load_plan",
+    "load_sweep",
     "machines",
     "make_request",
+    "make_sweep_request",
     "measure_largest_model",
-    "measure_noise",
     "merge_runs",
     "mirror",
     "models",
+    "noise",
     "plan",
     "prepare_cluster_run",
     "probe",
+    "read_token",
     "rehearsal",
     "rehearse",
     "rehearse_as_is",
@@ -164,7 +185,11 @@ __all__ = [
     "runs",
     "sample",
     "send_alert",
+    "serve",
     "smallest_machines",
+    "sweep",
+    "sweep_names",
+    "sweep_rows",
     "sync_runs",
     "train",
     "validate",

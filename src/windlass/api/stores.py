@@ -1,10 +1,17 @@
 """Stores of runs: those of several sites as one, and this one sent elsewhere."""
 
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from windlass.api.machines import Progress
-from windlass.api.runs import RUNS
-from windlass.record import MergeReport, merge_folders, sync_runs as sync_store
+from windlass.api.training.instrumentation import never_stop
+from windlass.errors import RecordError
+from windlass.record import RUNS, MergeReport, merge_folders, sync_runs as sync_store
+
+_SHORTEST_PAUSE, _PAUSE_FACTOR = 5.0, 10.0
+"""Seconds between two looks at the runs, and the pause in durations of a look."""
+_NAP_SECONDS = 0.2
 
 
 def merge_runs(
@@ -51,3 +58,44 @@ def sync_runs(
         StorageError: the disk is full.
     """
     return sync_store(Path(root), target, token=token, checkpoints=checkpoints, progress=progress)
+
+
+def follow_sync(
+    target: str,
+    *,
+    root: Path | str = RUNS,
+    token: str | None = None,
+    checkpoints: bool = False,
+    pause_seconds: float = _SHORTEST_PAUSE,
+    stop: Callable[[], bool] = never_stop,
+) -> Iterator[MergeReport | str]:
+    """Goes on sending what is added to the runs here: reports of what was sent.
+
+    Runs never wait for it: they write to their own disk. While the target is away it is asked again
+    and again, and gets then what it lacks; the first refusal of a row is a sentence.
+
+    Args:
+        target: a folder, a URL that fsspec opens, or the address of a Windlass server.
+        root: the folder that holds the run folders.
+        token: the token of the server.
+        checkpoints: send checkpoints too.
+        pause_seconds: shortest pause between two looks at the runs.
+        stop: asked again and again; True ends.
+    """
+    fault = ""
+    while not stop():
+        began = time.monotonic()
+        try:
+            report = sync_runs(target, root=root, token=token, checkpoints=checkpoints)
+        except RecordError as error:
+            if str(error) != fault:
+                yield str(error)
+            fault = str(error)
+        else:
+            fault = ""
+            if report.copied_files:
+                yield report
+        pause = max(pause_seconds, _PAUSE_FACTOR * (time.monotonic() - began))
+        end = time.monotonic() + pause
+        while not stop() and time.monotonic() < end:
+            time.sleep(_NAP_SECONDS)

@@ -1,7 +1,7 @@
 """`windlass COMMAND ...`: runs a command, and turns an error into one message and an exit code.
 
-Exit codes: 0 good, 1 a run that is broken, 2 wrong input or a machine that is too small, 3 a bug
-of Windlass, 130 interrupted.
+Exit codes: 0 good, 1 a run that is broken or that `judge` calls slow or broken, 2 wrong input or a
+machine that is too small, 3 a bug of Windlass, 130 interrupted.
 """
 
 import errno
@@ -24,20 +24,22 @@ _COMMANDS = {
     "train": "train:train",
     "resume": "train:resume",
     "launch": "launch:launch",
-    "sample": "runs:sample",
+    "sample": "record.show:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
     "data": "data:data",
     "batch": "compare:batch",
     "largest-model": "largest_model:largest_model",
     "smallest-machine": "smallest_machine:smallest_machine",
-    "runs": "runs:runs",
-    "show": "runs:show",
-    "report": "runs:report",
+    "runs": "record.runs:app",
+    "show": "record.show:show",
+    "report": "record.show:report",
     "judge": "record.judge:judge",
     "noise": "record.judge:noise",
     "diff": "record.diff:diff",
     "bisect": "record.diff:bisect",
+    "sweep": "record.sweep:app",
+    "serve": "record.serve:serve",
     "merge": "record.store:merge",
     "sync": "record.store:sync",
     "mirror": "record.exchange:mirror",

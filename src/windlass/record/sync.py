@@ -143,7 +143,12 @@ class SyncReceiver:
         """The store; it is listed anew only for a run that was not there before."""
         require_run_id(run_id)
         if run_id not in self._last.runs():
-            self._last = FolderStore(self._root)
+            listed = FolderStore(self._root)
+            # A run counts once its id file is there, which is sent last.
+            for arriving, folder in self._last.runs().items():
+                if arriving not in listed.runs():
+                    listed.add_run(arriving, folder)
+            self._last = listed
         return self._last
 
     def _store_with(self, run_id: str, name: str) -> FolderStore:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from windlass import api
 from windlass.atomic_files import read_regular_file
-from windlass.cli.command_options import AsJson
-from windlass.cli.console import ProgressBars, print_json, print_line
+from windlass.cli.commands.train import graceful_stop
+from windlass.cli.console import ProgressBars, print_json, print_line, print_notes
+from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.record import MergeReport, without_secrets
 from windlass.units import format_bytes
@@ -41,6 +42,7 @@ def sync(
     runs: Path = api.RUNS,
     token_file: Path | None = None,
     checkpoints: bool = False,
+    follow: Flag = False,
     as_json: AsJson = False,
 ) -> None:
     """Send to another place whatever it lacks of the runs here, also of those still going on.
@@ -52,9 +54,21 @@ def sync(
         runs: The folder that holds the run folders.
         token_file: A file with the server's token; else the variable WINDLASS_TOKEN has it.
         checkpoints: Send checkpoints too.
+        follow: Go on sending what is added, until it is interrupted; a target that is away is asked
+            again until it is back.
         as_json: Print what was done as JSON.
     """
     token = os.environ.get(_TOKEN_VARIABLE) if token_file is None else _read_token(token_file)
+    if follow:
+        with graceful_stop() as stop:
+            for found in api.follow_sync(
+                target, root=runs, token=token, checkpoints=checkpoints, stop=stop
+            ):
+                if isinstance(found, str):
+                    print_notes([found])
+                else:
+                    _print_report(found, without_secrets(target), as_json=as_json)
+        return
     with ProgressBars() as progress:
         report = api.sync_runs(
             target, root=runs, token=token, checkpoints=checkpoints, progress=progress

@@ -1,0 +1,219 @@
+// One run beside its prediction.
+
+import { kindBars, memoryBars, termBar } from "./bars.js";
+import { ask, post, saved } from "./client.js";
+import { firstNames, showCurves } from "./curves.js";
+import { button, card, el } from "./dom.js";
+import { formatAgo, formatBytes, formatCount, formatNumber, formatSeconds, formatTime, formatValue } from "./formats.js";
+import { drawLanes } from "./lanes.js";
+
+const INPUT_NAMES = ["request", "plan", "graph", "machine", "environment", "code", "data"];
+
+/** Shows one run; gives a function that ends it. */
+export async function runView(host, state, update) {
+  const place = `/api/runs/${encodeURIComponent(state.id)}`;
+  const [run, { events }] = await Promise.all([ask(place), ask(`${place}/events`)]);
+  document.title = `${run.name} – Windlass`;
+  const charts = el("div");
+  const lanes = el("div");
+  const inputs = el("div");
+  const head = el("div");
+  const drawHead = () => head.replaceChildren(header(run), tiles(run, events), faults(run, events));
+  drawHead();
+  host.append(
+    head, annotations(run, place),
+    card("Curves", charts), times(run), memory(run), card("One step, instruction by instruction", lanes),
+    card("Inputs", inputs), settings(run), happened(events),
+  );
+  const ended = [];
+  await Promise.all([drawCurves(), drawTimeline(), listInputs()]);
+  return () => ended.forEach((end) => end());
+
+  async function drawCurves() {
+    const all = Object.keys(run.series);
+    const names = state.names ? state.names.split(",") : firstNames(all);
+    const shown = await showCurves(charts, {
+      runs: [{ id: run.id, name: run.name, isLive: run.state === "running" }],
+      names, all, state, update, marks: marksOf(run), extra: extraOf(events), since: run.version, changed,
+    });
+    ended.push(shown.destroy);
+  }
+
+  /** Another step, another state: the numbers above the curves. */
+  async function changed() {
+    Object.assign(run, await ask(place));
+    drawHead();
+  }
+
+  async function drawTimeline() {
+    const timeline = await ask(`${place}/timeline`);
+    const text = timeline.is_cut
+      ? "This step has too many instructions for this page; `windlass report` draws them."
+      : "Predicted above measured on one time axis. Click, then turn the wheel to zoom; drag to move; double-click to see all.";
+    if (!timeline.lanes.length) {
+      lanes.append(el("p", { class: "note", text: timeline.is_cut ? text : "No timeline in this run folder." }));
+      return;
+    }
+    lanes.append(el("p", { class: "note", text }));
+    ended.push(drawLanes(lanes, timeline));
+  }
+
+  async function listInputs() {
+    const { inputs: found } = await ask(`${place}/inputs`);
+    for (const name of INPUT_NAMES) {
+      const one = found.find((input) => input.input === name);
+      if (!one) {
+        inputs.append(el("div", { class: "input missing" }, el("b", { text: name }), el("span", { class: "soft", text: "not recorded" })));
+        continue;
+      }
+      const cut = one.text.length < one.characters ? `\n… ${one.characters - one.text.length} more characters` : "";
+      inputs.append(el("details", { class: "input" },
+        el("summary", {}, el("b", { text: name }), el("code", { text: one.fingerprint ?? "" }), el("span", { class: "soft", text: one.file })),
+        el("pre", { text: one.text + cut })));
+    }
+  }
+}
+
+function header(run) {
+  const facts = [run.started ? formatTime(run.started) : null, `machine ${run.machine}`, run.host ? `host ${run.host}` : null,
+    run.site ? `site ${run.site}` : null, run.group ? `group ${run.group}` : null, run.parent ? `started from ${run.parent}` : null,
+    run.attempts > 1 ? `${run.attempts} attempts` : null, run.ranks > 1 ? `${run.ranks} ranks` : null, run.id];
+  return el("header", { class: "view" },
+    el("h1", {}, run.name, el("span", { class: `pill ${run.state}`, text: run.state }),
+      run.verdict ? el("span", { class: `verdict ${run.verdict}`, text: run.verdict }) : null),
+    el("p", { class: "soft", text: [run.model, ...facts].filter(Boolean).join(" · ") }));
+}
+
+function tiles(run, events) {
+  const prediction = run.prediction;
+  const tile = (name, value, more, outside = false) =>
+    el("div", { class: `tile ${outside ? "outside" : ""}` }, el("div", { class: "name", text: name }),
+      el("div", { class: "value", text: value }), el("div", { class: "more", text: more ?? "" }));
+  const found = [tile("step", String(run.step), run.steps ? `of ${run.steps} requested` : "")];
+  const summary = run.series.loss;
+  if (run.loss !== null) found.push(tile("loss", formatNumber(run.loss), Number.isFinite(summary?.minimum) ? `nats a token, lowest ${formatNumber(summary.minimum)}` : "nats a token"));
+  if (run.held_out_loss !== null) {
+    const last = events.filter((event) => event.event === "evaluation").at(-1);
+    const bits = last?.bits_per_byte;
+    found.push(tile("held-out loss", formatNumber(run.held_out_loss), typeof bits === "number" ? `${bits.toFixed(3)} bits per byte` : ""));
+  }
+  const predicted = run.predicted_seconds;
+  if (run.seconds !== null || predicted) {
+    const outside = run.seconds !== null && run.low_seconds !== null && (run.seconds < run.low_seconds || run.seconds > run.high_seconds);
+    const ratio = run.seconds && predicted ? `, ${(run.seconds / predicted).toFixed(2)} ×` : "";
+    found.push(tile("step time", run.seconds === null ? "not measured" : formatSeconds(run.seconds), predicted ? `predicted ${formatSeconds(predicted)}${ratio}` : "", outside));
+  }
+  if (run.tokens_per_second !== null) {
+    const speed = prediction ? prediction.tokens_per_step / prediction.step_seconds : null;
+    found.push(tile("tokens per second", formatCount(run.tokens_per_second), speed ? `predicted ${formatCount(speed)}` : ""));
+  }
+  const peak = prediction?.peaks?.[0]?.peak_bytes;
+  if (run.memory_bytes !== null) found.push(tile("memory at the peak", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${(run.memory_bytes / peak).toFixed(2)} ×` : ""));
+  found.push(tile("peers", String(run.peers), "same graph, plan, machine"));
+  return el("div", { class: "tiles" }, ...found);
+}
+
+function faults(run, events) {
+  const verdict = events.filter((event) => event.event === "verdict").at(-1);
+  const lines = [...run.faults, ...events.filter((event) => event.event === "alert").map((event) => event.message),
+    ...events.filter((event) => event.event === "end" && event.reason).map((event) => event.reason)];
+  const parts = [];
+  if (verdict?.sentences?.length) {
+    parts.push(el("section", { class: `judgement ${verdict.level}` }, el("h2", {}, "Verdict ", el("span", { class: `verdict ${verdict.level}`, text: String(verdict.level) })),
+      el("ul", {}, ...verdict.sentences.map((text) => el("li", { text: String(text) })))));
+  } else if (!saved) {
+    const result = el("div");
+    const judge = button("judge this run", async () => {
+      result.replaceChildren(el("p", { class: "note", text: "comparing with its prediction, its peers and its past …" }));
+      try {
+        const found = await ask(`/api/runs/${encodeURIComponent(run.id)}/verdict`, { keep: false });
+        result.replaceChildren(el("ul", { class: `judgement ${found.level}` }, el("li", {}, el("span", { class: `verdict ${found.level}`, text: found.level })),
+          ...found.sentences.map((text) => el("li", { text }))));
+      } catch (error) {
+        result.replaceChildren(el("p", { class: "message fault", text: error.message }));
+      }
+    });
+    parts.push(el("section", { class: "slim" }, judge, result));
+  }
+  const words = [...new Set(lines.filter(Boolean).map(String))];
+  if (words.length) parts.push(el("section", { class: "faults" }, el("h2", { text: "What went wrong" }), el("ul", {}, ...words.map((text) => el("li", { text })))));
+  return el("div", {}, ...parts);
+}
+
+function annotations(run, place) {
+  const node = el("section", { class: "slim annotations" });
+  const change = async (body) => {
+    try {
+      Object.assign(run, await post(`${place}/annotations`, body));
+      fill();
+    } catch (error) {
+      node.append(el("p", { class: "message fault", text: error.message }));
+    }
+  };
+  const entry = (placeholder, key) => el("input", {
+    type: "text", placeholder, "aria-label": placeholder, class: key === "note" ? "note-entry" : "tag-entry",
+    on: {
+      keydown: (event) => {
+        const text = event.target.value.trim();
+        if (event.key === "Enter" && text) change(key === "note" ? { note: text } : { tags: [text] });
+      },
+    },
+  });
+  const fill = () => node.replaceChildren(
+    el("div", { class: "tags" },
+      ...run.tags.map((tag) => el("span", { class: "tag" }, tag, saved ? null : button("×", () => change({ remove: [tag] }), { class: "quiet", title: "take away" }))),
+      saved ? null : entry("add a tag", "tags"),
+      saved ? null : button(run.archived ? "take out of the archive" : "archive", () => change({ archived: !run.archived })),
+      saved ? null : button(run.broken ? "is no longer broken" : "mark as broken", () => change({ broken: !run.broken }), { title: "verdicts do not compare with broken runs" })),
+    ...run.notes.map((note) => el("p", { class: "remark", text: note })),
+    saved ? "" : entry("add a note", "note"),
+  );
+  fill();
+  return node;
+}
+
+function times(run) {
+  const prediction = run.prediction;
+  const parts = [el("p", { class: "note", text: "Seconds of a step by kind of instruction; measured is the median under the current plan." }),
+    kindBars(prediction?.by_kind ?? {}, run.kinds, run.colours)];
+  if (prediction) {
+    parts.push(el("h3", { text: "Predicted by term" }), termBar(prediction.by_term));
+  }
+  return card("Where the time goes", ...parts);
+}
+
+function memory(run) {
+  if (!run.prediction) return card("Memory", el("p", { class: "note", text: "No prediction in this run folder." }));
+  return card("Memory by tier", ...memoryBars(run.prediction.peaks, run.memory_bytes));
+}
+
+function settings(run) {
+  const names = Object.keys(run.settings);
+  if (!names.length) return el("div");
+  return card("Settings", el("details", {}, el("summary", { text: `${names.length} settings` }),
+    el("table", {}, ...names.map((name) => el("tr", {}, el("td", { class: "soft", text: name }), el("td", { class: "wide", text: formatValue(run.settings[name]) }))))));
+}
+
+function happened(events) {
+  const shown = events.filter((event) => !["seal"].includes(event.event)).slice(-200).reverse();
+  const words = (event) => {
+    const facts = Object.entries(event).filter(([key, value]) => !["event", "time", "attempt", "id", "sentences", "files"].includes(key) && ["string", "number", "boolean"].includes(typeof value));
+    return facts.slice(0, 8).map(([key, value]) => `${key} ${formatValue(value)}`).join(", ");
+  };
+  return card("What happened", el("details", {}, el("summary", { text: `${events.length} events` }),
+    el("table", {}, ...shown.map((event) => el("tr", {}, el("td", { class: "soft", text: formatAgo(event.time), title: formatTime(event.time) }),
+      el("td", { text: String(event.event) }), el("td", { class: "wide", text: words(event) }))))));
+}
+
+/** What was predicted, behind the curve of the step time. */
+function marksOf(run) {
+  if (!run.predicted_seconds) return {};
+  return { seconds: [{ name: "predicted", colour: "orange", y: run.predicted_seconds, low: run.low_seconds, high: run.high_seconds }] };
+}
+
+/** Held-out losses, as dots beside the curve of the loss. */
+function extraOf(events) {
+  const found = events.filter((event) => event.event === "evaluation" && Number.isFinite(event.loss) && Number.isFinite(event.step));
+  if (!found.length) return {};
+  return { loss: [{ id: "held out", name: "held out", colour: "red", dots: true, steps: found.map((event) => event.step), median: found.map((event) => event.loss) }] };
+}

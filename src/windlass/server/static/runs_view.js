@@ -1,0 +1,298 @@
+// The table of runs: filter, order, columns, tags, notes, archive; only the rows in sight exist.
+
+import { ask, followLive, path, post, saved } from "./client.js";
+import { button, delayed, el } from "./dom.js";
+import { formatSeconds, formatTime, formatValue } from "./formats.js";
+
+const PAGE_ROWS = 1000;
+const EXTRA_ROWS = 8;
+const SHOWN = ["name", "state", "model", "machine", "started", "step", "loss", "held_out_loss", "seconds", "tokens_per_second", "memory_bytes", "verdict"];
+const NEEDED = ["id", "name", "state", "steps", "step", "predicted_seconds", "low_seconds", "high_seconds", "tags", "notes", "archived", "broken", "verdict"];
+const TITLES = {
+  name: "run", held_out_loss: "held out", seconds: "step time", tokens_per_second: "tokens/s",
+  memory_bytes: "memory", predicted_seconds: "predicted", step: "progress",
+};
+const WIDTHS = { name: "minmax(190px,2.2fr)", state: "104px", model: "minmax(90px,1fr)", machine: "minmax(90px,1fr)", started: "104px", step: "118px", loss: "82px", held_out_loss: "82px", seconds: "148px", tokens_per_second: "88px", memory_bytes: "92px", verdict: "96px" };
+
+/** Shows the table; gives a function that ends it. */
+export async function runsView(host, state, update) {
+  let columns = state.columns ? state.columns.split(",") : SHOWN;
+  let table = { columns: [], rows: [], total: 0, version: 0 };
+  let places = {};
+  const chosen = new Set(state.chosen ? state.chosen.split(",") : []);
+  const message = el("p", { class: "message", role: "status" });
+  const count = el("span", { class: "soft" });
+  const head = el("div", { class: "row head", role: "row" });
+  const body = el("div", { class: "rows" });
+  const actions = el("div", { class: "actions", hidden: true });
+  const grid = el("div", { class: "table", role: "table" }, head, body);
+  host.append(toolbar(), message, actions, grid);
+  await load();
+  const onScroll = () => draw();
+  window.addEventListener("scroll", onScroll, { passive: true });
+  window.addEventListener("resize", onScroll);
+  const stop = followLive(() => ({ since: table.version }), { runs: patch });
+  return () => {
+    stop();
+    window.removeEventListener("scroll", onScroll);
+    window.removeEventListener("resize", onScroll);
+  };
+
+  function query(more = {}) {
+    return path("/api/runs", {
+      filter: state.filter, sort: state.sort, archived: state.archived, columns: asked(), limit: String(PAGE_ROWS), ...more,
+    });
+  }
+
+  function asked() {
+    return [...new Set([...NEEDED, ...columns])];
+  }
+
+  async function load() {
+    try {
+      table = await ask(query());
+      message.textContent = table.fault ?? "";
+      message.classList.toggle("fault", Boolean(table.fault));
+    } catch (error) {
+      message.textContent = error.message;
+      message.classList.add("fault");
+    }
+    places = Object.fromEntries(table.columns.map((column, index) => [column.name, index]));
+    drawHead();
+    draw(true);
+  }
+
+  /** Asks for the rows that have changed, and for no others. */
+  async function patch({ version, ids }) {
+    if (ids.length > 150) return load();
+    const fresh = await ask(query({ ids }), { keep: false });
+    table.version = version;
+    const changed = new Map(fresh.rows.map((row) => [row[places.id], row]));
+    const gone = new Set(ids.filter((id) => !changed.has(id)));
+    const before = table.rows.length;
+    table.rows = table.rows.filter((row) => !gone.has(row[places.id]));
+    table.total -= before - table.rows.length;
+    table.rows = table.rows.map((row) => {
+      const one = changed.get(row[places.id]);
+      changed.delete(row[places.id]);
+      return one ?? row;
+    });
+    if (changed.size) return load(); // new runs, whose place the server knows
+    draw(true);
+  }
+
+  async function more() {
+    if (table.rows.length >= table.total || more.busy) return;
+    more.busy = true;
+    const next = await ask(query({ offset: String(table.rows.length) }));
+    table.rows.push(...next.rows);
+    more.busy = false;
+    draw(true);
+  }
+
+  function drawHead() {
+    const template = ["34px", ...columns.map((name) => WIDTHS[name] ?? "minmax(96px,1fr)")].join(" ");
+    grid.style.setProperty("--columns", template);
+    const [sorted, falling] = [(state.sort ?? "-id").replace(/^-/, ""), (state.sort ?? "-id").startsWith("-")];
+    head.replaceChildren(
+      el("span", { class: "cell" }, el("input", {
+        type: "checkbox", "aria-label": "choose all", checked: chosen.size > 0,
+        on: { change: (event) => chooseAll(event.target.checked) },
+      })),
+      ...columns.map((name) =>
+        button(`${TITLES[name] ?? name}${sorted === name ? (falling ? " ↓" : " ↑") : ""}`, () => sortBy(name),
+          { class: `cell ${isNumber(name) ? "number" : ""}`, role: "columnheader", title: `order by ${name}` })),
+    );
+    count.textContent = `${table.total} run${table.total === 1 ? "" : "s"}`;
+    drawActions();
+  }
+
+  /** Makes the rows that are in sight. */
+  function draw(anew = false) {
+    const height = rowHeight();
+    body.style.height = `${table.rows.length * height}px`;
+    const top = body.getBoundingClientRect().top;
+    const first = Math.max(0, Math.floor(-top / height) - EXTRA_ROWS);
+    const last = Math.min(table.rows.length, Math.ceil((innerHeight - top) / height) + EXTRA_ROWS);
+    if (anew) body.replaceChildren();
+    const present = new Map([...body.children].map((node) => [Number(node.dataset.index), node]));
+    for (const [index, node] of present) if (index < first || index >= last) node.remove();
+    for (let index = first; index < last; index += 1) {
+      if (present.has(index)) continue;
+      const node = rowNode(table.rows[index]);
+      node.dataset.index = index;
+      node.style.transform = `translateY(${index * height}px)`;
+      body.append(node);
+    }
+    if (last > table.rows.length - 50) more();
+    grid.classList.toggle("empty", !table.rows.length);
+  }
+
+  function rowHeight() {
+    return matchMedia("(max-width: 720px)").matches ? 112 : 44;
+  }
+
+  function rowNode(row) {
+    const value = (name) => row[places[name]];
+    const id = value("id");
+    const link = `#/run/${encodeURIComponent(id)}`;
+    const box = el("input", {
+      type: "checkbox", "aria-label": "choose this run", checked: chosen.has(id),
+      on: { change: (event) => choose(id, event.target.checked) },
+    });
+    const node = el("div", { class: `row ${value("broken") ? "is-broken" : ""}`, role: "row" }, el("span", { class: "cell pick" }, box));
+    for (const name of columns) node.append(cell(name, value, link));
+    node.addEventListener("click", (event) => {
+      if (!event.target.closest("a,input,button")) location.hash = link;
+    });
+    return node;
+  }
+
+  function cell(name, value, link) {
+    const options = { class: `cell c-${name.replace(/[^a-z_]/g, "-")} ${isNumber(name) ? "number" : ""}`, role: "cell" };
+    const one = value(name);
+    if (name === "name") {
+      const tags = (value("tags") ?? []).map((tag) => el("span", { class: "tag", text: tag }));
+      if (value("broken")) tags.unshift(el("span", { class: "tag warn", text: "marked broken" }));
+      if (value("archived")) tags.unshift(el("span", { class: "tag", text: "archived" }));
+      const notes = value("notes") ?? [];
+      if (notes.length) tags.push(el("span", { class: "tag note-mark", title: notes.join("\n"), text: "✎" }));
+      return el("span", options, el("a", { href: link, class: "name", text: one, title: one }), ...tags);
+    }
+    if (name === "state") return el("span", options, el("span", { class: `pill ${one}`, text: one }));
+    if (name === "verdict") {
+      return el("span", options, one ? el("span", { class: `verdict ${one}`, text: one }) : el("span", { class: "soft", text: "–" }));
+    }
+    if (name === "step" && value("steps")) {
+      const share = Math.min(1, one / value("steps"));
+      return el("span", options, el("span", { text: `${one} / ${value("steps")}` }),
+        el("span", { class: "progress" }, el("i", { style: { width: `${100 * share}%` } })));
+    }
+    if (name === "seconds" && one !== null) {
+      const predicted = value("predicted_seconds");
+      const outside = value("low_seconds") !== null && (one < value("low_seconds") || one > value("high_seconds"));
+      const ratio = predicted ? el("span", { class: outside ? "outside" : "soft", text: ` ${(one / predicted).toFixed(2)} ×`, title: `predicted ${formatSeconds(predicted)}` }) : null;
+      return el("span", options, formatSeconds(one), ratio);
+    }
+    const unit = table.columns[places[name]]?.unit;
+    const title = unit === "time" && one ? formatTime(one) : undefined;
+    return el("span", { ...options, text: formatValue(one, unit), title });
+  }
+
+  function isNumber(name) {
+    const unit = table.columns[places[name]]?.unit;
+    return ["count", "number", "seconds", "bytes"].includes(unit) && name !== "step";
+  }
+
+  function sortBy(name) {
+    state.sort = state.sort === `-${name}` ? name : `-${name}`;
+    update({ sort: state.sort });
+    load();
+  }
+
+  function choose(id, isChosen) {
+    if (isChosen) chosen.add(id);
+    else chosen.delete(id);
+    update({ chosen: [...chosen].join(",") });
+    drawActions();
+  }
+
+  function chooseAll(isChosen) {
+    chosen.clear();
+    if (isChosen) for (const row of table.rows.slice(0, 20)) chosen.add(row[places.id]);
+    update({ chosen: [...chosen].join(",") });
+    draw(true);
+    drawActions();
+  }
+
+  function drawActions() {
+    actions.hidden = !chosen.size;
+    const ids = [...chosen];
+    const link = (place, text, least) =>
+      ids.length < least ? null
+        : el("a", { class: "button", href: `#/${place}?ids=${ids.map(encodeURIComponent).join(",")}`, text });
+    actions.replaceChildren(
+      el("span", { text: `${ids.length} chosen` }),
+      link("compare", "overlay curves", 1) ?? "",
+      link("diff", "what differs", 2) ?? "",
+      ...(saved ? [] : [
+        button("tag …", () => askFor("Tag the chosen runs as", (tag) => change({ tags: [tag] }))),
+        button("note …", () => askFor("A note on the chosen runs", (note) => change({ note }))),
+        button(state.archived === "yes" ? "take back" : "archive", () => change({ archived: state.archived !== "yes" })),
+        button("mark broken", () => change({ broken: true }), { title: "no verdict compares with them" }),
+      ]),
+      button("none", () => chooseAll(false), { class: "quiet" }),
+    );
+  }
+
+  function askFor(question, answer) {
+    const text = prompt(question);
+    if (text?.trim()) answer(text.trim());
+  }
+
+  async function change(body) {
+    try {
+      for (const id of chosen) await post(`/api/runs/${encodeURIComponent(id)}/annotations`, body);
+      chosen.clear();
+      update({ chosen: "" });
+      await load();
+    } catch (error) {
+      message.textContent = error.message;
+      message.classList.add("fault");
+    }
+  }
+
+  function toolbar() {
+    const filter = el("input", {
+      type: "search", class: "filter", value: state.filter ?? "", spellcheck: "false", autocapitalize: "off",
+      placeholder: 'model = "gpt-tiny" and loss < 5', "aria-label": "filter",
+      on: {
+        input: delayed((event) => {
+          state.filter = event.target.value;
+          update({ filter: state.filter });
+          load();
+        }, 300),
+      },
+    });
+    const archived = el("select", {
+      "aria-label": "archived runs",
+      on: {
+        change: (event) => {
+          state.archived = event.target.value;
+          update({ archived: state.archived });
+          load();
+        },
+      },
+    }, ...[["", "not archived"], ["yes", "archived"], ["all", "all runs"]].map(([value, text]) =>
+      el("option", { value, text, selected: (state.archived ?? "") === value })));
+    return el("div", { class: "toolbar" }, filter, saved ? null : archived, saved ? null : picker(), count);
+  }
+
+  /** The list of columns: those of every run, then settings and series that a word finds. */
+  function picker() {
+    const list = el("div", { class: "choices" });
+    const search = el("input", { type: "search", placeholder: "find a setting or series", on: { input: () => fill() } });
+    let names = null;
+    const details = el("details", { class: "picker" }, el("summary", { text: "columns" }), el("div", { class: "menu" }, search, list));
+    details.addEventListener("toggle", async () => {
+      if (!details.open) return;
+      names ??= await ask("/api/columns", { keep: false });
+      fill();
+    });
+    const fill = () => {
+      const word = search.value.trim().toLowerCase();
+      const own = names.columns.map((column) => column.name).filter((name) => !["id", "kinds", "inputs", "settings"].includes(name));
+      const found = [...columns.filter((name) => !own.includes(name)), ...own, ...names.others.filter((name) => !columns.includes(name))]
+        .filter((name) => !name.includes(",") && name.toLowerCase().includes(word)).slice(0, 60);
+      list.replaceChildren(...found.map((name) => el("label", {}, el("input", {
+        type: "checkbox", checked: columns.includes(name), on: { change: (event) => pick(name, event.target.checked) },
+      }), name)));
+    };
+    const pick = (name, isShown) => {
+      columns = isShown ? [...columns, name] : columns.filter((one) => one !== name);
+      update({ columns: columns.join(",") });
+      load();
+    };
+    return details;
+  }
+}
