@@ -154,7 +154,7 @@ def test_values_show_themselves_in_a_line_and_escaped_in_a_notebook(
     named = replace(record, request=run.planned.request, graph=None)
 
     shown = (run, run.planned, run.planned.plan, run.planned.prediction, *record.steps, record)
-    for value in (*shown, windlass.runs(run.folder.parent), windlass.fit(run.planned)):
+    for value in (*shown, windlass.runs(root=run.folder.parent), windlass.fit(run.planned)):
         assert "\n" not in repr(value)
         assert len(repr(value)) < 400
         assert "<" in value._repr_html_()  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from windlass.schema import (
     Request,
     RunConfig,
 )
-from windlass.tracking.data_manifest import data_manifest
+from windlass.tracking.data_manifest import make_data_manifest
 from windlass.tracking.environment import collect_environment
 from windlass.tracking.run_inputs import input_fingerprints
 
@@ -45,7 +45,7 @@ def save_inputs(folder: Path) -> None:
         MACHINE_FILE: tiny_machine(),
         ENVIRONMENT_FILE: collect_environment(["a"], code),
         CODE_FILE: code,
-        DATA_FILE: data_manifest(examples),
+        DATA_FILE: make_data_manifest(examples),
     }
     for name, document in documents.items():
         document.save(folder / name)
@@ -90,7 +90,7 @@ def test_missing_inputs_are_left_out_and_damaged_ones_are_taken_as_they_are(tmp_
 def test_a_manifest_of_examples_tells_training_from_held_out_data():
     inputs = np.arange(12).reshape(3, 4)
     manifests = [
-        data_manifest(ExampleDataset(inputs=inputs, targets=inputs + change, held_out=1))
+        make_data_manifest(ExampleDataset(inputs=inputs, targets=inputs + change, held_out=1))
         for change in (np.zeros((3, 4)), np.eye(3, 4) * [[0], [0], [1]])
     ]
     one, other = (manifest.train for manifest in manifests)
@@ -108,7 +108,8 @@ def test_a_manifest_of_a_text_has_hashes_of_tokens_tokenizer_split_and_documents
         request = DataRequest(source=str(tmp_path / folder), tokenizer="byte").model_copy(
             update={"held_out": 0.4} | change
         )
-        return data_manifest(prepare_dataset(request, cache=tmp_path / "cache"), request.sources)
+        tokens = prepare_dataset(request, cache=tmp_path / "cache")
+        return make_data_manifest(tokens, request.sources)
 
     first = manifest("text")
     assert (first.train.documents + first.held_out.documents, first.kind) == (8, "text")

@@ -7,14 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.cli.flags import Flag
 from windlass.errors import RequestError
 from windlass.schema import REQUEST_FILE, Request
-
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-"""The flag `--json`: print values for other programs instead of tables."""
-
-Flag = Annotated[bool, Parameter(negative="")]
-"""A flag without a `--no-` form."""
 
 
 @Parameter(name="*")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -21,11 +22,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from windlass import api
 from windlass.document import Document
-from windlass.judge import Verdict
-from windlass.planner import explain_idle_devices
-from windlass.report import plan_table
+
+if TYPE_CHECKING:
+    from windlass import api
+    from windlass.judge import Verdict
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
@@ -65,7 +66,7 @@ class ProgressBars:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> api.Progress:
+    def __enter__(self) -> "api.Progress":
         return self._update
 
     def __exit__(self, *_: object) -> None:
@@ -81,8 +82,12 @@ class ProgressBars:
         self._progress.update(self._tasks[label], completed=done, total=total)
 
 
-def print_plan(planned: api.Planned) -> None:
+def print_plan(planned: "api.Planned") -> None:
     """Prints a plan with the defaults that were chosen for it, and the devices it leaves idle."""
+    # Most commands print no plan, and answer before the planner would be imported.
+    from windlass.planner import explain_idle_devices
+    from windlass.report import plan_table
+
     plan, defaults = planned.plan, planned.defaults
     idle = explain_idle_devices(plan, planned.request, planned.machine)
     console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle))
@@ -144,11 +149,20 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table)
 
 
-def print_values(values: Iterable[api.ValueOrigin]) -> None:
+def print_values(values: "Iterable[api.ValueOrigin]") -> None:
     """Prints the values of a request with where they come from; nothing if there are none."""
     rows = [(value.key, value.value, value.origin) for value in values]
     if rows:
         print_table(("key", "value", "from"), rows)
+
+
+def print_verdict(verdict: "Verdict") -> None:
+    """Prints a verdict: its level and first reason, then the other reasons, a line each."""
+    first, *others = verdict.sentences
+    level = (f"{verdict.level}:", _VERDICT_COLORS[verdict.level])
+    console.print(Text.assemble(level, f" {first}"), soft_wrap=True)
+    for sentence in others:
+        console.print(f"  {sentence}", soft_wrap=True)
 
 
 def print_written(*paths: Path | None) -> None:
@@ -175,12 +189,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | None) else str(value)
-
-
-def print_verdict(verdict: Verdict) -> None:
-    """Prints a verdict: its level and first reason, then the other reasons, a line each."""
-    first, *others = verdict.sentences
-    level = (f"{verdict.level}:", _VERDICT_COLORS[verdict.level])
-    console.print(Text.assemble(level, f" {first}"), soft_wrap=True)
-    for sentence in others:
-        console.print(f"  {sentence}", soft_wrap=True)

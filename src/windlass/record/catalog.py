@@ -13,15 +13,14 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from windlass.atomic_files import cache_folder, file_state
 from windlass.errors import RecordError, StorageError
-from windlass.record.queries import RunQueries
+from windlass.record.queries import Progress, RunQueries
 from windlass.record.run_files import run_stamps
 from windlass.record.tables import (
     CURVE_TABLES,
@@ -34,15 +33,17 @@ from windlass.record.tables import (
 )
 from windlass.tracking import LOCK_FILE, is_locked
 
+RUNS = Path("runs")
+"""The folder that holds the run folders, unless a caller names another one."""
 CATALOG_FILE, CURVES_FILE = ".catalog.sqlite", ".curves.sqlite"
 CATALOG_VERSION = 1
 """Version of the tables, and of what is read from runs; a catalogue of another one is rebuilt."""
-Progress = Callable[[str, int, int | None], None]
 _TYPES = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "blob": "BLOB"}
 _WAIT_SECONDS = 120.0
 """How long one process waits for another one that refreshes the same catalogue."""
 _SAVE_SECONDS = 5.0
 """A process that refreshes again and again writes the file of runs this rarely."""
+_UNKNOWN = "unknown"
 _STAMPS = Table("stamp", {"folder": "text", "stamp": "text"}, key=1)
 _SAVED = Table("saved", {"file": "text", "state": "text"}, key=1)
 
@@ -57,40 +58,30 @@ class Catalog(RunQueries):
         self._root = root
         self._files = files
         self._mutex = threading.RLock()
-        self._runs = _connect(":memory:")
-        self._curves = _connect(":memory:" if files is None else str(files / CURVES_FILE))
         self._stamps: dict[str, str] = {}
         self._unsaved: set[str] = set()
-        self._loaded = ""
         self._saved_at = -_SAVE_SECONDS
-        with self._transaction():
-            (version,) = self._curves.execute("PRAGMA user_version").fetchone()
-            if version != CATALOG_VERSION:
-                self._make_tables()
-            self._load()
+        self._loaded = _UNKNOWN
+        try:
+            self._connect_and_load()
+        except sqlite3.DatabaseError as error:
+            self._start_anew(error)
 
     @classmethod
     def open(cls, root: Path | str) -> "Catalog":
         """The catalogue of the runs under a folder, as it was last saved: `refresh` reads the rest.
 
-        A folder that cannot be written has its catalogue in the user's cache.
+        A folder that cannot be written has its catalogue in the user's cache; where the disk is
+        full it is in memory only.
 
         Raises:
             RecordError: `root` is a file.
-            StorageError: the disk is full.
         """
         root = Path(root)
         if root.exists() and not root.is_dir():
             raise RecordError(f"`{root}` is no folder of runs")
         files = _folder_of_files(root)
-        try:
-            return cls(root, files)
-        except sqlite3.OperationalError as error:
-            raise StorageError(f"the catalogue of `{root}` cannot be opened: {error}") from error
-        except sqlite3.DatabaseError:  # damaged: everything in it is in the run folders, too
-            for name in (CATALOG_FILE, CURVES_FILE):
-                (files or root).joinpath(name).unlink(missing_ok=True)
-            return cls(root, files)
+        return cls(root, files)
 
     @property
     def place(self) -> str:
@@ -102,22 +93,34 @@ class Catalog(RunQueries):
 
         Args:
             progress: called with how many runs are read.
-
-        Raises:
-            StorageError: the disk is full.
         """
         with self._mutex:
-            stamps = run_stamps(self._root)
-            changed = stamps != self._stamps
-            if changed or self._loaded != self._file_state():
-                with self._transaction():
-                    if self._loaded != self._file_state():
-                        self._load()
-                    changed = self._read_changed(stamps, progress) or changed
-            changed = self._update_states() or changed
-            if self._unsaved and time.monotonic() - self._saved_at > _SAVE_SECONDS:
-                self.save()
-            return changed
+            try:
+                return self._refresh(progress)
+            except (sqlite3.DatabaseError, StorageError) as error:
+                self._start_anew(error)
+                return self._refresh(progress)
+
+    def unread_folders(self) -> tuple[str, ...]:
+        """Names of the folders whose runs have a format that this version does not read."""
+        with self._mutex:
+            return tuple(sorted(self._stamps.keys() - self.stamps().keys()))
+
+    def stamps(self) -> dict[str, str]:
+        """What each run was read from and its state, by the name of its folder."""
+        with self._mutex:
+            states = self._fetch("SELECT run, state FROM run ORDER BY run")
+            return {run: f"{self._stamps[run]} {state}" for run, state in states}
+
+    def rows_of_run(self, folder: str) -> Rows:
+        """All rows of one run, by table."""
+        with self._mutex:
+            fetched = ((self._fetch, RUN_TABLES), (self._fetch_curves, CURVE_TABLES))
+            return {
+                table.name: fetch(f"SELECT * FROM {table.name} WHERE run = ?", (folder,))  # noqa: S608
+                for fetch, tables in fetched
+                for table in tables
+            }
 
     def save(self) -> None:
         """Writes what was read since the last time.
@@ -126,7 +129,9 @@ class Catalog(RunQueries):
             StorageError: the disk is full.
         """
         with self._mutex, self._transaction():
-            if self._files is not None and self._unsaved:
+            if self._loaded != self._file_state():
+                self._loaded = _UNKNOWN  # another process has saved since: read what it wrote
+            elif self._files is not None and self._unsaved:
                 path = self._files / CATALOG_FILE
                 temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
                 try:
@@ -153,22 +158,11 @@ class Catalog(RunQueries):
                 raise StorageError(f"`{path}` cannot be written: {error}") from error
 
     def close(self) -> None:
-        """Saves and closes the catalogue; closing twice is harmless."""
-        with self._mutex, contextlib.suppress(sqlite3.ProgrammingError):
+        """Saves the catalogue, if the disk has room for it, and closes it."""
+        with self._mutex, contextlib.suppress(sqlite3.Error, StorageError):
             self.save()
-            self._runs.close()
-            self._curves.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._runs.close()
+        self._curves.close()
 
     def _fetch(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._mutex:
@@ -176,13 +170,57 @@ class Catalog(RunQueries):
 
     def _fetch_curves(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._mutex:
-            return self._curves.execute(sql, parameters).fetchall()
+            try:
+                return self._curves.execute(sql, parameters).fetchall()
+            except sqlite3.DatabaseError as error:
+                self._start_anew(error)
+                self._refresh(None)
+                return self._curves.execute(sql, parameters).fetchall()
 
-    def _make_tables(self) -> None:
-        for table in (*CURVE_TABLES, _STAMPS, _SAVED):
-            self._curves.execute(f"DROP TABLE IF EXISTS {table.name}")
-            self._curves.execute(create_statement(table, _TYPES, " WITHOUT ROWID"))
-        self._curves.execute(f"PRAGMA user_version = {CATALOG_VERSION}")
+    def _connect_and_load(self) -> None:
+        self._runs = _connect(":memory:")
+        path = ":memory:" if self._files is None else str(self._files / CURVES_FILE)
+        self._curves = _connect(path)
+        with self._transaction():
+            (version,) = self._curves.execute("PRAGMA user_version").fetchone()
+            if version != CATALOG_VERSION:
+                for table in (*CURVE_TABLES, _STAMPS, _SAVED):
+                    self._curves.execute(f"DROP TABLE IF EXISTS {table.name}")
+                    self._curves.execute(create_statement(table, _TYPES, " WITHOUT ROWID"))
+                self._curves.execute(f"PRAGMA user_version = {CATALOG_VERSION}")
+            self._load()
+
+    def _start_anew(self, error: Exception) -> None:
+        """Goes on without what the files hold, which is in the run folders, too.
+
+        Args:
+            error: what is wrong with them.
+
+        Raises:
+            Exception: the error, if the catalogue is in memory already.
+        """
+        if self._files is None:
+            raise error
+        self._curves.close()
+        if isinstance(error, sqlite3.OperationalError | StorageError):
+            self._files = None  # the disk is full, or another process does not end
+        else:
+            for name in (CATALOG_FILE, CURVES_FILE):
+                (self._files / name).unlink(missing_ok=True)
+        self._connect_and_load()
+
+    def _refresh(self, progress: Progress | None) -> bool:
+        stamps = run_stamps(self._root)
+        changed = stamps != self._stamps
+        if changed or self._loaded != self._file_state():
+            with self._transaction():
+                if self._loaded != self._file_state():
+                    self._load()
+                changed = self._read_changed(stamps, progress) or changed
+        changed = self._update_states() or changed
+        if self._unsaved and time.monotonic() - self._saved_at > _SAVE_SECONDS:
+            self.save()
+        return changed
 
     def _load(self) -> None:
         """Reads both files; where they do not belong together, every run counts as new."""
@@ -268,8 +306,10 @@ class Catalog(RunQueries):
         try:
             yield
         except BaseException:
-            self._curves.execute("ROLLBACK")
-            self._loaded = "unknown"  # the next refresh reads both files again
+            if self._curves.in_transaction:
+                self._curves.execute("ROLLBACK")
+            self._unsaved.clear()
+            self._loaded = _UNKNOWN  # the next refresh reads both files again
             raise
         self._curves.execute("COMMIT")
 

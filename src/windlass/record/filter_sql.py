@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, Protocol
 
-from windlass.errors import InputErrors, RequestError, did_you_mean, shorten
+from windlass.errors import InputErrors, RequestError, did_you_mean, is_text, shorten
 from windlass.record.run_filter import (
     Combination,
     Comparison,
@@ -36,6 +36,7 @@ _COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _SETTING_NUMBER = "(SELECT number FROM setting WHERE setting.run = run.run AND setting.key = ?)"
 _SETTING_TEXT = _SETTING_NUMBER.replace("number", "text")
 _SERIES = "(SELECT last FROM series WHERE series.run = run.run AND series.name = ?)"
+_ORDER = re.compile(r"(.+?)\s+(asc|desc|ASC|DESC)")
 _STATISTIC = re.compile(r"(last|min|median|max|count|nonfinite)\((.+)\)")
 
 
@@ -80,13 +81,16 @@ def filter_sql(condition: Condition, known: KnownNames) -> Sql:
 
 
 def order_sql(sort: str, known: KnownNames) -> Sql:
-    """The order of rows as SQL, for a name with or without `-` before it.
+    """The order of rows as SQL, for a name, with ` desc` behind or `-` before it if descending.
 
     Raises:
         RequestError: no run has that name.
     """
-    way = "DESC" if sort.startswith("-") else "ASC"
-    operand = find_operand(sort.removeprefix("-"), known)
+    match = _ORDER.fullmatch(sort.strip())
+    name, way = (match[1], match[2].upper()) if match else (sort.strip(), "ASC")
+    if name.startswith("-"):
+        name, way = name[1:], "DESC"
+    operand = find_operand(name, known)
     sides = [side for side in (operand.number, operand.text) if side is not None]
     text = "".join(f"({side.text}) IS NULL, ({side.text}) {way}, " for side in sides)
     parameters = tuple(value for side in sides for value in side.parameters * 2)
@@ -109,6 +113,8 @@ def find_operand(name: str, known: KnownNames) -> Operand:
         )
     if name == "ratio":
         return Operand(Sql("run.seconds / NULLIF(run.predicted_seconds, 0)"), None, "number")
+    if not is_text(name):
+        raise RequestError(f"`{shorten(name)}` is not UTF-8 text, or has a NUL")
     if known.knows("setting", name):
         return Operand(Sql(_SETTING_NUMBER, (name,)), Sql(_SETTING_TEXT, (name,)), "setting")
     statistic = _STATISTIC.fullmatch(name)
@@ -151,7 +157,7 @@ def _comparison(comparison: Comparison, operand: Operand) -> Sql:
     if operator == "like":
         if operand.text is None:
             raise RequestError(f"`{name}` is a number, which `like` cannot compare; use = < >")
-        return Sql(f"{operand.text.text} LIKE ?", (*operand.text.parameters, values[0]))
+        return Sql(f"{operand.text.text} LIKE ?", (*operand.text.parameters, _pattern(values[0])))
     # Values of a setting may be texts and numbers: each is compared with its own kind.
     pairs = [_value(name, value, operand) for value in values]
     if operator == "in":
@@ -218,10 +224,18 @@ def _list_comparison(comparison: Comparison) -> Sql:
     if operator not in ("=", "!=", "in", "like") or not all(isinstance(v, str) for v in values):
         raise RequestError(f"`{name}` is compared with texts, by =, !=, `in` or `like`")
     if operator == "like":
-        return Sql(f"{among} AND {table}.text LIKE ?)", values)
+        return Sql(f"{among} AND {table}.text LIKE ?)", (_pattern(values[0]),))
     same = " OR ".join([f"{table}.text = ?"] * len(values))
     text = f"{among} AND ({same}))"
     return Sql(f"NOT {text}" if operator == "!=" else text, values)
+
+
+def _pattern(value: FilterValue) -> str:
+    """The pattern of `like`, which cannot end with a backslash that takes a meaning away."""
+    pattern = str(value)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise RequestError(f"the pattern `{shorten(pattern)}` ends with a backslash; double it")
+    return pattern
 
 
 def _unknown(name: str, known: KnownNames) -> str:

@@ -1,11 +1,12 @@
 """Questions to a catalogue, the same for every database that holds one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from windlass.errors import RecordError
+from windlass.errors import RecordError, RequestError, is_text, shorten
 from windlass.record.filter_sql import Operand, Sql, filter_sql, find_operand, order_sql
 from windlass.record.run_filter import parse_filter
 from windlass.record.run_row import RunQuery, RunRow
@@ -22,6 +23,8 @@ from windlass.record.tables import (
 if TYPE_CHECKING:
     from windlass.record.pyramid import Curve, SeriesSummary
 
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is done, how many are done, and of how many; None if that is not known."""
 _PEER_INPUTS = ("inputs.graph", "inputs.plan", "inputs.machine")
 ALL_RUNS = RunQuery()
 """All runs that are not archived, newest first."""
@@ -35,6 +38,34 @@ class RunQueries(ABC):
 
     _root: Path
     """The folder that holds the run folders."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where the catalogue is, for messages; a password is left out."""
+
+    @abstractmethod
+    def refresh(self, progress: Progress | None = None) -> bool:
+        """Reads the runs that have changed since they were last read; returns whether any had."""
+
+    @abstractmethod
+    def unread_folders(self) -> tuple[str, ...]:
+        """Names of the folders whose runs have a format that this version does not read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the catalogue; closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @abstractmethod
     def _fetch(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -175,19 +206,19 @@ class RunQueries(ABC):
 
     def _key(self, run: str) -> str:
         """What tells a run in the database from others."""
-        found = self._fetch(
+        found = is_text(run) and self._fetch(
             "SELECT run FROM run WHERE id = ? OR folder = ? ORDER BY folder LIMIT 1", (run, run)
         )
         if not found:
-            raise RecordError(f"no run `{run}` in {self.place}")
+            raise RecordError(f"no run `{shorten(run)}` in {self.place}")
         return str(found[0][0])
 
-    @property
-    @abstractmethod
-    def place(self) -> str:
-        """Where the catalogue is, for messages; a password is left out."""
-
     def _select(self, chosen: Sql, query: RunQuery) -> list[tuple[Any, ...]]:
+        if query.offset < 0 or (query.limit is not None and query.limit < 0):
+            raise RequestError(
+                f"{query.limit} runs from number {query.offset} on cannot be listed; give a limit "
+                "and an offset of 0 or more"
+            )
         where, order = self._where(query), order_sql(query.sort, self)
         text = f"SELECT {chosen.text} FROM run {where.text} ORDER BY {order.text}"  # noqa: S608
         parameters = (*chosen.parameters, *where.parameters, *order.parameters)

@@ -4,19 +4,18 @@ import contextlib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from windlass.atomic_files import hash_file, read_regular_file
+from windlass.atomic_files import read_regular_file
 from windlass.errors import RecordError
-from windlass.record.annotations import read_annotations
+from windlass.record.annotations import annotation_files, read_annotations
 from windlass.record.pyramid import Curve, SeriesSummary, curve_of, summary_of
 from windlass.record.run_row import Setting
 from windlass.schema import (
-    ATTEMPTS_FOLDER,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     PLAN_FILE,
@@ -27,10 +26,16 @@ from windlass.tracking import (
     SYSTEM_PREFIX,
     JournalCursor,
     JournalEvent,
+    JournalFile,
     JournalRecords,
     Series,
+    changed_files,
     continued,
     describe_parent,
+    describe_skipped,
+    first_attempt_of_plan,
+    input_fingerprints,
+    journal_faults,
     journal_files,
     read_run_id,
     series_of,
@@ -72,9 +77,11 @@ def read_run_entry(folder: Path) -> RunEntry:
     run_id = read_run_id(folder)
     faults: list[str] = []
     run = _read_journals(folder, faults)
+    changed = changed_files(folder, run.events)
+    faults += journal_faults(run_id, run.files, run.events, run.steps, changed)
     settings = _settings(folder, faults)
     annotations = read_annotations(folder)
-    inputs: dict[str, str] = {}
+    inputs = input_fingerprints(folder)
     columns: dict[str, object] = {
         "id": run_id,
         "folder": folder.name,
@@ -87,10 +94,12 @@ def read_run_entry(folder: Path) -> RunEntry:
         "site": _text(run.meta.get("site")),
         "group": _text(run.meta.get("group")),
         "parent": _text(describe_parent(run.meta)),
-        "attempts": run.attempts,
+        "attempts": len(run.files),
         "ranks": run.ranks,
-        "step": run.step,
+        "step": run.steps[-1] if run.steps else 0,
         "steps": _number(run.meta.get("steps")),
+        "journal_bytes": run.bytes,
+        "changes": len(annotation_files(folder)),
         **_predicted(run.meta),
         **_outcome(run.events),
         **_measured(run.series, run.first_step_of_plan),
@@ -98,7 +107,7 @@ def read_run_entry(folder: Path) -> RunEntry:
         "broken": annotations.broken,
         "tags": annotations.tags,
         "notes": annotations.notes,
-        "faults": (*faults, *annotations.faults, *_changed_files(folder, run.events)),
+        "faults": tuple(map(_clean, (*faults, *annotations.faults))),
         "inputs": inputs,
         "settings": settings,
     }
@@ -107,7 +116,7 @@ def read_run_entry(folder: Path) -> RunEntry:
         settings=settings | {f"inputs.{name}": value for name, value in inputs.items()},
         series=tuple(
             SeriesEntry(name, summary_of(one.steps, one.values), curve_of(one.steps, one.values))
-            for name, one in sorted(run.series.items())
+            for name, one in sorted({_clean(name): one for name, one in run.series.items()}.items())
         ),
     )
 
@@ -118,9 +127,11 @@ class _Journals(NamedTuple):
     series: Mapping[str, Series]
     events: Sequence[JournalEvent]
     meta: Mapping[str, object]
-    attempts: int
+    files: Sequence[JournalFile]
     ranks: int
-    step: int
+    bytes: int
+    steps: Sequence[int]
+    """Numbers of all steps, in order, each once."""
     last_time: float | None
     first_step_of_plan: int
     """The first step that ran under the current plan."""
@@ -129,33 +140,46 @@ class _Journals(NamedTuple):
 def _read_journals(folder: Path, faults: list[str]) -> _Journals:
     files = journal_files(folder)
     own = [file for file in files if file.rank == 0]
-    first_attempt = _first_attempt_of_plan(folder)
+    first_attempt = first_attempt_of_plan(folder)
     series: dict[str, Series] = {}
     events: list[JournalEvent] = []
-    first_step_of_plan = 0
+    first_step_of_plan = journal_bytes = 0
     for file in own:
         records = _read_journal(file.path, faults)
         if records is None:
             continue
+        journal_bytes += records.read_bytes
         later = series_of(records)
         if file.attempt == first_attempt and file.attempt > 1 and "seconds" in later:
             first_step_of_plan = int(later["seconds"].steps[0])
         series = continued(series, later)
         events += records.events
     metas = (event.fields for event in events if event.name == "meta")
-    steps = [one.steps[-1] for name, one in series.items() if not name.startswith(SYSTEM_PREFIX)]
     times = [*(event.time for event in events), *(one.times[-1] for one in series.values())]
     known_times = [time for value in times if (time := _number(value)) is not None]
     return _Journals(
         series=series,
         events=events,
         meta={key: value for fields in metas for key, value in fields.items()},
-        attempts=len(own),
+        files=own,
         ranks=len({file.rank for file in files}),
-        step=int(max(steps, default=0)),
+        bytes=journal_bytes,
+        steps=_numbers(series),
         last_time=max(known_times, default=None),
         first_step_of_plan=first_step_of_plan,
     )
+
+
+def _numbers(series: Mapping[str, Series]) -> Sequence[int]:
+    """The numbers of all steps of some series, in order, each once."""
+    own = (one.steps for name, one in series.items() if not name.startswith(SYSTEM_PREFIX))
+    # Most series share one array of steps.
+    arrays = list({id(steps): steps for steps in own}.values())
+    if not arrays:
+        return ()
+    steps = np.unique(np.concatenate(arrays))
+    first, last = int(steps[0]), int(steps[-1])
+    return range(first, last + 1) if last - first + 1 == len(steps) else steps.tolist()
 
 
 def _read_journal(path: Path, faults: list[str]) -> JournalRecords | None:
@@ -170,17 +194,8 @@ def _read_journal(path: Path, faults: list[str]) -> JournalRecords | None:
         faults.append(f"{name}: has records that no Windlass wrote, and is left out")
         return None
     if records.skipped:
-        lost = sum(len(gap) for gap in records.skipped)
-        faults.append(f"{name}: {lost} bytes are torn or damaged and were skipped")
+        faults.append(describe_skipped(path, records.skipped))
     return records
-
-
-def _first_attempt_of_plan(folder: Path) -> int:
-    """The first attempt that ran under the current plan."""
-    with contextlib.suppress(OSError):
-        names = [path.name for path in (folder / ATTEMPTS_FOLDER).iterdir()]
-        return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
-    return 1
 
 
 def _measured(series: Mapping[str, Series], first_step: int) -> dict[str, object]:
@@ -229,21 +244,6 @@ def _outcome(events: Sequence[JournalEvent]) -> dict[str, object]:
         "held_out_loss": next((loss for loss in reversed(losses) if loss is not None), None),
         "verdict": verdicts[-1] if verdicts else None,
     }
-
-
-def _changed_files(folder: Path, events: Iterable[JournalEvent]) -> Iterator[str]:
-    """One sentence for each sealed file whose content is another one now."""
-    seals: dict[str, object] = {}
-    for event in events:
-        files = event.fields.get("files")
-        if event.name == "seal" and isinstance(files, Mapping):
-            seals |= files
-    for name, recorded in sorted(seals.items()):
-        # A journal from elsewhere may name anything: only files of the folder itself are read.
-        if "/" not in name and name not in (".", ".."):
-            with contextlib.suppress(OSError, ValueError):
-                if hash_file(folder / name) != recorded:
-                    yield f"{name}: has changed since the run wrote it"
 
 
 def _settings(folder: Path, faults: list[str]) -> dict[str, Setting]:
@@ -313,5 +313,8 @@ def _number(value: object) -> float | None:
 
 def _finite(value: float) -> float | None:
     """The number; None if it is none, or beyond what a database holds."""
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
     return number if math.isfinite(number) else None

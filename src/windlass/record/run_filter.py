@@ -8,15 +8,15 @@
                | name, [ "not" ], "like", string
                | name, "is", [ "not" ], "null"
 
-Names are dotted words or anything in backticks; values are strings in either quotes, `true`,
-`false`, and numbers with a unit or none, such as `4GiB` and `300ms`.
+Names are dotted words, `max(loss)` and the like, or anything in backticks; values are strings in
+either quotes, `true`, `false`, and numbers with a unit or none, such as `4GiB` and `300ms`.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from windlass.errors import RequestError, shorten
+from windlass.errors import RequestError, is_text, shorten
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "like", "is null"]
 _COMPARISONS: dict[str, Operator] = {
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
     (?P<string>"(?:[^"]|"")*"|'(?:[^']|'')*')
     |(?P<name>`[^`]+`)
     |(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?P<unit>[A-Za-zµ/]*)
-    |(?P<word>[^\W0-9][\w./@-]*)
+    |(?P<word>(?:last|min|median|max|count|nonfinite)\([^()\s]+\)|[^\W0-9][\w./@-]*)
     |(?P<sign><=|>=|!=|<>|==|[=<>(),])
     )""",
     re.VERBOSE,
@@ -88,6 +88,8 @@ def parse_filter(text: str) -> Condition:
     """
     if len(text) > _MAX_CHARACTERS:
         raise RequestError(f"the filter has {len(text)} characters, more than {_MAX_CHARACTERS}")
+    if not is_text(text):
+        raise RequestError(f"the filter `{shorten(text)}` is not UTF-8 text, or has a NUL")
     return _Parser(text).parse()
 
 
@@ -185,7 +187,9 @@ class _Parser:
         elif token.kind == "word" and token.text.lower() in ("true", "false"):
             value = token.text.lower() == "true"
         elif token.kind == "word":
-            raise self._expected(f'a value; a text stands in quotes: "{token.text}"')
+            raise self._expected(
+                f'a number, `true` or a text in quotes, such as "{shorten(token.text)}",'
+            )
         if value is None:
             raise self._expected("a number, a text in quotes, `true` or `false`")
         self._next += 1

@@ -68,6 +68,10 @@ class RunRow:
     memory_bytes: int | None
     """Peak memory of the fullest device."""
     tokens_per_second: float | None
+    journal_bytes: int
+    """Bytes of the journals of rank 0."""
+    changes: int
+    """Number of annotations, each a file."""
     verdict: str | None
     """The level of the last verdict."""
     archived: bool
@@ -134,6 +138,8 @@ COLUMNS = (
     Column("high_seconds", "seconds"),
     Column("memory_bytes", "bytes"),
     Column("tokens_per_second", "number"),
+    Column("journal_bytes", "bytes"),
+    Column("changes", "count"),
     Column("verdict", "text"),
     Column("archived", "flag"),
     Column("broken", "flag"),
@@ -153,9 +159,9 @@ class RunQuery:
 
     filter: str | None = None
     """A condition such as `model = "gpt-tiny" and loss < 5`; None takes all runs."""
-    sort: str = "-id"
-    """A column, a setting or a series, with `-` before it for the largest first; runs that lack it
-    come last. `-id` is newest first."""
+    sort: str = "id desc"
+    """A column, a setting or a series, with ` desc` behind or `-` before it for the largest first;
+    runs that lack it come last. `id desc` is newest first."""
     limit: int | None = None
     """Most rows; None gives all."""
     offset: int = 0

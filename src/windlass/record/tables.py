@@ -140,7 +140,7 @@ def decoded_value(value: Value, unit: Unit) -> object:
 
 def decoded_setting(text: str, number: float | None) -> Setting:
     """A setting from its two columns; a text has no number."""
-    return text if number is None else json.loads(text)  # type: ignore[no-any-return]
+    return text if number is None else json.loads(text)
 
 
 def series_summary(values: Sequence[Any]) -> "SeriesSummary":

@@ -58,7 +58,7 @@ def test_a_run_starts_from_its_parent_with_steps_of_its_own_and_records_it(runs:
     assert record.parent == f"{parent.id[-6:]}@9"
     assert not record.faults
     assert f"started from run {record.parent}" in windlass.report(child.folder).read_text()
-    assert f"from {record.parent}" in windlass.runs(runs)._repr_html_()
+    assert f"from {record.parent}" in windlass.runs(root=runs)._repr_html_()
 
 
 def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(runs: Path) -> None:

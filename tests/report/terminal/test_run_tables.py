@@ -1,14 +1,12 @@
-"""Tables of runs show predicted beside measured numbers and fit a terminal."""
+"""The table of a run shows predicted beside measured numbers."""
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
-from report.made_runs import make_record, on_busy_machine, on_two_stages, with_offload
+from report.made_runs import on_busy_machine, on_two_stages, with_offload
 from report.rendering import render
-from windlass.report.terminal.run_tables import record_table, runs_table
-from windlass.tracking import RunRecord, list_runs
+from windlass.report.terminal.run_tables import record_table
+from windlass.tracking import RunRecord
 
 
 def test_a_run_on_several_ranks_shows_how_long_each_waits(record: Callable[..., RunRecord]):
@@ -58,36 +56,3 @@ def test_a_run_without_documents_is_shown(record: Callable[..., RunRecord]):
     files = ("plan.toml", "prediction.json", "graph.json", "request.toml", "machine.toml")
     text = render(record_table(record(count=0, without=files, state="interrupted")))
     assert "interrupted" in text
-
-
-def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., RunRecord]):
-    for state in ("finished", "interrupted", "broken"):
-        run = record(count=30, state=state)
-    lines = render(runs_table(list_runs(run.folder.parent), 2e9)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert all("gpt-tiny" in line for line in lines[-4:-1])
-
-
-def test_the_list_of_runs_says_what_differs_among_them(tmp_path: Path):
-    for count in (20, 20, 30):
-        run = make_record(tmp_path, count=count)
-    runs = list_runs(run.folder.parent)
-    newest, *others = render(runs_table(runs, 2e9), 100).splitlines()[3:6]
-    assert newest.rstrip().endswith("steps=30")
-    assert all("steps=" not in line for line in others)
-    assert f"{runs[0].short_id}  steps=30" in render(runs_table(runs, 2e9), 80)
-    assert "differs" not in render(runs_table(runs[1:], 2e9), 100)
-
-
-def test_a_ratio_outside_the_interval_is_coloured(tmp_path: Path):
-    run = make_record(tmp_path, count=20)
-    (summary,) = list_runs(run.folder.parent)
-    seconds = summary.seconds
-    inside = replace(summary, predicted_interval=(0.9 * seconds, 1.1 * seconds))
-    outside = replace(summary, predicted_interval=(0.5 * seconds, 0.9 * seconds))
-    assert [one.outside_interval for one in (summary, inside, outside)] == [False, False, True]
-
-
-def test_names_with_markup_are_shown_as_they_are(record: Callable[..., RunRecord]):
-    run = record(count=1, name="[bold]x[/]")
-    assert "[bold]x[/]" in render(runs_table(list_runs(run.folder.parent), 2e9), 120)

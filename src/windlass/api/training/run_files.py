@@ -32,7 +32,7 @@ from windlass.tracking import (
     RunFolder,
     RunRecord,
     collect_environment,
-    data_manifest,
+    make_data_manifest,
     snapshot_code,
 )
 
@@ -66,7 +66,7 @@ def input_documents(
     return {
         ENVIRONMENT_FILE: collect_environment(sys.argv, code),
         CODE_FILE: code,
-        DATA_FILE: data_manifest(tokens, planned.request.data.sources),
+        DATA_FILE: make_data_manifest(tokens, planned.request.data.sources),
     }
 
 

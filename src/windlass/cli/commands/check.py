@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, AsJson, PlanOptions, build_request
+from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_request
 from windlass.cli.console import ProgressBars, print_notes
+from windlass.cli.flags import AsJson
 from windlass.cli.verification_output import verify_and_print
 from windlass.schema import Request
 

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from windlass import api
 from windlass.cli.command_options import (
     NO_OPTIONS,
-    AsJson,
     RequestOptions,
     build_request,
     require_machine_names,
@@ -25,6 +24,7 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
+from windlass.cli.flags import AsJson
 from windlass.report import (
     batch_comparison_figure,
     batch_comparison_table,

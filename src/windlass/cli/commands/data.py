@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.command_options import AsJson, split_overrides
+from windlass.cli.command_options import split_overrides
 from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.flags import AsJson
 from windlass.report import data_table
 
 

@@ -9,8 +9,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, Flag, PlanOptions, build_plan
+from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
 from windlass.cli.console import ProgressBars, console, print_notes, print_plan
+from windlass.cli.flags import Flag
 from windlass.errors import InputErrors
 from windlass.units import format_bytes, format_seconds
 

@@ -5,9 +5,9 @@ import sys
 from cyclopts import App
 
 from windlass import api
-from windlass.cli.command_options import AsJson
 from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.flags import AsJson
 from windlass.hardware import Question, StatedNumber, stated_numbers
 from windlass.models import model_config, model_names
 from windlass.report import machine_table, machines_table, numbers_table

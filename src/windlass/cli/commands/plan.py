@@ -12,7 +12,6 @@ from windlass import api
 from windlass.atomic_files import require_output_file
 from windlass.cli.command_options import (
     EXPLAINED_PLAN,
-    AsJson,
     ExplainedPlanOptions,
     build_plan,
     explain_values,
@@ -28,6 +27,7 @@ from windlass.cli.console import (
     print_values,
     print_written,
 )
+from windlass.cli.flags import AsJson
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result
 from windlass.report import memory_table, prediction_table, runners_up_table

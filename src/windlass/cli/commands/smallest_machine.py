@@ -7,8 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.command_options import AsJson, require_machine_names, split_overrides
+from windlass.cli.command_options import require_machine_names, split_overrides
 from windlass.cli.console import ProgressBars, console, print_json, print_written
+from windlass.cli.flags import AsJson
 from windlass.report import smallest_machine_figure, smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")

@@ -16,7 +16,6 @@ from windlass.cli.command_options import (
     EXPLAINED_PLAN,
     NO_PARENT,
     ExplainedPlanOptions,
-    Flag,
     ParentOptions,
     build_plan,
     explain_values,
@@ -31,10 +30,12 @@ from windlass.cli.console import (
     print_values,
     print_verdict,
 )
+from windlass.cli.flags import Flag
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.judge import Verdict
 from windlass.models import is_causal
 from windlass.report import TrainingView
+from windlass.schema import Step
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20
@@ -167,13 +168,13 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
     try:
         if console.is_terminal:
             with Live(view, console=console, refresh_per_second=4):
-                for step in run:
+                for step in _steps(run):
                     view.update(step)
                     _print_known(judge.observe(step))
             return
         last = run.planned.request.train.steps
         every = max(1, last // _PRINTED_LINES)
-        for step in run:
+        for step in _steps(run):
             view.update(step)
             if step.step % every == 0 or step.step in (1, last):
                 console.print(view.line(), soft_wrap=True)
@@ -181,6 +182,17 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
     except RunInterrupted as error:
         message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
         raise RunInterrupted(message) from None
+
+
+def _steps(run: api.Run) -> Iterator[Step]:
+    """The steps of a run; says when the disk stops taking its record, and when it has all of it."""
+    fault = None
+    for step in run:
+        if run.record_fault != fault:
+            fault = run.record_fault
+            what = f"{fault}; training goes on, and its record waits" if fault else "complete again"
+            error_console.print(Text.assemble(("record:", "yellow"), f" {what}"), soft_wrap=True)
+        yield step
 
 
 def _print_known(verdict: Verdict | None) -> None:

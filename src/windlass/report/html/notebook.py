@@ -6,13 +6,15 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
+from windlass.record import RunRow
 from windlass.report.figures.svg import standalone
 from windlass.report.figures.waterfall import step_time_waterfall
 from windlass.report.html.run_figures import loss_figure
 from windlass.report.terminal.plan_tables import plan_table, prediction_table
-from windlass.report.terminal.run_tables import record_table, runs_table
+from windlass.report.terminal.run_tables import record_table
+from windlass.report.terminal.runs_table import runs_table
 from windlass.schema import Graph, Plan, Prediction
-from windlass.tracking import RunRecord, RunSummary
+from windlass.tracking import RunRecord
 
 _COLUMNS = 110
 _TEXT = '<pre style="line-height:1.2;white-space:pre">{code}</pre>'
@@ -38,11 +40,11 @@ def run_notebook(record: RunRecord) -> str:
     return _html(record_table(record)) + (_image(drawing) if drawing else "")
 
 
-def runs_notebook(runs: Sequence[RunSummary], now: float) -> str:
+def runs_notebook(runs: Sequence[RunRow], now: float) -> str:
     """A list of runs.
 
     Args:
-        runs: summaries, in this order.
+        runs: rows, in this order.
         now: seconds since 1970, to show how long ago each run began.
     """
     return _html(runs_table(runs, now))

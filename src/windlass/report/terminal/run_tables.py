@@ -1,12 +1,10 @@
-"""Tables of runs: the list of all runs, and one run compared with its prediction."""
+"""The table of one run: its facts, then it beside its prediction."""
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,105 +25,17 @@ from windlass.report.predicted_vs_measured import (
     seconds_by_kind,
     step_time_notes,
 )
-from windlass.report.terminal.tables import OUTSIDE_STYLE, bar, fact_table
-from windlass.tracking import RunRecord, RunSummary
+from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
+from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_seconds
 
 _RANK_LINES = 16
-_WIDE = 100
-"""Columns from which on the list of runs has a column of what differs."""
-_DIFFERENCE_CELLS = 18
-_STATE_COLOURS = {
-    "prepared": "blue", "running": "cyan", "finished": "green", "interrupted": "yellow",
-    "killed": "yellow", "broken": "red",
-}  # fmt: skip
-
-
-def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
-    """One row for each run; a column, or below 100 columns a list, says what differs among them.
-
-    Args:
-        runs: summaries, in this order.
-        now: seconds since 1970, to show how long ago each run began.
-    """
-    return _RunsTable(runs, now)
-
-
-class _RunsTable:
-    """The list of runs as wide as there is room for."""
-
-    def __init__(self, runs: Sequence[RunSummary], now: float) -> None:
-        self._runs = runs
-        self._now = now
-        differences = _differences([run.settings() for run in runs])
-        self._differences = [
-            ", ".join(filter(None, (run.parent and f"from {run.parent}", words)))
-            for run, words in zip(runs, differences, strict=True)
-        ]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws the table."""
-        del console
-        wide = options.max_width >= _WIDE
-        yield self._table(with_differences=wide and any(self._differences))
-        if not wide and any(self._differences):
-            below = fact_table()
-            for run, words in zip(self._runs, self._differences, strict=True):
-                below.add_row(run.short_id, Text(words or "–"))
-            yield Text("what differs", style="bold")
-            yield below
-
-    def _table(self, *, with_differences: bool) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("run", no_wrap=True)
-        table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
-        table.add_column("state", no_wrap=True)
-        for name in ("step", "loss", "held out", "step time", "ratio", "ago"):
-            table.add_column(name, justify="right", no_wrap=True)
-        if with_differences:
-            table.add_column("what differs", overflow="fold", min_width=_DIFFERENCE_CELLS)
-        for run, words in zip(self._runs, self._differences, strict=True):
-            table.add_row(*self._cells(run), *([Text(words)] if with_differences else []))
-        return table
-
-    def _cells(self, run: RunSummary) -> Iterator[str | Text]:
-        ratio = run.seconds / run.predicted_seconds if run.predicted_seconds else None
-        steps = f"/{run.steps}" if run.steps else ""
-        yield run.short_id
-        yield Text(run.model)
-        yield Text(run.state, style=_STATE_COLOURS[run.state])
-        yield f"{run.step}{steps}"
-        yield format_loss(run.loss) if run.step else "–"
-        yield "–" if run.held_out_loss is None else format_loss(run.held_out_loss)
-        yield format_seconds(run.seconds) if math.isfinite(run.seconds) else "–"
-        yield Text(format_ratio(ratio), style=OUTSIDE_STYLE if run.outside_interval else "")
-        yield _ago(self._now - run.started)
-
-
-def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """For each run its values that most of the runs do not have, in short words."""
-    keys = dict.fromkeys(key for one in settings for key in one)
-    usual = {key: Counter(one.get(key) for one in settings).most_common(1)[0][0] for key in keys}
-    different = [key for key in keys if any(one.get(key) != usual[key] for one in settings)]
-    names = Counter(key.rpartition(".")[2] for key in different)
-    short = {
-        key: key.rpartition(".")[2] if names[key.rpartition(".")[2]] == 1 else key
-        for key in different
-    }
-    return [
-        ", ".join(
-            f"{short[key]}={one[key]}" if key in one else f"no {short[key]}"
-            for key in different
-            if one.get(key) != usual[key]
-        )
-        for one in settings
-    ]
 
 
 def record_table(record: RunRecord) -> RenderableType:
     """One run: its facts, then predicted and measured numbers with their ratio."""
     table = fact_table()
-    state = Text(record.state, style=_STATE_COLOURS[record.state])
+    state = Text(record.state, style=STATE_COLOURS[record.state])
     table.add_row("run", Text(f"{record.id}  ") + state)
     table.add_row("folder", Text(str(record.folder), overflow="fold"))
     if record.events:
@@ -216,13 +126,3 @@ def _ranks(record: RunRecord) -> Iterator[RenderableType]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _ago(seconds: float) -> str:
-    """`3 h`: whole units, for a narrow column."""
-    if not math.isfinite(seconds):
-        return "–"
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {name}"
-    return f"{max(0, int(seconds))} s"

@@ -4,6 +4,11 @@ from rich.table import Table
 
 OUTSIDE_STYLE = "bold red"
 """Style of a ratio whose measured number lies outside the predicted interval."""
+STATE_COLOURS = {
+    "prepared": "blue", "running": "cyan", "finished": "green", "interrupted": "yellow",
+    "killed": "yellow", "broken": "red",
+}  # fmt: skip
+"""Style of each `RunState`."""
 _BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

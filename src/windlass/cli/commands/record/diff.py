@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass import api
-from windlass.cli.command_options import AsJson
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -16,6 +15,7 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
+from windlass.cli.flags import AsJson
 from windlass.errors import RequestError
 from windlass.judge import RunDiff
 from windlass.report import run_diff_table

@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.command_options import AsJson
 from windlass.cli.console import console, print_json, print_line, print_notes, print_table
+from windlass.cli.flags import AsJson
 
 
 def mirror(
@@ -64,7 +64,7 @@ def import_runs(
                 "change": item.change,
                 "tracker": item.run.origin,
                 "origin_id": item.run.origin_id,
-                "rows": len(item.run.rows),
+                "rows": item.rows,
             }
             for item in imported.runs
         ]
@@ -79,7 +79,7 @@ def import_runs(
                     item.folder.name,
                     item.run.origin,
                     item.run.state or "going on",
-                    str(len(item.run.rows)),
+                    str(item.rows),
                     item.run.name,
                 )
                 for item in changes

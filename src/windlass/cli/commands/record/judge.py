@@ -7,9 +7,10 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, AsJson, Flag, PlanOptions, build_plan
+from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
 from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_verdict
+from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.judge import Verdict
 from windlass.tracking import find_run
@@ -43,7 +44,7 @@ def judge(
     verdict: Verdict | None = None
     with graceful_stop() as stop:
         found = api.follow_verdict(folder, root=runs, stop=stop) if live else ()
-        for verdict in found or (api.judge_run(folder, root=runs),):
+        for verdict in found or (api.judge(folder, root=runs),):
             if as_json:
                 print_json(verdict.model_dump(mode="json"))
             else:
@@ -81,7 +82,7 @@ def noise(
         raise RequestError(f"`--seeds {seeds} --steps {steps}`: both should be above 0")
     with ProgressBars() as progress:
         planned = build_plan(model, overrides, options, progress=progress)
-        floor = api.measure_noise(planned, seeds=seeds, steps=steps, root=runs, progress=progress)
+        floor = api.noise(planned, seeds=seeds, steps=steps, root=runs, progress=progress)
     if as_json:
         print_json(floor)
         return

@@ -1,33 +1,12 @@
-"""`windlass runs`, `show`, `report` and `sample`: past runs, their records and their models."""
+"""`windlass show`, `report` and `sample`: the record of one run, and its model."""
 
 import sys
-import time
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.command_options import AsJson
-from windlass.cli.console import console, print_json, print_line, print_written
-from windlass.report import record_table, runs_table
-from windlass.tracking import describe_other_formats
-
-
-def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
-    """List all runs, newest first.
-
-    Args:
-        runs: The folder that holds the run folders.
-        as_json: Print the runs as JSON.
-    """
-    summaries = api.runs(runs)
-    if as_json:
-        print_json(summaries)
-        return
-    if summaries:
-        console.print(runs_table(summaries, time.time()))
-    else:
-        console.print(f"no runs in `{runs}` yet; start one with `windlass train`")
-    if others := describe_other_formats(runs):
-        print_line(others)
+from windlass.cli.console import console, print_json, print_written
+from windlass.cli.flags import AsJson
+from windlass.report import record_table
 
 
 def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:

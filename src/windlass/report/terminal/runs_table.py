@@ -1,0 +1,163 @@
+"""Tables of many runs: the list of runs, and columns that a user chose."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from windlass.record import COLUMNS, RunRow, Setting
+from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, fact_table
+from windlass.units import format_bytes, format_seconds
+
+_WIDE = 100
+"""Columns from which on the list of runs has a column of what differs."""
+_DIFFERENCE_CELLS = 18
+_ABSENT = "–"
+
+
+def runs_table(runs: Sequence[RunRow], now: float) -> RenderableType:
+    """One row for each run; a column, or below 100 columns a list, says what differs among them.
+
+    Args:
+        runs: rows, in this order.
+        now: seconds since 1970, to show how long ago each run began.
+    """
+    return _RunsTable(runs, now)
+
+
+class _RunsTable:
+    """The list of runs as wide as there is room for."""
+
+    def __init__(self, runs: Sequence[RunRow], now: float) -> None:
+        self._runs = runs
+        self._now = now
+        differences = _differences([run.settings for run in runs])
+        self._differences = [
+            ", ".join(filter(None, (*_marks(run), words)))
+            for run, words in zip(runs, differences, strict=True)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draws the table."""
+        del console
+        wide = options.max_width >= _WIDE
+        yield self._table(with_differences=wide and any(self._differences))
+        if not wide and any(self._differences):
+            below = fact_table()
+            for run, words in zip(self._runs, self._differences, strict=True):
+                below.add_row(run.short_id, Text(words or "–"))
+            yield Text("what differs", style="bold")
+            yield below
+
+    def _table(self, *, with_differences: bool) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("run", no_wrap=True)
+        table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
+        table.add_column("state", no_wrap=True)
+        for name in ("step", "loss", "held out", "step time", "ratio", "ago"):
+            table.add_column(name, justify="right", no_wrap=True)
+        if with_differences:
+            table.add_column("what differs", overflow="fold", min_width=_DIFFERENCE_CELLS)
+        for run, words in zip(self._runs, self._differences, strict=True):
+            table.add_row(*self._cells(run), *([Text(words)] if with_differences else []))
+        return table
+
+    def _cells(self, run: RunRow) -> Iterator[str | Text]:
+        steps = f"/{run.steps}" if run.steps else ""
+        yield run.short_id
+        yield Text(run.model)
+        yield Text(run.state, style=STATE_COLOURS[run.state])
+        yield f"{run.step}{steps}"
+        yield _loss(run.loss) if run.step else _ABSENT
+        yield _ABSENT if run.held_out_loss is None else _loss(run.held_out_loss)
+        yield _ABSENT if run.seconds is None else format_seconds(run.seconds)
+        ratio = _ABSENT if run.ratio is None else f"{run.ratio:.2f} ×"
+        yield Text(ratio, style=OUTSIDE_STYLE if run.outside_interval else "")
+        yield _ABSENT if run.started is None else _ago(self._now - run.started)
+
+
+def _marks(run: RunRow) -> Iterator[str]:
+    """What people and verdicts say of a run, in short words."""
+    if run.verdict not in (None, "expected"):
+        yield f"verdict {run.verdict}"
+    if run.broken:
+        yield "marked broken"
+    if run.archived:
+        yield "archived"
+    if run.faults:
+        yield f"{len(run.faults)} fault{'s' if len(run.faults) > 1 else ''}"
+    yield from (f"#{tag}" for tag in run.tags)
+    if run.parent:
+        yield f"from {run.parent}"
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
+
+
+def _differences(settings: Sequence[Mapping[str, Setting]]) -> list[str]:
+    """For each run its values that most of the runs do not have, in short words."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    usual = {key: Counter(one.get(key) for one in settings).most_common(1)[0][0] for key in keys}
+    different = [key for key in keys if any(one.get(key) != usual[key] for one in settings)]
+    names = Counter(key.rpartition(".")[2] for key in different)
+    short = {
+        key: key.rpartition(".")[2] if names[key.rpartition(".")[2]] == 1 else key
+        for key in different
+    }
+    return [
+        ", ".join(
+            f"{short[key]}={_shown(one[key], '')}" if key in one else f"no {short[key]}"
+            for key in different
+            if one.get(key) != usual[key]
+        )
+        for one in settings
+    ]
+
+
+def columns_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
+    """Columns that a user chose, one row for each run.
+
+    Args:
+        names: columns, settings and series, as in a filter.
+        rows: a value for each of them; None where a run lacks it.
+    """
+    units = {column.name: column.unit for column in COLUMNS}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, name in enumerate(names):
+        is_text = all(isinstance(row[index], str | None) for row in rows)
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        cells = zip(names, row, strict=True)
+        table.add_row(*(Text(_shown(value, units.get(name, ""))) for name, value in cells))
+    return table
+
+
+def _shown(value: object, unit: str) -> str:
+    """One value in the words of its unit."""
+    if value is None:
+        return _ABSENT
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool | str | Mapping):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    number = float(value)  # type: ignore[arg-type]  # all other values are numbers
+    if unit == "time":
+        return f"{datetime.fromtimestamp(number, tz=UTC):%Y-%m-%d %H:%M}"
+    formats = {"seconds": format_seconds, "bytes": format_bytes}
+    return formats[unit](number) if unit in formats else f"{number:.6g}"
+
+
+def _ago(seconds: float) -> str:
+    """`3 h`: whole units, for a narrow column."""
+    if not math.isfinite(seconds):
+        return "–"
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name}"
+    return f"{max(0, int(seconds))} s"

@@ -1,0 +1,6 @@
+"""`made_stores.py` is found by name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
