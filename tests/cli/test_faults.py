@@ -3,10 +3,12 @@
 import contextlib
 import random
 import re
+import resource
 import signal
 import socket
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -30,9 +32,13 @@ from cli.rank_processes import (
     weights,
 )
 from command_line import Windlass, start
+from windlass.program.instruction import BLOCKING_KINDS
+from windlass.schema import CODE_FILE, DATA_FILE, ENVIRONMENT_FILE, InputName
 from windlass.schema.plan import Plan
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PLAN_FILE
+from windlass.tracking.run_inputs import input_fingerprints
 from windlass.tracking.run_reader import load_run
+from windlass.tracking.series import read_series
 
 Surroundings = dict[str, str]
 
@@ -88,6 +94,49 @@ def test_a_run_resumes_bit_for_bit_after_its_parent_is_killed_and_a_rank_killed_
     assert process.wait(timeout=120) == 0, ended(process)
     ended(process)
     as_if_nothing_had_happened(folder, whole)
+
+
+def test_each_rank_records_its_arrivals_and_a_run_its_host_and_all_inputs(whole: Path) -> None:
+    record = load_run(whole)
+    assert len(record.steps_by_rank) == 2
+    for steps in record.steps_by_rank:
+        for step in steps:
+            assert step.arrivals.keys() == step.by_kind.keys() & set(BLOCKING_KINDS)
+            assert {"receive", "sync"} <= step.arrivals.keys()
+            assert 0 < step.arrivals["receive"] < step.arrivals["sync"] < step.seconds
+            assert (step.cpu_seconds or 0) > 0
+    assert {"sys.cpu", "sys.memory_bytes"} <= read_series(whole).keys()
+    assert set(input_fingerprints(whole)) == set(get_args(InputName))
+    sealed = {name for event in record.events for name in event.fields.get("files", ())}
+    assert {CODE_FILE, DATA_FILE, ENVIRONMENT_FILE} <= sealed
+    assert record.faults == ()
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_while_a_run_logs_ends_nothing_and_no_row_is_lost(
+    surroundings: Surroundings, tmp_path: Path
+) -> None:
+    folder, steps = tmp_path / "run", 1500
+    seldom = (f"train.steps={steps}", "train.save_every=9999", "train.evaluate_every=9999")
+    process = start(surroundings, tmp_path, "train", *RUN, *seldom, "--folder", "run")
+    wait_for_step(folder, 5)
+    before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+
+    # A limit on file sizes: a write beyond it fails as one on a full disk does.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    time.sleep(0.2)
+    done = last_step(folder)
+    time.sleep(1)
+    assert last_step(folder) == done < steps
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+
+    assert process.wait(timeout=120) == 0, ended(process)
+    news = ended(process)
+    assert "no space left to write" in news
+    assert "training goes on, and its record waits" in news
+    record = load_run(folder)
+    assert [step.step for step in record.steps] == list(range(1, steps + 1))
+    assert (record.state, record.faults) == ("finished", ())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from windlass.api.training.instrumentation import Instrumentation, LoopHooks
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
 from windlass.schema import Step
-from windlass.tracking import append_step, rank_journal
+from windlass.tracking import SystemMonitor, append_step, rank_journal
 
 if TYPE_CHECKING:
     from windlass.runtime import ParentProcess
@@ -80,7 +80,7 @@ def _recorded(steps: Iterator[Step], parent: "ParentProcess") -> Iterator[Step]:
 
 def journal_steps(steps: Iterator[Step], folder: Path, rank: int, attempt: int) -> Iterator[Step]:
     """Journals all steps of a rank, and yields none."""
-    with rank_journal(folder, rank, attempt) as journal:
+    with rank_journal(folder, rank, attempt) as journal, SystemMonitor(journal):
         for step in steps:
             append_step(journal, step)
     yield from ()

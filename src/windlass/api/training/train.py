@@ -28,7 +28,7 @@ from windlass.errors import (
 )
 from windlass.report import run_notebook
 from windlass.schema import CHECKPOINT_FOLDER, REQUEST_FILE, Request, RunState, Step
-from windlass.tracking import RunFolder
+from windlass.tracking import RunFolder, SystemMonitor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,7 +87,7 @@ class Run:
         reason = "the program failed"
         out_of_memory: OutOfMemory | None = None
         try:
-            with closing(self._steps()) as steps:
+            with closing(self._steps()) as steps, SystemMonitor(self._run_folder.journal):
                 for step in steps:
                     self._run_folder.append_step(step)
                     yield step
@@ -113,6 +113,11 @@ class Run:
                 self._run_folder.end(state, reason=reason)
         if out_of_memory is not None:
             raise with_advice(out_of_memory, self.planned, self.folder)
+
+    @property
+    def record_fault(self) -> str | None:
+        """Why the disk does not take records now, which wait in memory; None if it has them all."""
+        return self._run_folder.journal.fault
 
     def record_verdict(self, verdict: Mapping[str, object]) -> None:
         """Puts a verdict on the run on its record, while the run goes on.
