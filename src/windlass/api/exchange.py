@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from windlass.api.runs import RUNS
 from windlass.integrations import ImportedRuns, Mirror, import_runs as import_from, mirror_run
+from windlass.record import RUNS
 from windlass.tracking import find_run
 
 

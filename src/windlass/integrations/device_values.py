@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from windlass.errors import RequestError
 
@@ -60,7 +60,8 @@ def start_copy(name: str, value: object) -> "Arriving | None":
     local = value.detach()
     if local.device.type == "cpu":
         return float(local.item())
-    return cast("torch.Tensor", local.to("cpu", non_blocking=True))
+    copy: Arriving = local.to("cpu", non_blocking=True)
+    return copy
 
 
 def record_copies(devices: "Iterable[torch.device]") -> "tuple[torch.Event, ...]":
