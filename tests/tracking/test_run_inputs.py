@@ -28,9 +28,8 @@ from windlass.schema import (
     Request,
     RunConfig,
 )
-from windlass.tracking.data_manifest import make_data_manifest
 from windlass.tracking.environment import collect_environment
-from windlass.tracking.run_inputs import input_fingerprints
+from windlass.tracking.run_inputs import input_fingerprints, make_data_manifest
 
 
 def save_inputs(folder: Path) -> None:

@@ -1,9 +1,6 @@
 from .code_snapshot import (
     snapshot_code,
 )
-from .data_manifest import (
-    make_data_manifest,
-)
 from .environment import (
     collect_environment,
 )
@@ -62,6 +59,7 @@ from .run_index import (
 from .run_inputs import (
     INPUT_FILES,
     input_fingerprints,
+    make_data_manifest,
 )
 from .run_reader import (
     RunRecord,

@@ -1,10 +1,12 @@
-"""The seven inputs of a run, each a file of its folder, and their fingerprints."""
+"""The seven inputs of a run, each a file of its folder: their fingerprints, and what data is."""
 
 import contextlib
 import hashlib
 import tomllib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.document import Document
 from windlass.schema import (
@@ -18,6 +20,7 @@ from windlass.schema import (
     REQUEST_FILE,
     CodeSnapshot,
     DataManifest,
+    DataSplit,
     Environment,
     Graph,
     InputName,
@@ -26,6 +29,9 @@ from windlass.schema import (
     Request,
     RunConfig,
 )
+
+if TYPE_CHECKING:
+    from windlass.data import ExampleDataset, SplitMeta, TokenDataset
 
 INPUT_FILES: tuple[tuple[InputName, str, type[Document]], ...] = (
     ("request", REQUEST_FILE, Request),
@@ -59,6 +65,59 @@ def input_fingerprints(folder: Path) -> dict[InputName, str]:
             content = (folder / file).read_bytes()
             fingerprints.setdefault(name, _fingerprint(kind, content, file.endswith(".toml")))
     return fingerprints
+
+
+def make_data_manifest(
+    data: "TokenDataset | ExampleDataset", sources: Sequence[str] = ()
+) -> DataManifest:
+    """What a run is trained on and evaluated with.
+
+    Args:
+        data: the data, whose own files hold most of the hashes.
+        sources: the sources as the request names them.
+    """
+    from windlass.data import ExampleDataset
+
+    if isinstance(data, ExampleDataset):
+        return _of_examples(data)
+    meta, files = data.meta, data.meta.files
+    return DataManifest(
+        kind="text",
+        sources=tuple(sources),
+        tokenizer_sha256=files["tokenizer.json"].sha256,
+        vocabulary=data.vocabulary,
+        train=_of_text(data, "train", meta.train),
+        held_out=_of_text(data, "held_out", meta.held_out),
+    )
+
+
+def _of_text(data: "TokenDataset", split: str, meta: "SplitMeta") -> DataSplit:
+    from windlass.data import document_files
+
+    hashes = (data.meta.files[name].sha256 for name in document_files(split))
+    return DataSplit(
+        tokens=meta.tokens,
+        documents=meta.documents,
+        tokens_sha256=meta.sha256,
+        documents_sha256=hashlib.sha256(" ".join(hashes).encode()).hexdigest(),
+    )
+
+
+def _of_examples(data: "ExampleDataset") -> DataManifest:
+    first_held_out = len(data.inputs) - data.held_out
+    splits = [
+        DataSplit(
+            tokens=data.inputs[part].size,
+            documents=len(data.inputs[part]),
+            tokens_sha256=hashlib.sha256(
+                data.inputs[part].tobytes() + data.targets[part].tobytes()
+            ).hexdigest(),
+        )
+        for part in (slice(first_held_out), slice(first_held_out, None))
+    ]
+    return DataManifest(
+        kind="examples", vocabulary=data.vocabulary, train=splits[0], held_out=splits[1]
+    )
 
 
 @lru_cache(maxsize=256)
