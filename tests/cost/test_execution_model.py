@@ -6,7 +6,8 @@ from hypothesis import given
 from factories import tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.communication_time import CommunicationCosts
-from windlass.cost.op_time import DeviceRates, OpContext, exposed_seconds
+from windlass.cost.device_rates import DeviceRates, OpContext
+from windlass.cost.op_time import exposed_seconds
 from windlass.cost.predict import predict_plan
 from windlass.program import plan_state_sizes
 from windlass.schema.graph import Graph

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op_time import DeviceRates, LayerPass, OpContext, TermSeconds, pass_seconds
+from windlass.cost.device_rates import DeviceRates, OpContext
+from windlass.cost.op_time import LayerPass, TermSeconds, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point, ProductRate

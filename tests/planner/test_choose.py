@@ -2,16 +2,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_machine
+from planner.single_stage import single_stage_plans
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.planner.search.extrapolate import (
-    evaluate,
-    fullest_stage_memory,
-    run_seconds,
-    with_budget,
-)
-from windlass.planner.space.options import open_single_stage_plans
+from windlass.planner.result import run_seconds, with_budget
+from windlass.planner.search.evaluate import evaluate, infeasible_plan
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
@@ -73,7 +69,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
 ):
     graph, batch, pins = case
     asked = request(*pins, batch=batch)
-    everything = open_single_stage_plans(asked, graph, MACHINE)
+    everything = single_stage_plans(asked, graph, MACHINE)
     if asked.recompute is None:
         everything = [each for plan in everything for each in counted(plan, graph)]
     smallest = min(peak(plan, graph, MACHINE) for plan in everything)
@@ -108,7 +104,7 @@ def test_a_short_program_gives_the_prediction_of_the_full_one(
 ):
     graph, batch, pins = case
     plan = data.draw(
-        st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
+        st.sampled_from(single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
     full = with_budget(predict_plan(plan, graph, MACHINE), 1000)
     short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
@@ -128,12 +124,13 @@ def test_a_short_program_gives_the_peak_of_the_full_one(
 ):
     graph, batch, pins = case
     plan = data.draw(
-        st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
+        st.sampled_from(single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
     program, *_ = lower(plan, graph)
     process_bytes = MACHINE.device.process_bytes(compiled=plan.compile)
     full = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
-    memory = fullest_stage_memory(plan, graph, MACHINE)
+    memory = infeasible_plan(plan, graph, MACHINE, 1000)
+    assert memory.peak_bytes - 1000 == memory.over_bytes
     assert memory.peak_bytes == full.peak_bytes
     assert memory.by_class == full.by_class
     assert memory.instruction == program.instructions[full.peak_instruction]
@@ -150,7 +147,7 @@ def test_the_chosen_plan_verifies_at_its_own_peak_memory():
 
 def test_a_capacity_raised_by_exactly_the_missing_bytes_fits():
     smallest = min(
-        peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE)
+        peak(plan, GRAPH, MACHINE) for plan in single_stage_plans(request(), GRAPH, MACHINE)
     )
     budget = smallest - 12_345
     choice = choose_plan(request(f"memory={budget}"), GRAPH, MACHINE)
@@ -202,7 +199,7 @@ def test_recompute_is_a_runner_up_where_all_activations_fit():
 def test_advice_drops_pins_that_do_not_fit():
     pins = ("batch.micro=8", "recompute=none", "precision=float32", "compile=false")
     asked = request(*pins)
-    (plan,) = open_single_stage_plans(asked, GRAPH, MACHINE)
+    (plan,) = single_stage_plans(asked, GRAPH, MACHINE)
     near = peak(plan, GRAPH, MACHINE) - 1
     choice = choose_plan(request(*pins, f"memory={near}"), GRAPH, MACHINE)
     assert choice.advice is not None

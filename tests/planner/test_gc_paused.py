@@ -4,18 +4,18 @@ import gc
 
 import pytest
 
-from windlass.planner.gc_paused import gc_paused
+from windlass.planner.choose import gc_paused
 
 
 def test_the_collector_rests_within_and_works_behind():
-    within = gc_paused(gc.isenabled)
+    within = gc_paused()(gc.isenabled)
     assert gc.isenabled()
     assert not within()
     assert gc.isenabled()
 
 
 def test_collection_is_enabled_again_after_an_error():
-    @gc_paused
+    @gc_paused()
     def fails() -> None:
         raise ValueError("told")
 
@@ -27,7 +27,7 @@ def test_collection_is_enabled_again_after_an_error():
 def test_where_it_rests_already_it_is_not_woken():
     gc.disable()
     try:
-        assert not gc_paused(gc.isenabled)()
+        assert not gc_paused()(gc.isenabled)()
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -11,8 +11,7 @@ from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors, WindlassError
 from windlass.planner.choose import choose_plan
-from windlass.planner.result import PlanningResult
-from windlass.planner.search.extrapolate import run_seconds
+from windlass.planner.result import PlanningResult, run_seconds
 from windlass.planner.space.options import vary
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.activation_checkpointing import recomputable_layers, with_recompute

@@ -6,16 +6,18 @@ from functools import cache
 import pytest
 
 from factories import tiny_graph, tiny_machine
+from planner.single_stage import single_stage_plans
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.planner.search.extrapolate import evaluate, run_seconds
+from windlass.planner.result import run_seconds
+from windlass.planner.search.evaluate import evaluate
 from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
 from windlass.planner.search.phase_search import TruncatedPlan
-from windlass.planner.space.options import offload_tiers, open_single_stage_plans
+from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     base_plans,
-    offloaded_bytes,
+    fullest_offloaded_bytes,
     phase_partitions,
     with_state_on,
 )
@@ -63,7 +65,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
 def every(asked: ResolvedRequest, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
     """All plans that the tiers have room for, with full programs simulated."""
     budget = [
-        each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)
+        each for plan in single_stage_plans(asked, graph, on) for each in counted(plan, graph)
     ]
     found = list(budget)
     space = PlanSpace(asked, graph, on)
@@ -77,7 +79,9 @@ def every(asked: ResolvedRequest, graph: Graph, on: Machine) -> list[tuple[Plan,
                 for out in (False, True)
             ),
         )
-        found += [plan for plan in beyond if offloaded_bytes(plan, graph) <= tier.capacity_bytes]
+        found += [
+            plan for plan in beyond if fullest_offloaded_bytes(plan, graph) <= tier.capacity_bytes
+        ]
     return [(plan, predict_plan(plan, graph, on)) for plan in found]
 
 
@@ -169,7 +173,7 @@ def test_a_short_program_predicts_a_plan_with_offloaded_state():
             asked = request(
                 "offload.optimizer=host", "precision=float32", "compile=false", batch=12
             )
-            for plan in open_single_stage_plans(asked, GRAPHS[0], on):
+            for plan in single_stage_plans(asked, GRAPHS[0], on):
                 whole = predict_plan(plan, GRAPHS[0], on, lower(plan, GRAPHS[0]))
                 short = evaluate(plan, GRAPHS[0], on, budget_bytes=whole.peaks[0].capacity_bytes)
                 assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)

@@ -122,7 +122,6 @@ def prediction() -> Prediction:
             "weights": 9 * 2**20, "gradients": 18 * 2**20, "optimizer": 54 * 2**20,
             "activations": 103 * 2**20, "working": 60 * 2**20, "runtime": 300 * 2**20,
         },
-        instruction=9,
     )  # fmt: skip
     return Prediction(
         plan=plan().label, machine=machine().label, step_seconds=step, low_seconds=step * 0.93,

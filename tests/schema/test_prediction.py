@@ -14,10 +14,7 @@ def prediction(*peaks: TierPeak) -> Prediction:
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3))
 def test_a_plan_fits_if_no_tier_overflows(sizes: list[tuple[int, int]]):
-    peaks = [
-        TierPeak(tier="device", capacity_bytes=c, peak_bytes=p, by_class={}, instruction=0)
-        for c, p in sizes
-    ]
+    peaks = [TierPeak(tier="device", capacity_bytes=c, peak_bytes=p, by_class={}) for c, p in sizes]
     assert prediction(*peaks).fits == all(p <= c for c, p in sizes)
     assert [peak.over_bytes for peak in peaks] == [max(p - c, 0) for c, p in sizes]
 

@@ -24,9 +24,8 @@ from windlass.cost.instruction_time import (
 )
 from windlass.cost.peak_memory import (
     MEMORY_ERROR,
+    stage_programs,
     stage_tier_peaks,
-    steady_state_microbatches,
-    tier_peaks,
 )
 from windlass.cost.predict import (
     predict_plan,
@@ -58,7 +57,6 @@ __all__ = [
     "ring_cost",
     "simulate",
     "stack_stage_bytes",
+    "stage_programs",
     "stage_tier_peaks",
-    "steady_state_microbatches",
-    "tier_peaks",
 ]

@@ -5,11 +5,11 @@ costs their latency (`cost.ring_bandwidth`). Tensor-parallel ranks are neighbour
 link that joins them carries their collectives.
 """
 
-from functools import cached_property
+from functools import cache, cached_property, partial
 from math import log2
 
 from windlass.cost.op_time import key_value_bytes, plan_micro
-from windlass.cost.ring_bandwidth import LinkCost, RingCosts, message_cost
+from windlass.cost.ring_bandwidth import LinkCost, message_cost, ring_cost
 from windlass.program import (
     MATCHING_RECEIVE,
     CommunicationVolume,
@@ -46,7 +46,7 @@ class CommunicationCosts:
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._rings = RingCosts(machine.links)
+        self._ring_cost = cache(partial(ring_cost, machine.links))
         self._stack = machine.stack or OWN_STACK
 
     @cached_property
@@ -70,7 +70,7 @@ class CommunicationCosts:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
-        return self._pass_seconds(instruction)
+        return sum(map(self.tensor_parallel_seconds, self._volume.pass_collectives(instruction)))
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""
@@ -120,10 +120,6 @@ class CommunicationCosts:
         if self._stack is not OWN_STACK:
             return self._stack.overlaps_reduction and parallel.replicas > 1
         return parallel.replicas > self._plan.sharding.optimizer
-
-    def _pass_seconds(self, instruction: Instruction) -> float:
-        """Seconds of a pass's tensor-parallel collectives, one after the other."""
-        return sum(map(self.tensor_parallel_seconds, self._volume.pass_collectives(instruction)))
 
     def tensor_parallel_seconds(self, collective: PassCollective) -> float:
         """Seconds of one tensor-parallel collective."""
@@ -240,7 +236,7 @@ class CommunicationCosts:
 
     def _ring_seconds(self, sent_bytes: int, ranks: int, stride: int, passes: int) -> float:
         """Seconds of one ring whose neighbours are `stride` devices from each other."""
-        cost = self._rings.cost(ranks, stride, self._active_devices)
+        cost = self._ring_cost(ranks, stride=stride, active_devices=self._active_devices)
         return sent_bytes * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
 
     def message_seconds(self, nbytes: float) -> float:

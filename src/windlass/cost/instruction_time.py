@@ -5,25 +5,26 @@ from functools import cached_property
 import numpy as np
 
 from windlass.cost.communication_time import CommunicationCosts
+from windlass.cost.device_rates import DeviceRates, OpContext
 from windlass.cost.op_time import (
-    DeviceRates,
     LayerPass,
-    OpContext,
     TermSeconds,
-    batch_load_bytes,
-    batch_load_host_seconds,
     exposed_seconds,
-    grad_accumulation_bytes,
     pass_seconds,
     passes_seconds,
     plan_micro,
-    tied_grad_add_bytes,
 )
 from windlass.cost.optimizer_time import (
     norm_launch_seconds,
     norm_rate,
     update_seconds,
     updated_elements,
+)
+from windlass.cost.step_traffic import (
+    batch_load_bytes,
+    batch_load_host_seconds,
+    grad_accumulation_bytes,
+    tied_grad_add_bytes,
 )
 from windlass.program import (
     GRADIENT_PASSES,
@@ -152,11 +153,6 @@ class InstructionCosts:
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of `communication_seconds` that overlaps with what the device does next."""
         return self._communication.overlapped_seconds(instruction)
-
-    @property
-    def overlaps_reduction(self) -> bool:
-        """Whether replicas reduce gradients while they compute."""
-        return self._communication.overlaps_reduction
 
     def _price(self, instruction: Instruction, device: int) -> TermSeconds:
         kind, layer, micro = instruction

@@ -13,42 +13,32 @@ The operations of any number of passes are priced together, for any number of mi
 """
 
 from collections.abc import Sequence
-from functools import cached_property
-from math import log
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from windlass.cost.arrays import FloatOrFloats, Floats, Ints
+from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
+from windlass.cost.product_time import product_seconds, tile_seconds
 from windlass.schema import (
-    CACHED_BYTES,
-    OWN_STACK,
     PRECISION_BYTES,
-    AttentionKernel,
-    AttentionRate,
     Curve,
-    Device,
     LayerCost,
-    LayerKind,
     MatmulRate,
     Op,
     Plan,
-    Point,
     Polynomial,
-    Precision,
     ProductRate,
-    ProductRole,
-    Stack,
-    TileRate,
 )
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
 """Name of something that takes time in a step."""
 
+
 TERMS: tuple[CostTerm, ...] = (
     "matmul", "attention", "traffic", "launch", "update", "norm", "load",
 )  # fmt: skip
+
 
 _WORK: dict[str, CostTerm] = {
     "matmul": "matmul", "attention": "attention", "memory": "traffic", "collective": "traffic",
@@ -58,15 +48,6 @@ on the links is in `CommunicationCosts`."""
 
 
 _PAIRS_OF_8 = 8 * 7
-
-_KERNELS: tuple[AttentionKernel, ...] = ("unfused", "flash1", "flash2", "flash3")
-"""Attention kernels, newest last. A device may lack a stack's kernel, as a V100 lacks all."""
-
-
-_ATTENTION_TILE = 128
-"""Keys of a tile of FlashAttention. Rates are those of causal masks, which leave a share of
-`(s + 128) / 2s` of the tiles; without a mask all are computed. Source: Dao 2023, arXiv:2307.08691,
-section 3."""
 
 
 class TermSeconds(NamedTuple):
@@ -89,20 +70,6 @@ class TermSeconds(NamedTuple):
         """Both pieces of work, one after the other."""
         return TermSeconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def times(self, share: float) -> "TermSeconds":
-        """The given multiple of this piece of work."""
-        return TermSeconds(*(share * each for each in self))
-
-
-class OpContext(NamedTuple):
-    """How operations run, apart from the micro-batch size."""
-
-    sequence: int
-    precision: Precision
-    compiled: bool
-    context: int = 1
-    """Context-parallel degree."""
-
 
 class LayerPass(NamedTuple):
     """The operations of one forward or backward pass of a layer."""
@@ -113,143 +80,6 @@ class LayerPass(NamedTuple):
     """Cost of the layer that the pass belongs to."""
     backward: bool
     """Whether this is the backward pass."""
-
-
-class DeviceRates:
-    """A device's rates, looked up by operation name once per prediction.
-
-    Args:
-        device: the device.
-        mode: how all operations run.
-        stack: software that runs them; None means Windlass's own runtime.
-        in_turn: whether the device computes, exchanges and synchronizes in turn (bulk-synchronous).
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        mode: OpContext,
-        stack: Stack | None = None,
-        *,
-        in_turn: bool = False,
-    ) -> None:
-        self.device = device
-        self.in_turn = in_turn or device.kind == "cpu"
-        self.mode = mode
-        self.stack = stack or OWN_STACK
-        self._products = device.rate(mode.precision)
-        plain = device.fused_traffic if mode.compiled else None
-        self.traffic = plain or device.traffic
-        self._attention_by_width: dict[tuple[float, bool], Curve] = {}
-        self._named: dict[str, Curve] = {}
-        # A compiled op that was not measured compiled is as fast as the eager one.
-        for compiled in (False, True) if mode.compiled else (False,):
-            for op in device.op_rates:
-                if op.precision == mode.precision and op.compiled == compiled:
-                    self._named[op.name] = op.curve
-
-    def products(self, op: Op) -> MatmulRate:
-        """Rates of a matrix product, in the precision of its factors."""
-        precision = op.precision or self._products.precision
-        same = precision == self._products.precision
-        return self._products if same else self.device.rate(precision)
-
-    def product(self, op: Op, *, backward: bool) -> ProductRate | None:
-        """Measured time of a matrix product by its sides; None if the machine states none.
-
-        A gradient of weights has sides that depend on no token.
-        """
-        if op.shape is None:
-            return None
-        role: ProductRole = "biased" if op.name == "addmm" else "forward"
-        if backward:
-            fixed = all(side == Polynomial(side.constant) for side in (op.shape.m, op.shape.n))
-            role = "weight_gradient" if fixed else "input_gradient"
-        return next((each for each in self.products(op).products if each.role == role), None)
-
-    def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
-        """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
-
-        Args:
-            op: the operation.
-            backward: whether it belongs to a backward pass.
-            head_width: width of the layer's attention heads.
-        """
-        if op.kind == "matmul":
-            rate = self.products(op)
-            return ((rate.biased if op.name == "addmm" else None) or rate.curve,)
-        if op.kind == "attention":
-            return (self._attention(head_width, backward=backward),)
-        named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
-        return named or (self.traffic,)
-
-    def share(self, op: Op) -> float:
-        """Rate of an operation on this stack over the machine's rate."""
-        stack, s = self.stack, self.mode.sequence
-        parted = 1.0 + stack.context_attention * (1.0 - 1.0 / self.mode.context)
-        if op.is_causal is False and self._attention_rates:
-            parted *= 2 * s / (s + _ATTENTION_TILE)
-        shares = {"matmul": stack.products, "attention": stack.attention_rate / parted}
-        return shares.get(op.kind, stack.traffic)
-
-    @property
-    def launch_seconds(self) -> float:
-        """Host time to launch one operation."""
-        own = self.stack.launch_seconds
-        return self.device.launch_seconds if own is None else own
-
-    def _attention(self, head_width: float, *, backward: bool) -> Curve:
-        """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
-        measured = self._attention_rates
-        if not measured:
-            return self._products.attention
-        if self.device.kind == "cpu":
-            return self._between_widths(head_width, backward=backward)
-        nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
-        return self._attention_curves[nearest.head_width][backward]
-
-    def _between_widths(self, head_width: float, *, backward: bool) -> Curve:
-        """FLOP/s between those of the two nearest head widths that were measured.
-
-        A CPU's kernels have no tiles of a fixed width, and the same is true of short sequences:
-        a head takes as long whatever its width.
-        """
-        curve = self._attention_by_width.get((head_width, backward))
-        if curve is None:
-            points = sorted(
-                Point(width, curves[backward].points[0].rate)
-                for width, curves in self._attention_curves.items()
-            )
-            rate = Curve(points=tuple(points)).at(head_width)
-            curve = Curve(points=(Point(1.0, rate),))
-            self._attention_by_width[head_width, backward] = curve
-        return curve
-
-    @cached_property
-    def _attention_rates(self) -> tuple[AttentionRate, ...]:
-        """Rates of the newest kernel that the device and the stack have, else the measured ones.
-
-        Attention stays in bfloat16 where products take 8-bit factors.
-        """
-        eight_bits = self.mode.precision == "float8"
-        products = self.device.rate("bfloat16") if eight_bits else self._products
-        rates = products.attention_rates
-        stated = {rate.kernel for rate in rates}
-        known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]
-        newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
-        return tuple(rate for rate in rates if rate.kernel == newest)
-
-    @cached_property
-    def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
-        """By width of heads, forward and backward."""
-
-        def flat(curve: Curve) -> Curve:
-            return Curve(points=(Point(1.0, curve.at(self.mode.sequence)),))
-
-        return {
-            rate.head_width: (flat(rate.forward), flat(rate.backward))
-            for rate in self._attention_rates
-        }
 
 
 class PassSeconds(NamedTuple):
@@ -401,72 +231,6 @@ def host_seconds(rates: DeviceRates) -> float:
     return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
 
 
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.5))
-"""Rows and columns of the tile that one processor computes at once, and its speed relative to the
-fastest tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (the smaller tiles'
-shares are read off its figure 3)."""
-
-
-def product_seconds(
-    rate: ProductRate, itemsize: int, count: Floats, m: Floats, n: Floats, k: Floats
-) -> Floats:
-    """Seconds of `count` products (m, k) by (k, n), as `ProductRate` states.
-
-    Args:
-        rate: the measured terms.
-        itemsize: bytes of an element.
-        count: number of products.
-        m: rows of the result.
-        n: columns of the result.
-        k: elements of each sum.
-    """
-    made = {"weight_gradient": 0.0, "input_gradient": CACHED_BYTES}.get(rate.role, np.inf)
-    cold = itemsize * k * n + np.maximum(0.0, itemsize * k * m - made)
-    read = cold / rate.read if rate.read else 0.0
-    written = itemsize * m * n / rate.write if rate.write else 0.0
-    return np.asarray(rate.call_seconds + count * (2 * m * n * k / rate.flop_rate + read + written))
-
-
-def tile_seconds(
-    rate: MatmulRate, batch: Floats, rows: Floats, columns: Floats, depth: Floats
-) -> Floats:
-    """Seconds of `batch` products of (rows, depth) by (depth, columns), with the best tile.
-
-    Each tile costs `2 rows columns (depth + ramp)` FLOP of one processor, and tiles run in waves of
-    as many as there are processors. Sides are rounded up to whole tiles.
-
-    Source: NVIDIA, Matrix Multiplication Background User's Guide, "tile quantization" and "wave
-    quantization".
-
-    Args:
-        rate: rate of a device that states `tiles`.
-        batch: number of products of this shape.
-        rows: rows of the left factor.
-        columns: columns of the right factor.
-        depth: length of the summed dimension.
-    """
-    tiles = rate.tiles or TileRate(processors=1, efficiency=1.0)
-    flop_rate = rate.peak * tiles.efficiency
-    seconds = []
-    for high, wide, speed in _TILES:
-        full = np.ceil(rows / high) * np.ceil(columns / wide) * batch / tiles.processors
-        waves = tiles.waves * np.ceil(full) + (1.0 - tiles.waves) * np.maximum(full, 1.0)
-        flop = 2.0 * high * wide * (depth + tiles.ramp) * waves * tiles.processors
-        seconds.append(flop / (flop_rate * speed))
-    odd, part = (
-        np.logical_or.reduce([np.mod(side, by) > 0 for side in (columns, depth)]) for by in (8, 64)
-    )
-    longer = 1.0 + np.where(odd, tiles.unaligned, np.where(part, tiles.uneven, 0.0))
-    return np.asarray(np.minimum.reduce(seconds) * longer)
-
-
-def rates_at(curve: Curve, sizes: Floats) -> Floats:
-    """`Curve.at` for many sizes; a size of zero has the rate of the smallest point."""
-    points = np.log(np.array(curve.points))
-    sizes = np.log(np.maximum(sizes, curve.points[0].size))
-    return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
-
-
 def quantity_values(
     quantities: Sequence[Polynomial], micros: Floats | Ints, sequence: int
 ) -> Floats:
@@ -520,68 +284,3 @@ def key_value_bytes(cost: LayerCost, sequence: int) -> float:
 def _attention_results(op: Op, sequence: int) -> float:
     """Numbers that fused attention to one sequence gives, `h s k`."""
     return op.flop.at(1, sequence) / (4 * sequence)
-
-
-def _log_distance(rate: AttentionRate, head_width: float) -> float:
-    return abs(log(rate.head_width / head_width))
-
-
-_ByteCount = TypeVar("_ByteCount", float, npt.NDArray[np.float64])
-
-_TOKEN_BYTES = 8
-_SUM_BYTES = 4
-"""Gradients are summed in float32."""
-_LOAD_PASSES = 8
-"""Passes of a layer that take the host as long as drawing a micro-batch."""
-
-
-def batch_load_bytes(tokens: _ByteCount) -> _ByteCount:
-    """Bytes copied to load the inputs and targets of a micro-batch with this many tokens."""
-    return 2 * 2 * tokens * _TOKEN_BYTES
-
-
-def batch_load_host_seconds(device: Device) -> float:
-    """Host time to draw a micro-batch's sequences, which nothing hides on a CPU.
-
-    It is interpreted code, as a pass is; on 2 cores of an AMD EPYC it takes as long as 8 passes.
-    """
-    return (_LOAD_PASSES if device.kind == "cpu" else 1) * device.pass_seconds
-
-
-def tied_grad_add_bytes(elements: _ByteCount, gradient_bytes: int) -> _ByteCount:
-    """Bytes moved to add a tied weight's gradient from another stage: two reads and a write."""
-    return 3 * elements * gradient_bytes
-
-
-def grad_accumulation_bytes(
-    kind: LayerKind, plan: Plan, stack: Stack | None, *, shared: int, rows: int, first: bool
-) -> tuple[int, ...]:
-    """Bytes moved by each operation that accumulates a layer's new gradients.
-
-    The first micro-batch's gradients become the accumulated ones without a copy, except for weights
-    that already have some; in bfloat16 with accumulation they are converted to float32. An
-    embedding's rows are added to its gradient, which is created as zeros by the first micro-batch.
-
-    Args:
-        kind: the layer kind.
-        plan: states the bytes of an element of a new and of an accumulated gradient.
-        stack: software that sums them; None means Windlass's own runtime.
-        shared: elements whose gradient another layer of the stage has already created.
-        rows: gradient elements that one pass of an embedding gives.
-        first: whether these are the first micro-batch's gradients.
-    """
-    weight_bytes, gradient_bytes = plan.parameter_itemsize, plan.gradient_itemsize
-    sums = (stack or OWN_STACK).gradient_sums
-    if sums != "separate":
-        gradient_bytes = weight_bytes
-    if sums == "fused" and not kind.is_embedding:
-        return (0,)
-    element_bytes = weight_bytes + 2 * gradient_bytes
-    counts = [parameter.count for parameter in kind.parameters]
-    if kind.is_embedding:
-        created = (kind.parameter_count - shared) * gradient_bytes if first else 0
-        return rows * element_bytes, created
-    if not first:
-        return (sum(counts) * element_bytes,)
-    converted = counts if gradient_bytes != weight_bytes else []
-    return shared * element_bytes, *(count * (weight_bytes + _SUM_BYTES) for count in converted)

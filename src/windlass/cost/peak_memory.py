@@ -5,11 +5,17 @@ process holds before any tensor. Fragmentation adds nothing: `torch_ext.cpu_allo
 one by one, so that resident memory is the memory of live tensors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import expm1
 
 from windlass.cost.clock.stack_bytes import stack_stage_bytes
-from windlass.program import Program, lower, memory_profile, mesh_coord, offloaded_bytes_by_tier
+from windlass.program import (
+    Program,
+    lower_stage,
+    memory_profile,
+    mesh_coord,
+    offloaded_bytes_by_tier,
+)
 from windlass.schema import (
     DEVIATIONS_OF_80_PERCENT,
     Graph,
@@ -23,7 +29,7 @@ from windlass.schema import (
 _STEADY_MULTIPLE = 3
 """Micro-batches, in multiples of the stages, from which on no stage holds more."""
 _SHORT_MICROBATCHES = 3
-"""Micro-batches of a short program: the first, and two whose difference is one more."""
+"""Micro-batches of a single stage with which it holds as much as with more."""
 
 MEMORY_ERROR = 0.0175
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
@@ -31,37 +37,8 @@ tensors depends on which code it has run. Of 17 plans of `windlass validate here
 14 are inside (2026-11-22)."""
 
 
-def tier_peaks(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
-) -> tuple[TierPeak, ...]:
-    """The peak of each tier on the device where it is highest, device memory first.
-
-    Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-        programs: programs of at least one device of each stage; None means those of
-            `steady_state_microbatches`, which need as much.
-    """
-    short = None if programs or machine.stack is not None else steady_state_microbatches(plan)
-    programs = programs or (lower(short, graph) if short is not None else ())
-    stages = stage_tier_peaks(plan, graph, machine, programs)
-    peaks = tuple(
-        max((tiers[index] for tiers in stages), key=lambda peak: peak.peak_bytes)
-        for index in range(len(machine.device.tiers))
-    )
-    if short is None or plan.parallel.pipeline > 1:
-        return peaks
-    return tuple(
-        peak.model_copy(
-            update={"instruction": _full_program_index(peak.instruction, plan, programs[0])}
-        )
-        for peak in peaks
-    )
-
-
 def stage_tier_peaks(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
+    plan: Plan, graph: Graph, machine: Machine, programs: Sequence[Program] = ()
 ) -> tuple[tuple[TierPeak, ...], ...]:
     """The peak of each tier, device memory first, on one device of each stage.
 
@@ -69,22 +46,29 @@ def stage_tier_peaks(
         plan: the plan.
         graph: the graph that it partitions.
         machine: the machine that it runs on.
-        programs: programs of at least one device of each stage.
+        programs: programs of at least one device of each stage; none means those of
+            `steady_state_microbatches`, which need as much.
     """
     if machine.stack is not None:
         stages = stack_stage_bytes(plan, graph, machine)
         return tuple(tuple(_on_stack(each, machine)) for each in stages)
-    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    programs = programs or stage_programs(plan, graph)
     by_stage = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
     return tuple(
-        tuple(_stage(by_stage[stage], plan, graph, machine, process_bytes, stage))
-        for stage in sorted(by_stage)
+        tuple(_stage(by_stage[stage], plan, graph, machine, stage)) for stage in sorted(by_stage)
     )
 
 
+def stage_programs(plan: Plan, graph: Graph) -> tuple[Program, ...]:
+    """A program of each stage, of as few micro-batches as need as much memory as all."""
+    short = steady_state_microbatches(plan)
+    return tuple(lower_stage(short, graph, stage) for stage in range(plan.parallel.pipeline))
+
+
 def _stage(
-    program: Program, plan: Plan, graph: Graph, machine: Machine, process_bytes: int, stage: int
+    program: Program, plan: Plan, graph: Graph, machine: Machine, stage: int
 ) -> Iterator[TierPeak]:
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
     device_memory, *others = machine.device.tiers
     full = memory_profile(program, plan, graph, runtime_bytes=process_bytes)
     yield TierPeak(
@@ -92,7 +76,6 @@ def _stage(
         capacity_bytes=device_memory.capacity_bytes,
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
-        instruction=full.peak_instruction,
         error=MEMORY_ERROR,
     )
     offloaded = offloaded_bytes_by_tier(plan, graph, stage)
@@ -103,7 +86,6 @@ def _stage(
             capacity_bytes=tier.capacity_bytes,
             peak_bytes=sum(by_class.values()),
             by_class={_memory_class(name): nbytes for name, nbytes in by_class.items()},
-            instruction=0,
         )
 
 
@@ -122,14 +104,12 @@ def _on_stack(by_class: Mapping[MemoryClass, float], machine: Machine) -> Iterat
         capacity_bytes=memory.capacity_bytes,
         peak_bytes=round(sum(by_class.values())),
         by_class={name: round(nbytes) for name, nbytes in by_class.items()},
-        instruction=0,
         error=MEMORY_ERROR if deviation is None else -expm1(-DEVIATIONS_OF_80_PERCENT * deviation),
     )
     for tier in others:
         yield TierPeak(
             tier=tier.name, capacity_bytes=tier.capacity_bytes, peak_bytes=0, by_class={},
-            instruction=0,
-        )  # fmt: skip
+            )  # fmt: skip
 
 
 def steady_state_microbatches(plan: Plan) -> Plan:
@@ -156,24 +136,6 @@ def shortened(plan: Plan, accumulation: int) -> Plan:
 def moves_each_micro_batch(plan: Plan) -> bool:
     """Whether each further micro-batch moves something, or keeps it until its phase comes back."""
     return plan.is_offloaded("parameters") or plan.is_offloaded("activations")
-
-
-def _full_program_index(index: int, plan: Plan, program: Program) -> int:
-    """Index of a short program's instruction in the plan's own program.
-
-    What follows the micro-batches (grad norm, an update for each layer, sync) moves back by those
-    left out; what stands in the first micro-batches stays. The last one includes the gradient
-    reductions.
-    """
-    if moves_each_micro_batch(plan):
-        return index
-    layers = plan.stages[-1].end_layer - plan.stages[0].first_layer
-    micros = min(plan.batch.accumulation, _SHORT_MICROBATCHES)
-    length = len(program.instructions)
-    tail = layers + 1 + (1 if plan.clip else 0)
-    tail += sum(instruction.kind == "reduce_grads" for instruction in program.instructions)
-    each = (length - tail) // micros
-    return index if index < length - tail else index + each * (plan.batch.accumulation - micros)
 
 
 def _memory_class(offloaded: OffloadClass) -> MemoryClass:

@@ -3,13 +3,14 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import exp, hypot
+from operator import attrgetter
 from typing import NamedTuple
 
 from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.op_time import TERMS, TermSeconds
-from windlass.cost.peak_memory import moves_each_micro_batch, shortened, tier_peaks
+from windlass.cost.peak_memory import moves_each_micro_batch, shortened, stage_tier_peaks
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import (
     InstructionSpan,
@@ -59,7 +60,7 @@ _PUBLISHED_NOISE = 0.15
 
 
 def predict_plan(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] = ()
 ) -> Prediction:
     """Predicts a plan's step: time by term and instruction kind, memory by tier and class.
 
@@ -67,18 +68,19 @@ def predict_plan(
         plan: the plan.
         graph: the graph that it partitions.
         machine: the machine that it runs on.
-        programs: programs lowered from the plan; None lowers as much of it as memory depends on.
+        programs: programs lowered from the plan; none lowers as much of it as memory depends on.
 
     Raises:
         InputErrors: the plan asks for what this version cannot lower.
         KeyError: the machine states no rate for the plan's precision.
     """
-    peaks = tier_peaks(plan, graph, machine, programs)
+    stages = stage_tier_peaks(plan, graph, machine, programs)
+    peaks = tuple(max(tier, key=attrgetter("peak_bytes")) for tier in zip(*stages, strict=True))
     return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": peaks})
 
 
 def predict_time(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] = ()
 ) -> Prediction:
     """The same prediction without peak memory.
 
@@ -92,10 +94,10 @@ def predict_time(
     else:
         totals = clock_totals(plan, graph, machine, costs)
     by_kind, by_term, offload = totals
-    by_kind, by_term = _at_pace(machine.straggler_factor(plan.parallel.devices), by_kind, by_term)
-    if machine.fixed_seconds:
-        by_kind |= {_HOST: machine.fixed_seconds}
-        by_term |= {_HOST: machine.fixed_seconds}
+    stragglers = (machine.straggler_factor(plan.parallel.devices) - 1) * sum(by_kind.values())
+    for name, more in ((_STRAGGLERS, stragglers), (_HOST, machine.fixed_seconds)):
+        if more:
+            by_kind[name] = by_term[name] = more
     seconds = sum(by_kind.values())
     spread = exp(DEVIATIONS_OF_80_PERCENT * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
@@ -130,16 +132,6 @@ def _deviation(machine: Machine) -> float:
         return machine.deviation
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
     return hypot(noise, _MODEL_ERROR)
-
-
-def _at_pace(
-    pace: float, by_kind: dict[str, float], by_term: dict[str, float]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """All times at the pace of the slowest host; waiting for it is a part of its own."""
-    if pace == 1:
-        return by_kind, by_term
-    waiting = {_STRAGGLERS: (pace - 1) * sum(by_kind.values())}
-    return by_kind | waiting, by_term | waiting
 
 
 _Work = tuple[str, TermSeconds, float]
@@ -304,8 +296,13 @@ def _totals(
     offload: OffloadTraffic | None,
 ) -> StepTotals:
     waiting = {_WAITING: waits[_WAITING]} if waits.get(_WAITING) else {}
-    by_term = _terms(_sum(worked)) | {term: value for term, value in waits.items() if value}
-    return StepTotals(dict(by_kind) | waiting, by_term, offload)
+    by_term: dict[str, float] = {
+        term: sum(times * seconds[at] for seconds, times in worked.items())
+        for at, term in enumerate(TERMS)
+    }
+    by_term.update(waits)
+    shown = {term: value for term, value in by_term.items() if value}
+    return StepTotals(dict(by_kind) | waiting, shown, offload)
 
 
 def _offload_traffic(
@@ -342,13 +339,3 @@ def _runs_in_background(plan: Plan, instruction: Instruction) -> bool:
     """Whether a transfer queue runs it, and the device goes on meanwhile."""
     moves = plan.offloads and instruction.kind in TRANSFER_KINDS
     return moves and (instruction.kind != "update" or plan.is_offloaded("optimizer"))
-
-
-def _sum(worked: Mapping[TermSeconds, float]) -> TermSeconds:
-    """Sum of pieces of work, each the given number of times."""
-    pieces = [seconds.times(times) for seconds, times in worked.items()]
-    return TermSeconds(*map(sum, zip(*pieces, strict=True)))
-
-
-def _terms(seconds: TermSeconds) -> dict[str, float]:
-    return {term: value for term, value in zip(TERMS, seconds, strict=True) if value > 0}

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from math import ceil, log2
 from typing import NamedTuple
 
-import numpy as np
-
-from windlass.cost.arrays import Floats, Ints
 from windlass.schema import Link
 
 
@@ -24,39 +21,6 @@ class LinkCost(NamedTuple):
     """Seconds of each byte that a device sends."""
     hop_seconds: float
     """Seconds of each hop."""
-
-
-class RingCosts:
-    """Costs of rings on some links, each kind of ring computed once.
-
-    Args:
-        links: innermost first.
-    """
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self.links = links
-        self._cache: dict[tuple[int, int, int], LinkCost] = {}
-
-    def cost(self, ranks: int, stride: int, active_devices: int) -> LinkCost:
-        """The cost of a ring; arguments as in `ring_cost`."""
-        cached = self._cache.get((ranks, stride, active_devices))
-        if cached is None:
-            cached = ring_cost(self.links, ranks, stride=stride, active_devices=active_devices)
-            self._cache[ranks, stride, active_devices] = cached
-        return cached
-
-    def costs(self, ranks: Ints, stride: Ints, active_devices: Ints) -> tuple[Floats, Floats]:
-        """Seconds of a byte and of a hop for many rings; a ring of one device costs nothing."""
-        columns = np.broadcast_arrays(ranks, stride, active_devices)
-        base = 1 + max(int(distinct.max(initial=0)) for distinct in columns)
-        keys = (columns[0] * base + columns[1]) * base + columns[2]
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        distinct = [[int(column.flat[index]) for column in columns] for index in first]
-        costs = [
-            self.cost(*numbers) if numbers[0] > 1 else LinkCost(0.0, 0.0) for numbers in distinct
-        ]
-        byte_seconds, hop_seconds = np.array(costs).T[:, inverse.reshape(keys.shape)]
-        return byte_seconds, hop_seconds
 
 
 def ring_cost(links: Sequence[Link], ranks: int, *, stride: int, active_devices: int) -> LinkCost:

@@ -30,11 +30,9 @@ from windlass.planner.given_plan import (
 )
 from windlass.planner.result import (
     PlanningResult,
-)
-from windlass.planner.search.extrapolate import (
     with_budget,
 )
-from windlass.planner.space.pinned_parallelism import (
+from windlass.planner.space.pins import (
     pinned_parallelism,
 )
 from windlass.planner.space.tensor_degrees import (

@@ -1,41 +1,36 @@
 """Chooses the plan that fits and whose whole run is predicted to end first, and says why."""
 
-import re
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
-from windlass.cost import MEMORY_ERROR, ArrayClock, PlanColumns
-from windlass.errors import InputErrors, PlanError, WindlassError
+from windlass.cost import MEMORY_ERROR, PlanColumns
+from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
+from windlass.planner.advice.no_legal_plan import no_legal_plan
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import closest_in_phases
-from windlass.planner.gc_paused import gc_paused
-from windlass.planner.recompute_layers import show_recompute_layers
 from windlass.planner.result import (
+    EvaluatedPlan,
     InfeasiblePlan,
     PinnedRank,
     PlanningResult,
     best_of_families,
-    infeasible_plan,
+    run_seconds,
     runner_up,
 )
-from windlass.planner.search.extrapolate import (
-    EvaluatedPlan,
-    evaluate,
-    fullest_stage_memory,
-    run_seconds,
-)
+from windlass.planner.search.evaluate import evaluate, infeasible_plan
 from windlass.planner.search.fastest import FastestPlans, fastest_plans
 from windlass.planner.space.options import (
     is_captured,
-    offload_tiers,
     request_faults,
     single_stage_faults,
     vary,
 )
-from windlass.planner.space.pinned_parallelism import pinned_plans
 from windlass.planner.space.pins import (
     broken_pins,
     excludes_phases,
@@ -60,7 +55,24 @@ _MAX_RIVALS = 8
 _MAX_INFEASIBLE = 4
 
 
-@gc_paused
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Rests the garbage collector, unless it rests already.
+
+    A search makes hundreds of thousands of small objects that live until it ends and form no
+    reference cycles, so the collector scans all of them again and again and finds nothing: a tenth
+    of the time of `windlass plan`.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@gc_paused()
 def choose_plan(
     request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool = False
 ) -> PlanningResult:
@@ -83,8 +95,8 @@ def choose_plan(
         PlanError: there is no plan at all.
     """
     request = without_excluded_phases(request, machine)
-    _require_possible(request, graph, machine)
     space = PlanSpace(request, graph, machine, every_grid)
+    _require_possible(space)
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     if request.memory and machine.system is not None:
         # On this machine a run must stay within what was asked, also where it takes more than is
@@ -102,8 +114,9 @@ def choose_plan(
     return result
 
 
-def _require_possible(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
+def _require_possible(space: PlanSpace) -> None:
     """Refuses what no plan can keep, all faults at once."""
+    request, graph, machine = space.request, space.graph, space.machine
     if machine.devices > 1:
         faults = tuple(request_faults(request, graph, machine))
     else:
@@ -113,9 +126,8 @@ def _require_possible(request: ResolvedRequest, graph: Graph, machine: Machine) 
     if faults:
         raise InputErrors(faults)
     if machine.devices == 1:
-        if request.phases is not None and request.phases > 1:
-            require_phases(request, graph, machine)
-        require_optimizer_tier(request, graph, machine)
+        require_phases(space)
+        require_optimizer_tier(space)
 
 
 def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
@@ -130,9 +142,9 @@ def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> Plann
         runners_up=tuple(
             runner_up(best, other, steps) for other in _runners_up(space, fastest, budget_bytes)
         ),
-        infeasible=tuple(_infeasible(space, fastest, budget_bytes)),
+        infeasible=tuple(islice(_smallest(space, fastest, budget_bytes), _MAX_INFEASIBLE)),
         evaluated=fastest.evaluated,
-        pinned_rank=_pinned_rank(space, best, budget_bytes) if space.machine.devices > 1 else None,
+        pinned_rank=_pinned_rank(space, fastest, budget_bytes),
         sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),
     )
 
@@ -140,7 +152,6 @@ def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> Plann
 def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> list[EvaluatedPlan]:
     """The fastest plan of each family that lost, and the chosen one in other numbers and modes."""
     best, known, steps = fastest.best[0][0], dict(fastest.best), space.request.train.steps
-    clock = ArrayClock(space.base, space.graph, space.machine)
     ranked = [(run_seconds(prediction, steps) / steps, plan) for plan, prediction in fastest.best]
     ranked += [
         (seconds, space.plan(columns, row))
@@ -148,8 +159,8 @@ def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> l
     ]
     for twin in _twins(space, best):
         columns = PlanColumns.of((twin,))
-        if (clock.least_bytes(columns) <= budget_bytes).all():
-            ranked.append((float(clock.step_seconds(columns)[0]), twin))
+        if (fastest.clock.least_bytes(columns) <= budget_bytes).all():
+            ranked.append((float(fastest.clock.step_seconds(columns)[0]), twin))
     ranked.sort(key=lambda item: item[0])
     found: list[EvaluatedPlan] = []
     for plan in best_of_families(best, (plan for _, plan in ranked))[:_MAX_RIVALS]:
@@ -184,32 +195,20 @@ def _twins(space: PlanSpace, best: Plan) -> Iterator[Plan]:
             yield plan
 
 
-def _infeasible(
-    space: PlanSpace, fastest: FastestPlans, budget_bytes: int
-) -> Iterator[InfeasiblePlan]:
-    """The nearest plans that do not fit."""
-    misfits = sorted(fastest.in_memory.misfits.values(), key=lambda item: item[0])
-    plans = dict.fromkeys(space.plan(columns, row) for _, columns, row in misfits)
-    for plan in list(plans)[:_MAX_INFEASIBLE]:
-        yield _misfit(plan, space, budget_bytes)
-
-
-def _pinned_rank(space: PlanSpace, chosen: EvaluatedPlan, budget_bytes: int) -> PinnedRank | None:
+def _pinned_rank(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PinnedRank | None:
     """The fastest plan without the request's pins; None if nothing is pinned."""
-    request = without_pins(space.request)
-    if request == space.request:
+    request, chosen = without_pins(space.request), fastest.best[0]
+    if request == space.request or space.machine.devices == 1:
         return None
-    unpinned = replace(space, request=request)
-    other = fastest_plans(unpinned, budget_bytes).best[:1]
-    steps, compared = request.train.steps, unpinned.count()
-    faster = [
-        item for item in other
-        if run_seconds(item[1], steps) < run_seconds(chosen[1], steps) and item[0] != chosen[0]
-    ]  # fmt: skip
-    if not faster:
-        return PinnedRank(compared=compared, plan=None, best=None)
+    unpinned, steps = replace(space, request=request), request.train.steps
+    seconds = run_seconds(chosen[1], steps) / steps
+    found = fastest_plans(unpinned, budget_bytes, clock=fastest.clock, below_seconds=seconds).best
+    faster = [item for item in found if run_seconds(item[1], steps) / steps < seconds]
+    faster = [item for item in faster if item[0] != chosen[0]]
     return PinnedRank(
-        compared=compared, plan=faster[0][0], best=runner_up(faster[0], chosen, steps)
+        compared=unpinned.count(),
+        plan=faster[0][0] if faster else None,
+        best=runner_up(faster[0], chosen, steps) if faster else None,
     )
 
 
@@ -241,7 +240,7 @@ def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) ->
     ):
         infeasible.append(_misfit(closest.plan, space, budget_bytes))
     if not infeasible:
-        raise _no_legal_plan(space)
+        raise no_legal_plan(space)
     infeasible.sort(key=lambda item: item.peak_bytes)
     return PlanningResult(
         plan=None,
@@ -272,45 +271,4 @@ def _smallest(
 
 def _misfit(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
     """A plan that does not fit, with its bytes by its program."""
-    memory = fullest_stage_memory(plan, space.graph, space.machine)
-    return infeasible_plan(plan, memory, budget_bytes)
-
-
-def _no_legal_plan(space: PlanSpace) -> WindlassError:
-    """The error of a request whose pins no plan keeps all at once."""
-    pins, machine = dict(_pins(space.request)), space.machine
-    if not offload_tiers(machine) and (space.request.phases or 1) > 1:
-        fault = f"`phases` = {space.request.phases}, but `{machine.name}` has no offload tier"
-        return InputErrors([f"{fault} to hold the other phases; leave it out"])
-    try:
-        pinned_plans(space.request, space.graph, machine)
-    except InputErrors as error:
-        # They complete the request by plain values, whose faults are none of the user's.
-        own = [each for each in error.messages if set(_KEY_AND_VALUE.findall(each)) <= pins.keys()]
-        if own:
-            return InputErrors(own)
-    asked = ", ".join(f"`{key}` = {value}" for key, value in pins.items())
-    return PlanError(
-        f"no plan of `{space.graph.name}` for {machine.devices} devices of `{machine.name}` keeps "
-        f"all of {asked} at once; leave one of them out"
-    )
-
-
-_KEY_AND_VALUE = re.compile(r"(?<! x )`([a-z_.]+)` = ")
-"""What a sentence says that a request asks for."""
-
-
-def _pins(request: ResolvedRequest) -> Iterator[tuple[str, object]]:
-    """The keys of a plan that a request names, with their values."""
-    yield "train.batch", request.train.batch
-    for name in ("parallel", "sharding", "offload", "batch"):
-        for key, value in getattr(request, name):
-            if value is not None:
-                yield f"{name}.{key}", value
-    for name in ("precision", "compile", "recompute"):
-        if (value := getattr(request, name)) is not None:
-            yield name, value
-    if request.recompute_layers is not None:
-        yield "recompute_layers", show_recompute_layers(request.recompute_layers)
-    if (request.phases or 1) > 1:  # other pins imply a single one
-        yield "phases", request.phases
+    return infeasible_plan(plan, space.graph, space.machine, budget_bytes)

@@ -4,13 +4,8 @@ from math import ceil
 
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
-from windlass.planner.result import Advice, Change, PlanningResult, infeasible_plan
-from windlass.planner.search.extrapolate import (
-    fullest_stage_memory,
-    run_seconds,
-    training_state_bytes,
-    with_budget,
-)
+from windlass.planner.result import Advice, Change, PlanningResult, run_seconds, with_budget
+from windlass.planner.search.evaluate import infeasible_plan, training_state_bytes
 from windlass.planner.space.pins import broken_pins
 from windlass.program import plan_errors
 from windlass.schema import Graph, Machine, Plan, Prediction, Request, ResolvedRequest
@@ -76,7 +71,7 @@ def _too_large(
     plan: Plan, prediction: Prediction, graph: Graph, machine: Machine
 ) -> PlanningResult:
     """The result of a plan that takes more device memory than there is."""
-    peak, memory = prediction.peaks[0], fullest_stage_memory(plan, graph, machine)
+    peak = prediction.peaks[0]
     budget_bytes, capacity_bytes = peak.capacity_bytes, machine.device.memory.capacity_bytes
     changes: tuple[Change, ...] = ()
     if peak.peak_bytes <= capacity_bytes:
@@ -88,7 +83,7 @@ def _too_large(
     return PlanningResult(
         plan=None,
         prediction=None,
-        infeasible=(infeasible_plan(plan, memory, budget_bytes),),
+        infeasible=(infeasible_plan(plan, graph, machine, budget_bytes),),
         advice=Advice(
             budget_bytes=budget_bytes,
             needed_bytes=peak.peak_bytes,

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
-from windlass.planner.search.extrapolate import DevicePeak, run_seconds
 from windlass.program import Instruction
 from windlass.schema import MemoryClass, Plan, Prediction
+
+EvaluatedPlan = tuple[Plan, Prediction]
+"""A plan and what it is predicted to cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +198,7 @@ def _family(plan: Plan) -> dict[str, object]:
     }
 
 
-def runner_up(
-    best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], steps: int
-) -> RunnerUp:
+def runner_up(best: EvaluatedPlan, other: EvaluatedPlan, steps: int) -> RunnerUp:
     """A plan's loss against the chosen one over a run of this many steps."""
     (plan, prediction), (loser, loser_prediction) = best, other
     losses = {
@@ -219,12 +219,13 @@ def runner_up(
     )
 
 
-def infeasible_plan(plan: Plan, memory: DevicePeak, budget_bytes: int) -> InfeasiblePlan:
-    """A plan with its peak memory and the bytes by which it exceeds the budget."""
-    return InfeasiblePlan(
-        plan=plan,
-        peak_bytes=memory.peak_bytes,
-        over_bytes=memory.peak_bytes - budget_bytes,
-        by_class=memory.by_class,
-        instruction=memory.instruction,
-    )
+def run_seconds(prediction: Prediction, steps: int) -> float:
+    """Predicted seconds of a run of `steps`, including compilation."""
+    return prediction.step_seconds * steps + prediction.compile_seconds
+
+
+def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
+    """The prediction with another capacity of device memory, which is the first tier."""
+    device, *others = prediction.peaks
+    device = device.model_copy(update={"capacity_bytes": budget_bytes})
+    return prediction.model_copy(update={"peaks": (device, *others)})

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.fact_table import fact_table_html
@@ -30,11 +30,17 @@ class TierPeak(_FiniteDocument):
     peak_bytes: int
     by_class: dict[MemoryClass, int]
     """Bytes of each class at the peak."""
-    instruction: int
-    """Index into the program of the instruction that runs at the peak."""
     error: float = Field(default=0.0, ge=0, lt=1)
     """Half the width of the peak's 80 % interval, as a share of the peak; 0 where bytes are exact,
     as those of files are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_instruction(cls, content: object) -> object:
+        """Files of earlier versions name the instruction at the peak, which nothing read."""
+        if isinstance(content, dict):
+            return {name: value for name, value in content.items() if name != "instruction"}
+        return content
 
     @property
     def low_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """Metrics of predictions against measurements: errors, rank correlation, out-of-memory calls."""
 
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -214,9 +215,6 @@ def _step_flop(run: PublishedRun) -> float:
     return _sequences(run) * run.shape.sequence * run.shape.flop_per_token
 
 
-_Ints = NDArray[np.int64]
-
-
 class OrderedPairs(NamedTuple):
     """Counts of pairs of runs whose measured times differ clearly."""
 
@@ -229,45 +227,18 @@ class OrderedPairs(NamedTuple):
 def count_ordered_pairs(measured: Column, predicted: Column, gap: float) -> OrderedPairs:
     """Counts the pairs whose measured times differ by more than a factor of `exp(gap)`.
 
-    It takes `n log^2 n` steps for n runs instead of n^2, because a group may have 100,000 runs.
-
     Args:
         measured: seconds [run].
         predicted: seconds [run].
         gap: smallest difference of log times that counts.
     """
     by_time = np.argsort(measured)
-    times = np.log(measured[by_time])
-    _, predicted_rank = np.unique(predicted[by_time], return_inverse=True)
+    times, guesses = np.log(measured[by_time]), predicted[by_time]
     faster = np.searchsorted(times, times - gap)
-    smaller, not_larger = (
-        _count_below(predicted_rank, faster, equal=equal) for equal in (False, True)
-    )
-    return OrderedPairs(
-        ordered=float((smaller + not_larger).sum()) / 2.0, distinct=int(faster.sum())
-    )
-
-
-def _count_below(values: _Ints, prefixes: _Ints, *, equal: bool) -> _Ints:
-    """For each value the number of smaller ones among the first `prefix` values, [value].
-
-    A prefix of k values consists of blocks whose lengths are the powers of two in k. In each block,
-    once sorted, a binary search counts the smaller values.
-
-    Args:
-        values: ranks from 0 to their number minus one, [value].
-        prefixes: length of the prefix that each value is compared with, [value].
-        equal: whether equal values count too.
-    """
-    count = len(values)
-    result = np.zeros(count, dtype=np.int64)
-    size = 1
-    while size <= count:
-        blocks = np.sort(np.arange(count) // size * count + values)
-        queries = np.flatnonzero(prefixes & size)
-        block = prefixes[queries] // (2 * size) * 2
-        keys = block * count + values[queries]
-        positions = np.searchsorted(blocks, keys, side="right" if equal else "left")
-        result[queries] += positions - block * size
-        size *= 2
-    return result
+    seen: list[float] = []  # predictions of clearly faster runs, sorted
+    ordered = 0.0
+    for guess, count in zip(guesses.tolist(), faster.tolist(), strict=True):
+        for other in guesses[len(seen) : count].tolist():
+            insort(seen, other)
+        ordered += (bisect_left(seen, guess) + bisect_right(seen, guess)) / 2
+    return OrderedPairs(ordered=ordered, distinct=int(faster.sum()))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from windlass.validation.csv_table import (
     TableRow,
@@ -63,11 +64,7 @@ def model_shape(
         head_position_share=_MASKED_SHARE if masked else 1.0,
     )  # fmt: skip
     layers = read_count(row, "layers") or _layers_from_parameters(row, shape, assumptions)
-    return ModelShape(**{**_fields(shape), "layers": layers})
-
-
-def _fields(shape: ModelShape) -> dict[str, float]:
-    return {name: getattr(shape, name) for name in shape.__dataclass_fields__}
+    return replace(shape, layers=layers)
 
 
 def _gated_width(width: float) -> float:

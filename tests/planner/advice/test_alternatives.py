@@ -4,7 +4,7 @@ from factories import tiny_graph, tiny_machine
 from windlass.planner.advice.advise import MIN_ALTERNATIVES
 from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.choose import choose_plan
-from windlass.planner.search.extrapolate import fullest_stage_memory
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.schema.request import ResolvedRequest
 
 GRAPH = tiny_graph(layers=6, width=2048)
@@ -40,7 +40,7 @@ def test_if_nothing_fits_at_least_three_alternatives_are_named_with_phases_among
 def test_each_alternative_fits_the_budget_with_its_overrides(request_: ResolvedRequest):
     whole = choose_plan(asked(), GRAPH, MACHINE).plan
     assert whole is not None
-    budget = int(0.8 * fullest_stage_memory(whole, GRAPH, MACHINE).peak_bytes)
+    budget = int(0.8 * stage_peak_bytes(whole, GRAPH, MACHINE)[0])
     changes = alternatives(request_, GRAPH, MACHINE, budget, base=1e-6, count=3)
     assert len(changes) >= MIN_ALTERNATIVES
     assert {change.plan.offloads for change in changes} == {True, False}

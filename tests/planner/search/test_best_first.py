@@ -9,7 +9,7 @@ from planner.test_multi_device import GRAPHS, WIDE, machine, request
 from windlass.cost import ArrayClock
 from windlass.planner.search.best_first import CLOCK_ERROR, BestFirst
 from windlass.planner.search.bounds import ConfigBounds
-from windlass.planner.search.extrapolate import stage_peak_bytes
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.least_recompute import most_sharing
 from windlass.planner.space.plan_space import PlanSpace
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost import ArrayClock, PlanColumns
 from windlass.cost.predict import predict_plan
-from windlass.planner.search.extrapolate import stage_peak_bytes
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.least_recompute import LeastRecompute, with_least_recompute
 from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
 from windlass.program.lowering.lower import lower

@@ -83,7 +83,7 @@ def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:
                     (
                         offloaded_plan
                         for offloaded_plan, room in offloaded
-                        if fullest_offloaded_bytes(offloaded_plan, space) <= room
+                        if fullest_offloaded_bytes(offloaded_plan, space.graph) <= room
                     ),
                     None,
                 )

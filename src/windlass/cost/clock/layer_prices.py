@@ -14,20 +14,20 @@ import numpy as np
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.clock.plan_columns import LayerConfig
 from windlass.cost.communication_time import CommunicationCosts
+from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
 from windlass.cost.op_time import (
-    DeviceRates,
     LayerPass,
-    OpContext,
     PassSeconds,
-    batch_load_bytes,
-    batch_load_host_seconds,
     exposed_seconds,
-    grad_accumulation_bytes,
     passes_seconds,
     plan_micro,
-    rates_at,
 )
 from windlass.cost.optimizer_time import norm_launch_seconds, norm_rate, update_seconds
+from windlass.cost.step_traffic import (
+    batch_load_bytes,
+    batch_load_host_seconds,
+    grad_accumulation_bytes,
+)
 from windlass.program import (
     Instruction,
     InstructionKind,

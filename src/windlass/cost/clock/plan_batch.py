@@ -20,7 +20,7 @@ from windlass.cost.clock.layer_prices import (
 )
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.cost.clock.stage_layout import StageLayout
-from windlass.cost.op_time import tied_grad_add_bytes
+from windlass.cost.step_traffic import tied_grad_add_bytes
 from windlass.schema import DEVICE_TIER, Machine
 
 

@@ -8,8 +8,8 @@ from math import ceil
 from windlass.planner.advice.alternatives import alternatives, is_requestable, recompute_overrides
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.advice.shortfall import ClosestPlan, shortfall
-from windlass.planner.result import Advice, Change, InfeasiblePlan, TierShortage
-from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, training_state_bytes
+from windlass.planner.result import Advice, Change, EvaluatedPlan, InfeasiblePlan, TierShortage
+from windlass.planner.search.evaluate import evaluate, training_state_bytes
 from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.space.options import offload_tiers, precisions, smaller_moments, vary
 from windlass.planner.space.plan_space import PlanSpace

@@ -5,9 +5,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from windlass.planner.result import Change
+from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.best_first import BestFirst
-from windlass.planner.search.extrapolate import EvaluatedPlan
 from windlass.planner.search.phase_search import search_phases
 from windlass.planner.space.options import offload_tiers, vary
 from windlass.planner.space.plan_space import PlanSpace

@@ -4,60 +4,59 @@ from collections.abc import Iterator, Sequence
 
 from windlass.errors import InputErrors
 from windlass.planner.result import TierShortage
-from windlass.planner.space.options import offload_tiers, open_single_stage_plans, smaller_moments
-from windlass.planner.space.phase_space import offloaded_bytes, with_state_on
+from windlass.planner.space.options import offload_tiers, smaller_moments, vary
+from windlass.planner.space.phase_space import fullest_offloaded_bytes, with_state_on
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema import Graph, Machine, Plan, ResolvedRequest, Stage
+from windlass.schema import Graph, Machine, Offload, Plan, Stage
 from windlass.units import format_bytes
 
 
-def require_phases(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
-    """Refuses a number of phases that no plan can have, or that no tier has room for.
-
-    Args:
-        request: a request with phases.
-        graph: captured from its model.
-        machine: the machine of the plans.
+def require_phases(space: PlanSpace) -> None:
+    """Refuses a pinned number of phases that no plan can have, or that no tier has room for.
 
     Raises:
         InputErrors: more phases than layers, no offload tier, or none that is large enough.
     """
-    faults = tuple(_phase_faults(request.phases or 1, graph, machine))
+    phases, graph, machine = space.request.phases or 1, space.graph, space.machine
+    if phases == 1:
+        return
+    faults = tuple(_phase_faults(phases, graph, machine))
     if faults:
         raise InputErrors(faults)
-    unpinned = {"recompute": None, "recompute_layers": None}  # phases do not use these
-    bases = open_single_stage_plans(request.model_copy(update=unpinned), graph, machine)
-    shortages = tier_shortages(bases, graph, machine)
+    shortages = tier_shortages(_bases(space), graph, machine)
     if len(shortages) == len(offload_tiers(machine)):
         raise InputErrors(
             tuple(
-                f"`phases` = {request.phases} needs {format_bytes(short.needed_bytes)} on "
+                f"`phases` = {phases} needs {format_bytes(short.needed_bytes)} on "
                 f"{short.tier}, which has {format_bytes(short.capacity_bytes)}; "
-                f"{_suggestion(request, short, bases, graph, machine)}"
+                f"{_suggestion(space, short)}"
                 for short in shortages
             )
         )
 
 
-def require_optimizer_tier(request: ResolvedRequest, graph: Graph, machine: Machine) -> None:
-    """Refuses a tier for optimizer state that has no room for it, whatever else is open.
-
-    Args:
-        request: a request that may name one.
-        graph: captured from its model.
-        machine: the machine of the plans.
+def require_optimizer_tier(space: PlanSpace) -> None:
+    """Refuses a pinned tier for optimizer state that has no room for it, whatever else is open.
 
     Raises:
         InputErrors: the tier is too small.
     """
-    bases = open_single_stage_plans(request, graph, machine)
-    for tier in offload_tiers(machine):
-        if tier.name == request.offload.optimizer:
-            needed = min(offloaded_bytes(plan, graph) for plan in bases)
+    pin = space.request.offload.optimizer
+    for tier in offload_tiers(space.machine):
+        if tier.name == pin:
+            away = {"offload": Offload(optimizer=pin)}
+            bases = [plan.model_copy(update=away) for plan in _bases(space)]
+            needed = min(fullest_offloaded_bytes(plan, space.graph) for plan in bases)
             if needed > tier.capacity_bytes:
                 sizes = f"{format_bytes(needed)}, but it has {format_bytes(tier.capacity_bytes)}"
                 fix = "leave it open, or set `moments` to fewer bits"
-                raise InputErrors((f"`offload.optimizer` = {tier.name} needs {sizes}; {fix}",))
+                raise InputErrors((f"`offload.optimizer` = {pin} needs {sizes}; {fix}",))
+
+
+def _bases(space: PlanSpace) -> list[Plan]:
+    """A plan of one device in every precision that is open."""
+    return [vary(space.base, precision=each) for each in space.precisions]
 
 
 def tier_shortages(
@@ -82,17 +81,11 @@ def tier_shortages(
     )
 
 
-def _suggestion(
-    request: ResolvedRequest,
-    short: TierShortage,
-    bases: Sequence[Plan],
-    graph: Graph,
-    machine: Machine,
-) -> str:
+def _suggestion(space: PlanSpace, short: TierShortage) -> str:
     """Suggests moments in fewer bits, if the tier then has room."""
-    for moments in smaller_moments(request.moments):
-        fewer = [base.model_copy(update={"moments": moments}) for base in bases]
-        too_small = {each.tier for each in tier_shortages(fewer, graph, machine)}
+    for moments in smaller_moments(space.request.moments):
+        fewer = [base.model_copy(update={"moments": moments}) for base in _bases(space)]
+        too_small = {each.tier for each in tier_shortages(fewer, space.graph, space.machine)}
         if short.tier not in too_small:
             return f"free some, or set `moments` = {moments}, with which it has room"
     return "free some, or take a smaller model"
@@ -110,7 +103,7 @@ def _two_phases(graph: Graph) -> tuple[Stage, ...]:
 
 def _offloaded_in_phases(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
     in_phases = plan.model_copy(update={"stages": stages})
-    return offloaded_bytes(with_state_on(in_phases, tier, activations=False), graph)
+    return fullest_offloaded_bytes(with_state_on(in_phases, tier, activations=False), graph)
 
 
 def _phase_faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:

@@ -2,10 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from windlass.cost import ArrayClock, PlanColumns
+from windlass.document import Document
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Curve, Device, Machine, Plan, Point
+from windlass.schema import (
+    AttentionRate,
+    Curve,
+    Device,
+    Machine,
+    OpRate,
+    Plan,
+    Point,
+    TileRate,
+)
+
+_Document = TypeVar("_Document", bound=Document)
 
 BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""
@@ -70,78 +83,42 @@ def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
             yield f"{name} of link {link.name}", machine.model_copy(update={"links": tuple(links)})
 
 
-def _faster_matmul(device: Device) -> Device:
-    rates = tuple(
-        rate.model_copy(
-            update={
-                "curve": _scaled(rate.curve),
-                "biased": rate.biased and _scaled(rate.biased),
-                "tiles": rate.tiles
-                and rate.tiles.model_copy(update={"efficiency": rate.tiles.efficiency * BETTER}),
-            }
-        )
-        for rate in device.matmul
-    )
+def _better(value: _Document, *names: str) -> _Document:
+    """The document with some fields better."""
+    return value.model_copy(update={name: _raised(getattr(value, name)) for name in names})
+
+
+def _raised(value: object) -> object:
+    """A rate that is higher, or all rates of a value; None stays."""
+    match value:
+        case float() | int():
+            return value * BETTER
+        case Curve():
+            return Curve(points=tuple(Point(size, rate * BETTER) for size, rate in value.points))
+        case tuple():
+            return tuple(map(_raised, value))
+        case TileRate():
+            return _better(value, "efficiency")
+        case AttentionRate():
+            return _better(value, "forward", "backward")
+        case OpRate():
+            return _better(value, "curve")
+    return value
+
+
+def _better_rates(device: Device, *names: str) -> Device:
+    rates = tuple(_better(rate, *names) for rate in device.matmul)
     return device.model_copy(update={"matmul": rates})
-
-
-def _faster_attention(device: Device) -> Device:
-    rates = tuple(
-        rate.model_copy(
-            update={
-                "attention": _scaled(rate.attention),
-                "attention_rates": tuple(
-                    each.model_copy(
-                        update={
-                            "forward": _scaled(each.forward),
-                            "backward": _scaled(each.backward),
-                        }
-                    )
-                    for each in rate.attention_rates
-                ),
-            }
-        )
-        for rate in device.matmul
-    )
-    return device.model_copy(update={"matmul": rates})
-
-
-def _faster_memory(device: Device) -> Device:
-    return device.model_copy(
-        update={
-            "traffic": _scaled(device.traffic),
-            "fused_traffic": device.fused_traffic and _scaled(device.fused_traffic),
-            "op_rates": tuple(
-                each.model_copy(update={"curve": _scaled(each.curve)}) for each in device.op_rates
-            ),
-        }
-    )
-
-
-def _faster_update(device: Device) -> Device:
-    mixed = device.mixed_update_rate
-    return device.model_copy(
-        update={
-            "update_rate": device.update_rate * BETTER,
-            "mixed_update_rate": mixed and mixed * BETTER,
-        }
-    )
-
-
-def _faster_launch(device: Device) -> Device:
-    return device.model_copy(update={"launch_seconds": device.launch_seconds / BETTER})
 
 
 _DEVICE_CHANGES: Mapping[str, Callable[[Device], Device]] = MappingProxyType(
     {
-        "matrix product rate": _faster_matmul,
-        "attention rate": _faster_attention,
-        "memory bandwidth": _faster_memory,
-        "optimizer update rate": _faster_update,
-        "operation launch time": _faster_launch,
+        "matrix product rate": lambda device: _better_rates(device, "curve", "biased", "tiles"),
+        "attention rate": lambda device: _better_rates(device, "attention", "attention_rates"),
+        "memory bandwidth": lambda device: _better(device, "traffic", "fused_traffic", "op_rates"),
+        "optimizer update rate": lambda device: _better(device, "update_rate", "mixed_update_rate"),
+        "operation launch time": lambda device: device.model_copy(
+            update={"launch_seconds": device.launch_seconds / BETTER}
+        ),
     }
 )
-
-
-def _scaled(curve: Curve) -> Curve:
-    return Curve(points=tuple(Point(point.size, point.rate * BETTER) for point in curve.points))

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import min_stage_bytes
-from windlass.planner.search.phase_search import device_bytes, may_fit_in_phases
+from windlass.planner.search.phase_search import may_fit_in_phases
 from windlass.planner.space.options import offload_tiers, smaller_moments
 from windlass.planner.space.phase_space import (
     base_plans,
@@ -17,7 +18,7 @@ from windlass.planner.space.phase_space import (
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import lower, plan_errors, plan_layer_sizes
+from windlass.program import plan_errors, plan_layer_sizes
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
 from windlass.units import format_bytes
 
@@ -65,14 +66,14 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
             needed_bytes = min_stage_bytes(plan, plan_layer_sizes(plan, space.graph))
             fullest = max(
                 needed_bytes / budget_bytes,
-                fullest_offloaded_bytes(plan, space) / largest.capacity_bytes,
+                fullest_offloaded_bytes(plan, space.graph) / largest.capacity_bytes,
             )
             estimates.append((fullest, len(estimates), plan))
     misses = [
         ClosestPlan(
             plan=plan,
-            device_bytes=device_bytes(plan, lower(plan, space.graph), space.graph, space.machine),
-            offloaded_bytes=fullest_offloaded_bytes(plan, space),
+            device_bytes=max(stage_peak_bytes(plan, space.graph, space.machine)),
+            offloaded_bytes=fullest_offloaded_bytes(plan, space.graph),
             tier=largest,
         )
         for _, _, plan in sorted(estimates)[:_MAX_LOWERED]

@@ -2,8 +2,8 @@
 
 A queue holds groups of plans by what none of them is faster than. The group with the lowest bound
 is looked at more closely, which raises its bounds or divides it, until it is a single plan; that
-one's program says whether it fits, and the event simulator how long it takes. When the first in the
-queue is slower than what was found, nothing unpriced can be faster.
+one's program says whether it fits. When the first in the queue is slower than what was found,
+nothing unpriced can be faster.
 
     products -> passes -> stages -> sharing -> memory -> step -> one plan
 
@@ -23,13 +23,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, LayerConfig, PlanColumns
+from windlass.planner.result import EvaluatedPlan
 from windlass.planner.search.bounds import ConfigBounds
-from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate
+from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
 from windlass.planner.search.least_recompute import (
     fits_tiers,
     most_sharing,
     program_bytes,
-    stage_bytes,
     with_least_recompute,
 )
 from windlass.planner.search.search_result import SearchResult, run_rank
@@ -108,7 +108,7 @@ class BestFirst:
     """
 
     def __init__(
-        self, space: PlanSpace, budget_bytes: int, *, clock: ArrayClock | None = None
+        self, space: PlanSpace, budget_bytes: int, clock: ArrayClock | None = None
     ) -> None:
         self.space, self._budget_bytes = space, budget_bytes
         self.clock = clock or ArrayClock(space.base, space.graph, space.machine)
@@ -121,12 +121,15 @@ class BestFirst:
     def _bounds(self) -> ConfigBounds:
         return ConfigBounds(self.space, self.clock)
 
-    def search(self, most: int = 1, *, within: float = 0.0) -> SearchResult:
+    def search(
+        self, most: int = 1, *, within: float = 0.0, below_seconds: float = inf
+    ) -> SearchResult:
         """The fastest plans that fit.
 
         Args:
             most: plans that are wanted; with one, the first found and proved ends the search.
             within: share by which plans may be slower than the fastest and still be looked for.
+            below_seconds: seconds of a step of a plan that is known; no slower one is looked for.
         """
         result = SearchResult()
         everything = np.arange(self.space.table.count)
@@ -141,16 +144,17 @@ class BestFirst:
                 pipelines=pipelines[stages],
             )
         )
-        limit = inf
+        limit = below_seconds
         while self._queue and self._queue[0][0] <= limit:
-            first, rest = self._next(result).split(limit)
+            knows_plan = bool(result.fitting) or limit < inf
+            first, rest = self._next(knows_plan=knows_plan).split(limit)
             self._push(rest)
             for group in self._closer(first, result, limit):
                 self._push(group)
             if len(result.fitting) >= most:
                 result.fitting.sort(key=itemgetter(0))
-                limit = result.fitting[most - 1][0] * (1 + within + _EQUAL)
-        result.best = self._simulated(result.fitting, most)
+                limit = min(limit, result.fitting[most - 1][0] * (1 + within + _EQUAL))
+        result.best = self._evaluated(result.fitting, most)
         return result
 
     def look_at_smallest(self, result: SearchResult) -> None:
@@ -164,9 +168,9 @@ class BestFirst:
                 if stages.option is not None and stages.option.schedule == "1f1b":
                     list(self._with_most_sharing(stages, result))
 
-    def _next(self, result: SearchResult) -> _Group:
-        """The group with the lowest bound; until a plan is found, of those closest to a plan."""
-        if result.fitting:
+    def _next(self, *, knows_plan: bool) -> _Group:
+        """The group with the lowest bound; until a plan is known, of those closest to a plan."""
+        if knows_plan:
             return heappop(self._queue)[2]
         at = min(
             range(len(self._queue)),
@@ -312,7 +316,7 @@ class BestFirst:
             return
         row = int(group.items[0])
         plan = self.space.plan(group.columns, row)
-        if max(stage_bytes(plan, self.space)) <= self._budget_bytes:
+        if max(stage_peak_bytes(plan, self.space.graph, self.space.machine)) <= self._budget_bytes:
             if not plan.offloads or fits_tiers(plan, self.space):
                 result.fitting.append((float(group.bounds[0]), plan))
             return
@@ -341,19 +345,16 @@ class BestFirst:
                 settled=True,
             )
 
-    def _simulated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
+    def _evaluated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
         """The fastest plans, and those as fast as the last of them, with their predictions."""
-        graph, machine = self.space.graph, self.space.machine
-        best: list[EvaluatedPlan] = []
-        slowest = inf
-        for seconds, plan in fitting:
-            if len(best) >= most and seconds > slowest:
-                break
-            prediction = evaluate(plan, graph, machine, budget_bytes=self._budget_bytes)
-            if prediction.fits:
-                best.append((plan, prediction))
-                slowest = seconds * (1 + _EQUAL) if len(best) <= most else slowest
-        return sorted(best, key=lambda item: run_rank(item, self.space.request.train.steps))
+        graph, machine, steps = self.space.graph, self.space.machine, self.space.request.train.steps
+        slowest = fitting[:most][-1][0] * (1 + _EQUAL) if fitting else inf
+        plans = [plan for seconds, plan in fitting if seconds <= slowest]
+        best = [
+            (plan, evaluate(plan, graph, machine, budget_bytes=self._budget_bytes))
+            for plan in plans
+        ]
+        return sorted(best, key=lambda item: run_rank(item, steps))
 
     def _compilation(self, columns: PlanColumns) -> Floats:
         """Each step's share of the seconds of compilation before the first, `[plan]`."""

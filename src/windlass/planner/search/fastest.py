@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from math import inf
 
+from windlass.cost import ArrayClock
+from windlass.planner.result import EvaluatedPlan, run_seconds
 from windlass.planner.search.best_first import BestFirst
-from windlass.planner.search.extrapolate import EvaluatedPlan, run_seconds
 from windlass.planner.search.phase_search import search_phases
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.pins import excludes_phases
@@ -20,10 +21,17 @@ class FastestPlans:
     in_memory: SearchResult
     evaluated: int
     """Plans that bounds did not rule out."""
+    clock: ArrayClock
+    """What priced them, and prices others of the same model and machine."""
 
 
 def fastest_plans(
-    space: PlanSpace, budget_bytes: int, *, most: int = 1, keeps_smallest: bool = False
+    space: PlanSpace,
+    budget_bytes: int,
+    *,
+    clock: ArrayClock | None = None,
+    keeps_smallest: bool = False,
+    below_seconds: float = inf,
 ) -> FastestPlans:
     """The fastest plans that fit, of all that are open.
 
@@ -33,25 +41,28 @@ def fastest_plans(
     Args:
         space: what is open.
         budget_bytes: device memory budget.
-        most: plans without phases that are wanted.
+        clock: prices plans of this space; None makes one.
         keeps_smallest: whether the smallest plans are wanted where none fits without phases.
+        below_seconds: seconds of a step, with its share of the compilation, of a plan that fits
+            without phases; only faster ones are looked for.
     """
     request, result, evaluated = space.request, SearchResult(), 0
+    clock = clock or ArrayClock(space.base, space.graph, space.machine)
     if request.phases in (None, 1):
-        search = BestFirst(space, budget_bytes)
-        result = search.search(most)
+        search = BestFirst(space, budget_bytes, clock=clock)
+        result = search.search(below_seconds=below_seconds)
         if keeps_smallest and not result.best:
             search.look_at_smallest(result)
         evaluated = result.priced
     best = list(result.best)
-    if _tries_phases(space, found=bool(best)):
+    if _tries_phases(space, found=bool(best) or below_seconds < inf):
         steps = request.train.steps
-        below = run_seconds(best[0][1], steps) / steps if best else inf
+        below = run_seconds(best[0][1], steps) / steps if best else below_seconds
         in_phases = search_phases(space, budget_bytes, below_seconds=below)
         best += in_phases.best
         evaluated += in_phases.evaluated
         best.sort(key=lambda item: run_rank(item, steps))
-    return FastestPlans(best=tuple(best), in_memory=result, evaluated=evaluated)
+    return FastestPlans(best=tuple(best), in_memory=result, evaluated=evaluated, clock=clock)
 
 
 def _tries_phases(space: PlanSpace, *, found: bool) -> bool:

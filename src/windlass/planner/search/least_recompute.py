@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, PlanColumns
-from windlass.planner.search.extrapolate import stage_peak_bytes
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import offloaded_bytes_by_tier
 from windlass.schema import Plan
@@ -133,14 +133,10 @@ def program_bytes(space: PlanSpace) -> StageBytes:
 
     def holds(columns: PlanColumns) -> Floats:
         plans = (space.plan(columns, row) for row in range(columns.count))
-        return np.array([stage_bytes(plan, space) for plan in plans], dtype=float)
+        held = [stage_peak_bytes(plan, space.graph, space.machine) for plan in plans]
+        return np.array(held, dtype=float)
 
     return holds
-
-
-def stage_bytes(plan: Plan, space: PlanSpace) -> tuple[int, ...]:
-    """Peak device memory of each stage by its program."""
-    return stage_peak_bytes(plan, space.graph, space.machine)
 
 
 def fits_tiers(plan: Plan, space: PlanSpace) -> bool:

@@ -21,8 +21,9 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from windlass.cost import predict_plan, stage_tier_peaks
-from windlass.planner.search.extrapolate import EvaluatedPlan, with_budget
+from windlass.cost import predict_plan
+from windlass.planner.result import EvaluatedPlan, with_budget
+from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
     max_layer_bytes,
@@ -185,7 +186,7 @@ def with_offload_tiers(
             continue
         for tier in offload_tiers(space.machine):
             offloaded = with_state_on(plan, tier.name, activations=activations)
-            if fullest_offloaded_bytes(offloaded, space) <= tier.capacity_bytes:
+            if fullest_offloaded_bytes(offloaded, space.graph) <= tier.capacity_bytes:
                 short = TruncatedPlan(offloaded, space.graph, space.machine)
                 if (
                     not plan_errors(offloaded, space.graph, space.machine)
@@ -219,11 +220,11 @@ class TruncatedPlan:
         """
         few, (_, programs) = _SHORT_MICROBATCHES, self._short_programs
         # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
-        high = device_bytes(self.plan, programs, self.graph, self.machine)
+        high = max(stage_peak_bytes(self.plan, self.graph, self.machine, programs))
         if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
             return high
         more = lower(self._with_accumulation(few + 1), self.graph)
-        higher = device_bytes(self.plan, more, self.graph, self.machine)
+        higher = max(stage_peak_bytes(self.plan, self.graph, self.machine, more))
         return high + (self.plan.batch.accumulation - few) * (higher - high)
 
     @cached_property
@@ -239,7 +240,7 @@ class TruncatedPlan:
     def predict_full(self, budget_bytes: int) -> Prediction | None:
         """Prediction of the full plan; None if its own program exceeds the budget."""
         programs = lower(self.plan, self.graph)
-        if device_bytes(self.plan, programs, self.graph, self.machine) > budget_bytes:
+        if max(stage_peak_bytes(self.plan, self.graph, self.machine, programs)) > budget_bytes:
             return None
         return with_budget(
             predict_plan(self.plan, self.graph, self.machine, programs), budget_bytes
@@ -258,9 +259,3 @@ class TruncatedPlan:
         return self.plan.model_copy(
             update={"batch": batch.model_copy(update={"accumulation": few})}
         )
-
-
-def device_bytes(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
-    """Peak device memory of the fullest stage, by a plan's programs."""
-    stages = stage_tier_peaks(plan, graph, machine, programs)
-    return max(tiers[0].peak_bytes for tiers in stages)

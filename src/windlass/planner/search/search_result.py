@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost import Floats, PlanColumns
-from windlass.planner.search.extrapolate import EvaluatedPlan, run_seconds
+from windlass.planner.result import EvaluatedPlan, run_seconds
 from windlass.schema import Plan, Recompute
 
 

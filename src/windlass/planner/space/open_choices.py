@@ -1,8 +1,8 @@
 """Choices that a request leaves open: degrees, schedules, precisions, modes and tiers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from typing import Literal, get_args
 
@@ -10,7 +10,6 @@ from windlass.planner.space.options import (
     divisors,
     is_captured,
     offload_tiers,
-    open_recompute as recomputes_of,
     precisions,
 )
 from windlass.planner.space.stage_partition import stage_partition
@@ -43,12 +42,6 @@ _VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
 
 _MAX_VIRTUAL_STAGES = 24
 """Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
-
-_LONG_SEQUENCE = 8192
-"""Tokens of a sequence from which context parallelism is open where the request names none."""
-
-_LEAST_PART = 2048
-"""Fewest tokens of a sequence for each context-parallel rank where the request names none."""
 
 RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 """All recompute modes, from none to full."""
@@ -152,7 +145,7 @@ class OpenChoices:
             return (pin,)
         # 8-bit products change what is learned, so only a request can ask for them.
         stated = (each for each in precisions(self.machine) if each != "float8")
-        return tuple(each for each in stated if can is None or each in can.precisions)
+        return tuple(each for each in stated if each in can.precisions)
 
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
         """Sharding degrees of parameters and optimizer state among this many replicas."""
@@ -211,33 +204,24 @@ class OpenChoices:
         bounds = stage_partition(self.graph, chunks, self.sequence)
         return (*(first for first, _ in bounds), self.graph.layers)
 
+    @cached_property
     def modes(
-        self, schedule: PipelineSchedule, precision: Precision, tensor: int
-    ) -> tuple[CompileAndRecompute, ...]:
-        """Compiled or not, and how layers are recomputed."""
-        key = schedule, precision, tensor
-        if key not in self._mode_cache:
-            self._mode_cache[key] = tuple(self._find_modes(*key))
-        return self._mode_cache[key]
+        self,
+    ) -> Callable[[PipelineSchedule, Precision, int], tuple[CompileAndRecompute, ...]]:
+        """Compiled or not and how layers are recomputed, by schedule, precision and tensor."""
+        return cache(lambda *key: tuple(self._find_modes(*key)))
 
     def allows_selective(self, schedule: PipelineSchedule, tensor: int, *, compiled: bool) -> bool:
         """Whether layers can recompute selectively: keep the outputs of large products only."""
         changes = {"compile": compiled, "parallel": Parallelism(tensor=tensor, schedule=schedule)}
         return not any(selective_recompute_errors(self.base.model_copy(update=changes), self.graph))
 
-    @cached_property
-    def _mode_cache(
-        self,
-    ) -> dict[tuple[PipelineSchedule, Precision, int], tuple[CompileAndRecompute, ...]]:
-        return {}
-
     def _find_modes(
         self, schedule: PipelineSchedule, precision: Precision, tensor: int
     ) -> Iterator[CompileAndRecompute]:
         minimizes, can = self.minimizes_recompute, self._can
-        recomputes = self.recompute_within if minimizes else recomputes_of(self.request)
-        if can is not None:
-            recomputes = tuple(each for each in recomputes if each in can.recompute)
+        recomputes = self.recompute_within if minimizes else (self.request.recompute or "full",)
+        recomputes = tuple(each for each in recomputes if each in can.recompute)
         for compiled, recompute in product(self.compile_modes, recomputes):
             runs = is_captured(self.graph, precision, compiled=compiled) and not (
                 compiled and schedule == "zero-bubble"  # no split backward of compiled layers

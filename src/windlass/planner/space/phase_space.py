@@ -130,12 +130,12 @@ def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
     return plan.model_copy(update={"offload": offload})
 
 
-def fullest_offloaded_bytes(plan: Plan, space: PlanSpace) -> int:
+def fullest_offloaded_bytes(plan: Plan, graph: Graph) -> int:
     """Offloaded bytes on the device that offloads most."""
     return max(
         sum(
             sum(classes.values())
-            for classes in offloaded_bytes_by_tier(plan, space.graph, stage).values()
+            for classes in offloaded_bytes_by_tier(plan, graph, stage).values()
         )
         for stage in range(plan.parallel.pipeline)
     )
@@ -146,8 +146,3 @@ def _phases(parameters: tuple[int, ...], first: int, count: int) -> tuple[tuple[
     """Layers in phases whose largest has as few parameters as possible."""
     bounds = balanced_partition(parameters, min(count, len(parameters)))
     return tuple((first + begin, first + end) for begin, end in bounds)
-
-
-def offloaded_bytes(plan: Plan, graph: Graph) -> int:
-    """Offloaded bytes of a plan of one device."""
-    return sum(sum(classes.values()) for classes in offloaded_bytes_by_tier(plan, graph).values())

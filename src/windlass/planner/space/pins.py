@@ -13,6 +13,7 @@ from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,
     Machine,
+    Parallelism,
     PipelineSchedule,
     Plan,
     Request,
@@ -85,6 +86,18 @@ def single_device_faults(request: ResolvedRequest) -> Iterator[str]:
     for name, degree in request.sharding:
         if degree is not None and degree > 1:
             yield f"`sharding.{name}` = {degree} on one device; set `parallel.data` too"
+
+
+def pinned_parallelism(request: Request) -> Parallelism:
+    """The parallelism that a request names; degrees that it leaves open are 1."""
+    named, layers = request.parallel, request.recompute_layers
+    stages = len(layers) if isinstance(layers, tuple) else 1
+    return Parallelism(
+        pipeline=named.pipeline or stages,
+        tensor=named.tensor or 1,
+        data=named.data or 1,
+        context=named.context if (named.context or 1) > 1 else None,
+    )
 
 
 def without_excluded_phases(request: ResolvedRequest, machine: Machine) -> ResolvedRequest:

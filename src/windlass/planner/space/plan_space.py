@@ -7,9 +7,9 @@ and sharding; those products are spelled out only for the few configurations tha
 No `Plan` is built until it may have won.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from windlass.schema import (
     Parallelism,
     PipelineSchedule,
     Plan,
+    Precision,
     Recompute,
     ShardingDegrees,
     Stage,
@@ -174,27 +175,26 @@ class PlanSpace(OpenChoices):
     def _states(self, config: int) -> Iterator[tuple[LayerConfig, StateOption]]:
         """Every sharding and tier of a configuration's state."""
         mode = self.table.modes[self.table.mode[config]]
-        for state in self.state_options(mode, int(self.table.data[config])):
+        replicas = int(self.table.data[config]) * (mode.context or 1)
+        for state in self.state_options(mode.precision, replicas):
             yield (
                 mode._replace(optimizer_tier=state.optimizer_tier, reshard=state.reshard),
                 state,
             )
 
-    def state_options(self, mode: LayerConfig, data: int) -> tuple[StateOption, ...]:
-        """Every sharding and tier of state that is open for some layers and replicas."""
-        key = mode.precision, data * (mode.context or 1)
-        if key not in self._state_cache:
-            self._state_cache[key] = tuple(
+    @cached_property
+    def state_options(self) -> Callable[[Precision, int], tuple[StateOption, ...]]:
+        """Every sharding and tier of state that is open, by precision and number of replicas."""
+
+        def found(precision: Precision, replicas: int) -> tuple[StateOption, ...]:
+            return tuple(
                 StateOption(parameters, optimizer, tier, reshard)
-                for tier in self.optimizer_tiers(mode.precision)
-                for parameters, optimizer in self.sharding_degrees(key[1])
+                for tier in self.optimizer_tiers(precision)
+                for parameters, optimizer in self.sharding_degrees(replicas)
                 for reshard in self.reshards(parameters)
             )
-        return self._state_cache[key]
 
-    @cached_property
-    def _state_cache(self) -> dict[tuple[str, int], tuple[StateOption, ...]]:
-        return {}
+        return cache(found)
 
     @cached_property
     def pinned_recompute(self) -> dict[Recompute, tuple[int, ...]]:
@@ -208,10 +208,11 @@ class PlanSpace(OpenChoices):
     def count(self) -> int:
         """Number of plans of the space, with layers recomputed in each mode that is open."""
         everything, table, total = np.arange(self.table.count), self.table, 0
+        replicas = table.devices // np.array([int(each.tensor) for each in table.modes])[table.mode]
         states = np.array(
             [
-                len(self.state_options(table.modes[mode], data))
-                for mode, data in zip(table.mode.tolist(), table.data.tolist(), strict=True)
+                len(self.state_options(table.modes[mode].precision, count))
+                for mode, count in zip(table.mode.tolist(), replicas.tolist(), strict=True)
             ]
         )
         for pipeline in self.pipeline_degrees:

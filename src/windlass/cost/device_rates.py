@@ -1,0 +1,191 @@
+"""Rates of a device under one stack: of products, attention and memory traffic, by operation."""
+
+from functools import cached_property
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.arrays import Floats
+from windlass.schema import (
+    OWN_STACK,
+    AttentionKernel,
+    AttentionRate,
+    Curve,
+    Device,
+    MatmulRate,
+    Op,
+    Point,
+    Polynomial,
+    Precision,
+    ProductRate,
+    ProductRole,
+    Stack,
+)
+
+_KERNELS: tuple[AttentionKernel, ...] = ("unfused", "flash1", "flash2", "flash3")
+"""Attention kernels, newest last. A device may lack a stack's kernel, as a V100 lacks all."""
+
+
+_ATTENTION_TILE = 128
+"""Keys of a tile of FlashAttention. Rates are those of causal masks, which leave a share of
+`(s + 128) / 2s` of the tiles; without a mask all are computed. Source: Dao 2023, arXiv:2307.08691,
+section 3."""
+
+
+class OpContext(NamedTuple):
+    """How operations run, apart from the micro-batch size."""
+
+    sequence: int
+    precision: Precision
+    compiled: bool
+    context: int = 1
+    """Context-parallel degree."""
+
+
+class DeviceRates:
+    """A device's rates, looked up by operation name once per prediction.
+
+    Args:
+        device: the device.
+        mode: how all operations run.
+        stack: software that runs them; None means Windlass's own runtime.
+        in_turn: whether the device computes, exchanges and synchronizes in turn (bulk-synchronous).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        mode: OpContext,
+        stack: Stack | None = None,
+        *,
+        in_turn: bool = False,
+    ) -> None:
+        self.device = device
+        self.in_turn = in_turn or device.kind == "cpu"
+        self.mode = mode
+        self.stack = stack or OWN_STACK
+        self._products = device.rate(mode.precision)
+        plain = device.fused_traffic if mode.compiled else None
+        self.traffic = plain or device.traffic
+        self._attention_by_width: dict[tuple[float, bool], Curve] = {}
+        self._named: dict[str, Curve] = {}
+        # A compiled op that was not measured compiled is as fast as the eager one.
+        for compiled in (False, True) if mode.compiled else (False,):
+            for op in device.op_rates:
+                if op.precision == mode.precision and op.compiled == compiled:
+                    self._named[op.name] = op.curve
+
+    def products(self, op: Op) -> MatmulRate:
+        """Rates of a matrix product, in the precision of its factors."""
+        precision = op.precision or self._products.precision
+        same = precision == self._products.precision
+        return self._products if same else self.device.rate(precision)
+
+    def product(self, op: Op, *, backward: bool) -> ProductRate | None:
+        """Measured time of a matrix product by its sides; None if the machine states none.
+
+        A gradient of weights has sides that depend on no token.
+        """
+        if op.shape is None:
+            return None
+        role: ProductRole = "biased" if op.name == "addmm" else "forward"
+        if backward:
+            fixed = all(side == Polynomial(side.constant) for side in (op.shape.m, op.shape.n))
+            role = "weight_gradient" if fixed else "input_gradient"
+        return next((each for each in self.products(op).products if each.role == role), None)
+
+    def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
+        """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
+
+        Args:
+            op: the operation.
+            backward: whether it belongs to a backward pass.
+            head_width: width of the layer's attention heads.
+        """
+        if op.kind == "matmul":
+            rate = self.products(op)
+            return ((rate.biased if op.name == "addmm" else None) or rate.curve,)
+        if op.kind == "attention":
+            return (self._attention(head_width, backward=backward),)
+        named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
+        return named or (self.traffic,)
+
+    def share(self, op: Op) -> float:
+        """Rate of an operation on this stack over the machine's rate."""
+        stack, s = self.stack, self.mode.sequence
+        parted = 1.0 + stack.context_attention * (1.0 - 1.0 / self.mode.context)
+        if op.is_causal is False and self._attention_rates:
+            parted *= 2 * s / (s + _ATTENTION_TILE)
+        shares = {"matmul": stack.products, "attention": stack.attention_rate / parted}
+        return shares.get(op.kind, stack.traffic)
+
+    @property
+    def launch_seconds(self) -> float:
+        """Host time to launch one operation."""
+        own = self.stack.launch_seconds
+        return self.device.launch_seconds if own is None else own
+
+    def _attention(self, head_width: float, *, backward: bool) -> Curve:
+        """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
+        measured = self._attention_rates
+        if not measured:
+            return self._products.attention
+        if self.device.kind == "cpu":
+            return self._between_widths(head_width, backward=backward)
+        nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
+        return self._attention_curves[nearest.head_width][backward]
+
+    def _between_widths(self, head_width: float, *, backward: bool) -> Curve:
+        """FLOP/s between those of the two nearest head widths that were measured.
+
+        A CPU's kernels have no tiles of a fixed width, and the same is true of short sequences:
+        a head takes as long whatever its width.
+        """
+        curve = self._attention_by_width.get((head_width, backward))
+        if curve is None:
+            points = sorted(
+                Point(width, curves[backward].points[0].rate)
+                for width, curves in self._attention_curves.items()
+            )
+            rate = Curve(points=tuple(points)).at(head_width)
+            curve = Curve(points=(Point(1.0, rate),))
+            self._attention_by_width[head_width, backward] = curve
+        return curve
+
+    @cached_property
+    def _attention_rates(self) -> tuple[AttentionRate, ...]:
+        """Rates of the newest kernel that the device and the stack have, else the measured ones.
+
+        Attention stays in bfloat16 where products take 8-bit factors.
+        """
+        eight_bits = self.mode.precision == "float8"
+        products = self.device.rate("bfloat16") if eight_bits else self._products
+        rates = products.attention_rates
+        stated = {rate.kernel for rate in rates}
+        known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]
+        newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
+        return tuple(rate for rate in rates if rate.kernel == newest)
+
+    @cached_property
+    def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
+        """By width of heads, forward and backward."""
+
+        def flat(curve: Curve) -> Curve:
+            return Curve(points=(Point(1.0, curve.at(self.mode.sequence)),))
+
+        return {
+            rate.head_width: (flat(rate.forward), flat(rate.backward))
+            for rate in self._attention_rates
+        }
+
+
+def rates_at(curve: Curve, sizes: Floats) -> Floats:
+    """`Curve.at` for many sizes; a size of zero has the rate of the smallest point."""
+    points = np.log(np.array(curve.points))
+    sizes = np.log(np.maximum(sizes, curve.points[0].size))
+    return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
+
+
+def _log_distance(rate: AttentionRate, head_width: float) -> float:
+    return abs(log(rate.head_width / head_width))
