@@ -110,7 +110,7 @@ class _Git:
             excluded = (f":(top,exclude,literal){c.name}" for c in secrets if c.is_tracked)
             answer = self._ask(
                 checkout.root, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color",
-                "--no-renames", "--", str(scope), *excluded,
+                "--no-renames", "--full-index", "--", str(scope), *excluded,
             )  # fmt: skip
             if answer is None:
                 notes.append(f"the diff is not recorded: {self._why()}")
