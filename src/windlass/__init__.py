@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         KubernetesJob,
         Run,
         SlurmJob,
+        Sweep,
         TrackedRun,
         batch,
         capture,
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
         init,
         keys,
         launch,
+        load_sweep,
         mirror,
         models,
         rehearse,
         resume,
         sample,
         smallest_machines,
+        sweep,
         train,
         validate,
     )
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from windlass.api.runs import annotate, load, report, runs
     from windlass.api.serve import serve
     from windlass.api.stores import merge_runs, sync_runs
-    from windlass.api.sweeping.sweep import Sweep, load_sweep, sweep
 
 __all__ = [
     "KubernetesJob",

@@ -237,7 +237,12 @@ def plan(
 
 
 def plan_request(
-    request: Request, objects: PlannedObjects, progress: Progress | None, *, cache: bool = True
+    request: Request,
+    objects: PlannedObjects,
+    progress: Progress | None,
+    *,
+    cache: bool = True,
+    here: Machine | None = None,
 ) -> Planned:
     """The best plan for a request.
 
@@ -246,6 +251,7 @@ def plan_request(
         objects: what was passed in place of names.
         progress: called with how far the capture and the search are.
         cache: take the outcome of the same question from the cache, if it is there.
+        here: this machine, or the part of it that the run will have; None means all of it.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -254,7 +260,7 @@ def plan_request(
     named = None if request.machine == HERE else find_machine(request.machine)
     stack = find_stack(request.stack)
     graph = capture(request.model, objects, stack)
-    target = on_stack(named or find_machine(HERE, progress=progress), stack)
+    target = on_stack(named or here or find_machine(HERE, progress=progress), stack)
     devices = pinned_parallelism(request).devices
     if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
         target = target.split(devices)

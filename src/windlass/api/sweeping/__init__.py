@@ -1,0 +1,1 @@
+"""Sweeps: many runs that search the settings of a request, packed on one machine."""

@@ -1,0 +1,73 @@
+"""The process of one trial of a sweep: trains it, or resumes it where an earlier process ended.
+
+`python -m windlass.api.sweeping.trial_process ROOT NAME NUMBER START` does what the files of the
+sweep say of that trial, unless it was started again meanwhile. It knows nothing of Optuna.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from windlass.api.sweeping.trial_plan import plan_trial
+from windlass.api.training.resume import resume
+from windlass.api.training.train import Run, train
+from windlass.errors import RecordError, RunInterrupted, WindlassError
+from windlass.sweep import SweepFolder
+from windlass.tracking import ID_FILE
+
+
+def run_trial(root: Path, name: str, number: int, start: int) -> int:
+    """Runs a trial to its end, and returns an exit code.
+
+    Args:
+        root: the folder that holds the run folders.
+        name: name of the sweep.
+        number: number of the trial.
+        start: how often it was started, this time included; a process of an earlier start does
+            nothing.
+    """
+    stop = threading.Event()
+
+    def request_stop(signal_number: int, frame: FrameType | None) -> None:
+        del signal_number, frame
+        stop.set()
+
+    folder = SweepFolder(root, name)
+    try:
+        lock = folder.lock_trial(number)
+    except RecordError:  # another process runs it
+        return 0
+    try:
+        if folder.trial(number).starts != start:
+            return 0
+        signal.signal(signal.SIGTERM, request_stop)
+        for _ in _open_run(folder, number, stop.is_set):
+            pass
+    except RunInterrupted as error:
+        return error.exit_code
+    except WindlassError as error:
+        folder.note_error(number, str(error))
+        return error.exit_code
+    except Exception as error:
+        folder.note_error(number, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        lock.release()
+    return 0
+
+
+def _open_run(folder: SweepFolder, number: int, stop: Callable[[], bool]) -> Run:
+    """The run of a trial, new or from its newest checkpoint."""
+    trial = folder.trial(number)
+    run_folder = folder.run_folder(trial)
+    if (run_folder / ID_FILE).is_file():
+        return resume(run_folder, root=folder.root, stop=stop)
+    planned = plan_trial(folder.request(), trial)
+    return train(planned, root=folder.root, folder=run_folder, group=folder.name, stop=stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run_trial(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
