@@ -64,8 +64,12 @@ class TeamCatalog(RunQueries):
         self._root = Path()
         self._url = url
         self._connection = _connected(url)
-        with self._errors(), self._connection.transaction():
-            self._make_tables()
+        try:
+            with self._errors(), self._connection.transaction():
+                self._make_tables()
+        except RecordError:
+            self._connection.close()
+            raise
 
     @property
     def place(self) -> str:
@@ -218,10 +222,13 @@ def _connected(url: str) -> "psycopg.Connection[tuple[Any, ...]]":
 
 def _reason(error: Exception, url: str) -> str:
     """The last line of an error, if it does not repeat a password."""
-    parts = urllib.parse.urlsplit(url)
+    reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return "the URL is not valid"
     secrets = {parts.password, *urllib.parse.parse_qs(parts.query).get("password", ())}
     secrets |= {urllib.parse.unquote(secret) for secret in secrets if secret}
-    reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
     hidden = url in reason or any(secret and secret in reason for secret in secrets)
     return "the URL is not valid" if hidden else reason
 

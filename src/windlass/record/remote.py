@@ -189,9 +189,12 @@ class ServerStore:
 
 def without_secrets(url: str) -> str:
     """A URL without user, password and query, for messages."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        return f"{url.partition('://')[0]}://..."
     return urllib.parse.urlunsplit((parts.scheme, host + port, parts.path, "", ""))
 
 
