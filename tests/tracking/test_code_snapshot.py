@@ -11,7 +11,7 @@ import pytest
 import windlass
 from windlass.schema import CodeSnapshot, CodeTree
 from windlass.tracking.code_snapshot import snapshot_code
-from windlass.tracking.redaction import is_secret_name
+from windlass.tracking.redaction import REPLACEMENT, is_secret_name, without_secrets
 
 KEY = "sk-" + "abcdefghijklmnopqrstuvwxyz"
 
@@ -86,6 +86,20 @@ def test_secrets_are_named_and_neither_read_nor_kept(checkout: Path):
 )  # fmt: skip
 def test_a_secret_is_told_by_its_name(name: str, *, is_secret: bool):
     assert is_secret_name(name) is is_secret
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f'k = "{KEY}"', 'k = "?"'), ("di" + KEY, "di" + KEY),
+        ("API_KEY='0a1b2c3d'", "API_KEY='?'"), ('{"hf_token": "abcdefgh"}', '{"hf_token": "?"}'),
+        ("postgres://u:pw@host/db", "postgres://?@host/db"), ("key = AKIA" + "Q" * 16, "key = ?"),
+        ("a\n-----BEGIN RSA PRIVATE KEY-----\nxyz\n", "a\n?"),
+        ('tokenizer = "gpt2-medium"', 'tokenizer = "gpt2-medium"'), ("x = token[0]", "x = token[0]"),
+    ],
+)  # fmt: skip
+def test_a_value_that_looks_like_a_key_is_replaced(text: str, kept: str):
+    assert without_secrets(text) == kept.replace("?", REPLACEMENT)
 
 
 def test_what_is_too_much_is_cut_and_said(checkout: Path):

@@ -115,8 +115,7 @@ class _Git:
             if answer is None:
                 notes.append(f"the diff is not recorded: {self._why()}")
             else:
-                text = without_secrets(answer.decode(errors="replace"))
-                diff, diff_sha256 = self._cut(text), _sha256(text)
+                diff, diff_sha256 = self._cut(answer), hashlib.sha256(answer).hexdigest()
         omitted = [OmittedFile(name=_printable(c.name), reason=_SECRET) for c in secrets]
         untracked = [
             c.name for c in changes if c not in secrets and not (c.is_tracked and checkout.commit)
@@ -134,12 +133,11 @@ class _Git:
             notes=tuple(notes),
         )
 
-    def _cut(self, text: str) -> str:
-        content = text.encode()
-        if len(content) <= self._kept_bytes:
-            return text
-        kept = content[: self._kept_bytes].decode(errors="ignore")
-        return f"{kept}\n[{len(content) - len(kept.encode())} more bytes are not kept]\n"
+    def _cut(self, content: bytes) -> str:
+        """As much of a diff as is kept, without secrets."""
+        kept = without_secrets(content[: self._kept_bytes].decode(errors="replace"))
+        more = len(content) - self._kept_bytes
+        return kept if more <= 0 else f"{kept}\n[{more} more bytes are not kept]\n"
 
     def _why(self) -> str:
         if time.monotonic() < self._end:

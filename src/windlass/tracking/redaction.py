@@ -14,17 +14,29 @@ _SECRET_NAME = re.compile(
     r"|(^|/)(\.ssh|\.aws|\.azure|\.gnupg|\.kube|\.docker|\.gcloud)/",
     re.IGNORECASE,
 )
-_SECRET_VALUE = re.compile(
-    r"\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{16,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{20,}|\bxox[abpr]-[\w-]{10,}"
-    r"|\bhf_[A-Za-z0-9]{20,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
-    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+_SECRET_BEGINNINGS = {
+    "sk-": r"[\w-]{16,}", "sk_": r"\w{16,}", "pk_": r"\w{16,}", "rk_": r"\w{16,}",
+    "ghp_": r"\w{20,}", "gho_": r"\w{20,}", "ghu_": r"\w{20,}", "ghs_": r"\w{20,}",
+    "ghr_": r"\w{20,}", "github_pat_": r"\w{20,}", "glpat-": r"[\w-]{20,}",
+    "xoxb-": r"[\w-]{10,}", "xoxp-": r"[\w-]{10,}", "xoxa-": r"[\w-]{10,}",
+    "hf_": r"[A-Za-z0-9]{20,}", "AKIA": r"[0-9A-Z]{16}\b", "AIza": r"[\w-]{35}",
+    "eyJ": r"[\w-]{10,}\.[\w-]{10,}\.[\w-]+",
+}  # fmt: skip
+"""What keys of services begin with, and what follows."""
+_SECRET_VALUES = (
+    # A pattern that begins with its letters is found a hundred times as fast as one with a `\b`.
+    *(
+        re.compile(rf"{beginning}(?<!\w{beginning}){rest}")
+        for beginning, rest in _SECRET_BEGINNINGS.items()
+    ),
+    re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    ),
+    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
 )
+_SECRET_WORDS = ("apikey", "api_key", "secret", "token", "passwd", "password", "credential")
 _SECRET_ASSIGNMENT = re.compile(
-    r"((?:api_?key|secret|token(?!i[sz]e)(?!s\b)|passw(?:or)?d|credential)\w*[\"']?\s*[:=]\s*"
-    r"[\"'])([^\"'\s]{8,})",
+    rf"((?:{'|'.join(_SECRET_WORDS)})(?!i[sz]e)\w*[\"']?\s*[:=]\s*[\"'])([^\"'\s]{{8,}})",
     re.IGNORECASE,
 )
 _KEPT_VARIABLES = re.compile(
@@ -42,8 +54,17 @@ def is_secret_name(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """The text with each value that looks like a secret replaced."""
-    text = _SECRET_VALUE.sub(REPLACEMENT, text)
-    return _SECRET_ASSIGNMENT.sub(rf"\1{REPLACEMENT}", text)
+    for pattern in _SECRET_VALUES:
+        text = pattern.sub(REPLACEMENT, text)
+    return "".join(map(_without_assignments, text.splitlines(keepends=True)))
+
+
+def _without_assignments(line: str) -> str:
+    """The line with a replacement for a text that is given to a name such as `api_key`."""
+    lower = line.lower()
+    if not any(word in lower for word in _SECRET_WORDS):
+        return line
+    return _SECRET_ASSIGNMENT.sub(rf"\1{REPLACEMENT}", line)
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
