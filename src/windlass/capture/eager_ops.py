@@ -21,6 +21,7 @@ def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
             live_bytes=sum_polynomials([live_bytes[index], layout_copy_bytes(call, numbers)]),
             shape=matmul_shape(call, numbers),
             collective=collective_of(call, numbers),
+            is_causal=call.is_causal,
         )
         for index, call in enumerate(trace.calls)
     )

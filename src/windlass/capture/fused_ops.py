@@ -326,6 +326,7 @@ def _op(fitted: FittedTrace, fused: _FusedOp, live: Polynomial, precision: Preci
         live_bytes=live,
         shape=matmul_shape(first, numbers) if len(fused.calls) == 1 else None,
         collective=collective_of(first, numbers),
+        is_causal=first.is_causal,
     )
 
 

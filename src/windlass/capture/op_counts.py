@@ -1,6 +1,6 @@
 """Counts for one ATen call: floating-point operations, and the bytes it really touches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -83,6 +83,12 @@ def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
         score_products, value_products = 1, 1
     pairs = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * pairs * (score_products * query.shape[-1] + value_products * value.shape[-1])
+
+
+def takes_causal_mask(call: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of fused attention keeps each token from seeing later ones."""
+    names = [argument.name for argument in call._schema.arguments]  # noqa: SLF001  no public way
+    return bool(dict(zip(names, args, strict=False)).get("is_causal", kwargs.get("is_causal")))
 
 
 def collective_call(

@@ -23,6 +23,7 @@ from windlass.capture.op_counts import (
     collective_call,
     matmul_sizes,
     read_tensors,
+    takes_causal_mask,
     touched_bytes,
 )
 from windlass.capture.trace import BufferAccess, BufferRole, LayerTrace, TracedCall
@@ -112,7 +113,7 @@ class _Recorder(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if outputs and isinstance(func, OpOverload):
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self._record(func, args, inputs, outputs)
+            self._record(func, args, kwargs or {}, inputs, outputs)
         return out
 
     def set_role(self, tensors: Iterable[Tensor], role: BufferRole) -> None:
@@ -129,8 +130,9 @@ class _Recorder(TorchDispatchMode):
         return RecordedPass(trace=trace, numbers=tuple(self._trace.numbers), output_shape=shape)
 
     def _record(
-        self, func: OpOverload, args: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]
-    ) -> None:
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        inputs: list[Tensor], outputs: list[Tensor],
+    ) -> None:  # fmt: skip
         trace = self._trace
         old = {trace.known_buffer(tensor.untyped_storage()) for tensor in inputs}
         mutates = func._schema.is_mutable  # noqa: SLF001  there is no public way to ask
@@ -154,6 +156,8 @@ class _Recorder(TorchDispatchMode):
         writes = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in fresh)
         collective = collective_call(func, args, outputs)
         call = self._call(func, inputs, reads, writes)
+        if call.kind == "attention" and not takes_causal_mask(func, args, kwargs):
+            call = replace(call, is_causal=False)
         if collective is not None:
             kind, axis, nbytes = collective
             call = replace(call, kind="collective", collective=(kind, axis, trace.number(nbytes)))

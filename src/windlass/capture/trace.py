@@ -46,6 +46,8 @@ class TracedCall:
     collective: tuple[CollectiveKind, TensorAxis, int] | None = None
     """Kind and axis of a collective, and the index of the full buffer's bytes; None for any other
     call."""
+    is_causal: bool | None = None
+    """False for attention in which tokens see later ones too; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,9 @@ _MASTER_BYTES = 4
 _NORM_CALLS = 7
 """Eager operations for each weight: its gradient is flattened, split and normed, and the norm is
 added."""
+_SHORT_CALL = 0.4
+"""Host time on a CPU of a copy, a split or a norm, as a share of a mean op's of a layer, where the
+products and attention take longer; and of a weight's conversion, as a share of a pass's."""
 _CONVERSIONS = 14
 """Eager operations for each weight in bfloat16, which is split into parts, and converted with its
 gradient."""
@@ -30,7 +33,8 @@ def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = N
     """Launch time of the gradient norm of one layer's weights; arguments as in `update_seconds`."""
     if (stack or OWN_STACK).fused_optimizer:
         return 0.0
-    return _NORM_CALLS * device.launch_seconds * len(kind.parameters)
+    call = device.launch_seconds * (_SHORT_CALL if device.kind == "cpu" else 1.0)
+    return _NORM_CALLS * call * len(kind.parameters)
 
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
@@ -67,9 +71,11 @@ def update_seconds(
     calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
     launches = calls * (device.update_call_seconds or device.launch_seconds)
     if working:
-        # A CPU runs what the host interprets too: about as much for a weight as for a pass.
-        on_host = device.pass_seconds if device.kind == "cpu" else 0.0
-        launches += len(counts) * max(on_host, _CONVERSIONS * device.launch_seconds)
+        # A CPU runs what the host interprets too.
+        if device.kind == "cpu":
+            launches += len(counts) * _SHORT_CALL * device.pass_seconds
+        else:
+            launches += len(counts) * _CONVERSIONS * device.launch_seconds
     rate = (device.mixed_update_rate if working else None) or device.update_rate
     seconds = elements * moved / rate
     if decodes:

@@ -23,7 +23,7 @@ _SUM_BYTES = 4
 """Gradients are summed in float32."""
 
 
-_LOAD_PASSES = 8
+_LOAD_PASSES = 3
 """Passes of a layer that take the host as long as drawing a micro-batch."""
 
 
@@ -35,7 +35,7 @@ def batch_load_bytes(tokens: _ByteCount) -> _ByteCount:
 def batch_load_host_seconds(device: Device) -> float:
     """Host time to draw a micro-batch's sequences, which nothing hides on a CPU.
 
-    It is interpreted code, as a pass is; on 2 cores of an AMD EPYC it takes as long as 8 passes.
+    It is interpreted code, as a pass is; on 2 cores of an AMD EPYC it takes as long as 3 passes.
     """
     return (_LOAD_PASSES if device.kind == "cpu" else 1) * device.pass_seconds
 

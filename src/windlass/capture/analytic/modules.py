@@ -208,6 +208,7 @@ class Attention:
         self.rank = rank
         self.head_width = config.head_width
         self.rotated = config.rotated_width
+        self.causal = config.causal
         self.head_counts = [
             heads // (rank.degree if divides else rank.rows)
             for heads in (config.heads, config.kv_heads, config.kv_heads)
@@ -231,7 +232,7 @@ class Attention:
         )
         if self.rotated:
             query, key = self._rotated(query, key)
-        mixed = products.attention(query, key, value)
+        mixed = products.attention(query, key, value, causal=self.causal)
         return self.output(flatten(transpose(mixed, 1, 2), 2, 3))
 
     def _rotated(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,26 +74,33 @@ def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...
     return run() if checkpoint is None else checkpoint.kept(run)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
     """Fused attention of `[b h s k]` on `[b g s k]`."""
-    node = new_node((query, key, value), _attention_backward, [query, key, value])
-    out, logsumexp = _kept(query, lambda: _attention(query, key, value))
+    mask = None if causal else False
+    backward = partial(_attention_backward, mask)
+    node = new_node((query, key, value), backward, [query, key, value])
+    out, logsumexp = _kept(query, lambda: _attention(mask, query, key, value))
     if node is not None:
         node.save([out, logsumexp], query.tape)
     return attach(node, out)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _attention(
+    mask: bool | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
     out = Tensor(query.tape, query.shape, query.dtype, dense_strides(query.shape, query.strides))
     logsumexp = Tensor(query.tape, query.shape[:-1], "float32")
     flop = _attention_flop(query, key, value, 1, 1)
     out.tape.call(
-        _ATTENTION, [query, key, value], [out, logsumexp], kind="attention", flop=flop, random=True
-    )
+        _ATTENTION, [query, key, value], [out, logsumexp], kind="attention", flop=flop, random=True,
+        is_causal=mask,
+    )  # fmt: skip
     return out, logsumexp
 
 
-def _attention_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+def _attention_backward(
+    mask: bool | None, gradients: Gradients, saved: _Saved, _: Needs
+) -> list[Tensor]:
     query, key, value = saved[:3]
     inner = [
         Tensor(x.tape, x.shape, x.dtype, permuted_strides(x.shape, (0, 2, 1, 3)))
@@ -101,7 +108,9 @@ def _attention_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[T
     ]
     flop = _attention_flop(query, key, value, 3, 2)
     reads = [only(gradients), *saved]
-    query.tape.call(f"{_ATTENTION}_backward", reads, inner, kind="attention", flop=flop)
+    query.tape.call(
+        f"{_ATTENTION}_backward", reads, inner, kind="attention", flop=flop, is_causal=mask
+    )
     return inner
 
 

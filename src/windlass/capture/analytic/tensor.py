@@ -64,6 +64,7 @@ class Tape:
         matmul_sizes: tuple[int, int, int, int] | None = None,
         random: bool = False,
         collective: tuple[CollectiveKind, TensorAxis, int] | None = None,
+        is_causal: bool | None = None,
     ) -> None:
         """Records one ATen call.
 
@@ -76,6 +77,7 @@ class Tape:
             matmul_sizes: batch, m, n, k of a matrix product.
             random: whether it draws random numbers.
             collective: kind and axis of a collective, and the bytes of its full buffer.
+            is_causal: False for attention without a mask.
         """
         trace = self.trace
         touched: dict[tuple[int, int, Shape, Shape], tuple[Tensor, int]] = {}
@@ -100,6 +102,7 @@ class Tape:
                 matmul_sizes=matmul_sizes and tuple(map(trace.number, matmul_sizes)),  # type: ignore[arg-type]  # four sizes
                 random=random,
                 collective=collective and (*collective[:2], trace.number(collective[2])),
+                is_causal=is_causal,
             )
         )
 

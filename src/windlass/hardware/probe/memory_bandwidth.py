@@ -1,13 +1,17 @@
 """Measures the rates of element-wise ops, the optimizer, norms and the cost of starting an op."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import functional_call
+from torch.nn import functional
 from torch.optim.adamw import adamw
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
@@ -37,7 +41,8 @@ _ROWS = (128, 2048, 8192)
 """The last are more than a processor's cache."""
 _VOCABULARY = 8192
 _VOCABULARY_ROWS = (64, 512)
-_LAUNCHES = 50
+_LAUNCHES = 10
+_LAUNCH_TOKENS, _LAUNCH_WIDTH, _LAUNCH_HEADS = 4, 32, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,38 +187,88 @@ def mixed_norm_rate(watch: Stopwatch) -> float:
 
 
 def launch_seconds(watch: Stopwatch) -> float:
-    """Seconds of one op on eight elements, averaged over forward and backward ops."""
-    x = torch.ones(8, device=watch.device, requires_grad=True)
-    gradient = torch.ones(8, device=watch.device)
+    """Seconds of one op with next to no work: the mean of those of transformer blocks.
 
-    def chain() -> None:
+    Products, norms and attention take several times as long to launch as a sum of a few elements.
+    """
+    block = _SmallBlock().to(watch.device)
+    weights = list(block.parameters())
+    x = torch.ones(1, _LAUNCH_TOKENS, _LAUNCH_WIDTH, device=watch.device, requires_grad=True)
+    gradient = torch.ones_like(x)
+
+    def blocks() -> None:
         y = x
         for _ in range(_LAUNCHES):
-            y = y * x
-        torch.autograd.grad(y, x, gradient)
+            y = block(y)
+        torch.autograd.grad(y, [x, *weights], gradient)
 
-    # The backward pass of a product is two products and a sum.
-    return watch.seconds(chain) / (4 * _LAUNCHES)
+    return watch.seconds(blocks) / _calls_of(blocks)
 
 
 def layer_overhead_seconds(watch: Stopwatch, launch: float) -> float:
-    """Seconds of one pass of a layer beyond its ops: the functional call and the autograd graph.
+    """Seconds of one pass of a block beyond its ops: the functional call and the autograd graph.
 
     Args:
         watch: times the work.
         launch: seconds of one op, as `launch_seconds` returns them.
     """
-    layer = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)).to(watch.device)
-    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
-    x = torch.ones(8, 8, device=watch.device)
+    block = _SmallBlock().to(watch.device)
+    weights = {name: weight.detach() for name, weight in block.named_parameters()}
+    x = torch.ones(1, _LAUNCH_TOKENS, _LAUNCH_WIDTH, device=watch.device)
 
     def forward_and_backward() -> None:
         used = {name: weight.requires_grad_() for name, weight in weights.items()}
-        y = functional_call(layer, used, (x.detach().requires_grad_(),))
+        y = functional_call(block, used, (x.detach().requires_grad_(),))
         torch.autograd.grad(y, [*used.values()], x)
 
-    # Three ops forward; backward three for each linear layer and one for the norm.
-    return max(0.0, watch.seconds(forward_and_backward) - 10 * launch) / 2
+    launches = _calls_of(forward_and_backward) * launch
+    return max(0.0, watch.seconds(forward_and_backward) - launches) / 2
+
+
+class _SmallBlock(nn.Module):
+    """A transformer's block with the usual twelve weights, and next to no work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = _LAUNCH_WIDTH
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.input, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[1 s c]` to the same."""
+        heads = (*x.shape[:2], _LAUNCH_HEADS, -1)
+        parts = self.input(self.norms[0](x)).split(x.shape[2], 2)
+        query, key, value = (part.reshape(heads).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        y: Tensor = x + self.down(functional.gelu(self.up(self.norms[1](x))))
+        return y
+
+
+def _calls_of(work: Callable[[], None]) -> int:
+    """How many ATen calls it makes that make a tensor, and not only another view of one."""
+    with _CallCount() as calls:
+        work()
+    return calls.count
+
+
+class _CallCount(TorchDispatchMode):
+    """Counts ATen calls that make a tensor, and not only another view of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  whatever ATen takes and gives
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterator[_Op]:
