@@ -16,7 +16,7 @@ from windlass.schema import Machine
 LOCAL_MACHINE_FILE = "here.toml"
 """File name of the measurement in the user's cache folder."""
 
-_FORMAT = "12"
+_FORMAT = "13"
 """Version of the file. Raise it when the probe measures something new or a key changes its name, so
 that older measurements are taken again."""
 
