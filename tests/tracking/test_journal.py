@@ -167,6 +167,20 @@ def test_a_bit_flipped_anywhere_costs_one_row_and_is_named(tmp_path: Path):
         assert sum(map(len, records.skipped)) < 300
 
 
+@pytest.mark.parametrize("block", [0, 3, -1])
+def test_blocks_that_a_power_cut_left_empty_hide_only_their_own_rows(tmp_path: Path, block: int):
+    content = bytearray(write(tmp_path / "0.1.j", rows=2000).read_bytes())
+    blocks = range(0, len(content), 4096)
+    start = blocks[block]
+    content[start : start + 4096] = bytes(len(content[start : start + 4096]))
+    (tmp_path / "0.1.j").write_bytes(content)
+    back = read_journal(tmp_path / "0.1.j")
+    row_bytes = 11 + 16 + 2 * 8
+    assert len(back.rows) >= 2000 - 4096 // row_bytes - 2
+    assert len(back.skipped) == 1
+    assert back.unread_bytes < 4096 + 2 * row_bytes
+
+
 def test_names_that_are_lost_with_their_only_record_are_a_fault_and_no_error(tmp_path: Path):
     path = tmp_path / "0.1.j"
     with JournalWriter(path) as journal:
