@@ -25,6 +25,7 @@ from windlass.record.run_files import run_stamps
 from windlass.record.tables import (
     CURVE_TABLES,
     RUN_TABLES,
+    TABLES_VERSION,
     Rows,
     Table,
     create_statement,
@@ -36,8 +37,6 @@ from windlass.tracking import LOCK_FILE, is_locked
 RUNS = Path("runs")
 """The folder that holds the run folders, unless a caller names another one."""
 CATALOG_FILE, CURVES_FILE = ".catalog.sqlite", ".curves.sqlite"
-CATALOG_VERSION = 1
-"""Version of the tables, and of what is read from runs; a catalogue of another one is rebuilt."""
 _TYPES = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "blob": "BLOB"}
 _WAIT_SECONDS = 120.0
 """How long one process waits for another one that refreshes the same catalogue."""
@@ -151,7 +150,7 @@ class Catalog(RunQueries):
         """
         with self._mutex:
             # It counts changes of the tables, and stands in the file.
-            self._runs.execute(f"PRAGMA schema_version = {CATALOG_VERSION}")
+            self._runs.execute("PRAGMA schema_version = 1")
             try:
                 self._runs.execute("VACUUM INTO ?", (str(path),))
             except sqlite3.OperationalError as error:
@@ -183,11 +182,11 @@ class Catalog(RunQueries):
         self._curves = _connect(path)
         with self._transaction():
             (version,) = self._curves.execute("PRAGMA user_version").fetchone()
-            if version != CATALOG_VERSION:
+            if version != TABLES_VERSION:
                 for table in (*CURVE_TABLES, _STAMPS, _SAVED):
                     self._curves.execute(f"DROP TABLE IF EXISTS {table.name}")
                     self._curves.execute(create_statement(table, _TYPES, " WITHOUT ROWID"))
-                self._curves.execute(f"PRAGMA user_version = {CATALOG_VERSION}")
+                self._curves.execute(f"PRAGMA user_version = {TABLES_VERSION}")
             self._load()
 
     def _start_anew(self, error: Exception) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windlass.errors import RecordError
-from windlass.record.catalog import CATALOG_VERSION, Catalog
+from windlass.record.catalog import Catalog
 from windlass.record.queries import Progress, RunQueries
 from windlass.record.remote import without_secrets
 from windlass.record.run_row import COLUMNS
 from windlass.record.tables import (
     CURVE_TABLES,
     RUN_TABLES,
+    TABLES_VERSION,
     Rows,
     Table,
     create_statement,
@@ -151,8 +152,8 @@ class TeamCatalog(RunQueries):
             self._execute("CREATE INDEX setting_key ON setting (key)")
             self._execute("CREATE INDEX series_name ON series (name)")
             self._execute("CREATE INDEX run_id ON run (id)")
-            self._execute("INSERT INTO version VALUES (?)", (CATALOG_VERSION,))
-        elif versions != [(CATALOG_VERSION,)]:
+            self._execute("INSERT INTO version VALUES (?)", (TABLES_VERSION,))
+        elif versions != [(TABLES_VERSION,)]:
             raise RecordError(
                 f"{self.place} has the tables of another version of Windlass; let one version "
                 "publish there, or drop its schema `windlass` and publish again"

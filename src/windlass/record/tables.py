@@ -1,6 +1,7 @@
 """The tables of the catalogue, the same in SQLite and PostgreSQL, and a run as their rows."""
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -63,6 +64,9 @@ CURVE_TABLES = (
 )  # fmt: skip
 """Pyramids: an axis holds steps as little-endian i64, a curve three times f32 beside an axis."""
 
+TABLES_VERSION = zlib.crc32(repr((1, RUN_TABLES, CURVE_TABLES)).encode()) >> 1
+"""A catalogue of another version is built anew: its tables differ, or (the first number) what is
+read from runs does."""
 ROW_COLUMNS = ", ".join(f'run."{column.name}"' for column in COLUMNS)
 SUMMARY_COLUMNS = "count, nonfinite, first_step, last_step, last, minimum, median, maximum"
 
