@@ -69,6 +69,8 @@ def serve_app(app: ASGIApp, listening: socket.socket) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=_LONGEST_HEAD,
     )
+    # Head and body of an answer are two writes: without this the second waits 40 ms for the client.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setblocking(False)
     return uvicorn.Server(config)
 

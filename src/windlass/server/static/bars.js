@@ -1,7 +1,7 @@
 // What was predicted beside what was measured, and memory by tier.
 
 import { el } from "./dom.js";
-import { formatBytes, formatSeconds } from "./formats.js";
+import { formatBytes, formatRatio, formatSeconds } from "./formats.js";
 
 const TERM_COLOURS = ["blue", "orange", "green", "pink", "violet", "red", "brown", "grey"];
 const CLASS_COLOURS = {
@@ -30,7 +30,7 @@ export function kindBars(predicted, measured, colours) {
   const show = (seconds) => (seconds === undefined ? "–" : formatSeconds(seconds));
   const ratio = (name) =>
     predicted[name] > 0 && measured[name] !== undefined
-      ? `${(measured[name] / predicted[name]).toFixed(2)} ×`
+      ? formatRatio(measured[name] / predicted[name])
       : "–";
   return el(
     "table",

@@ -47,7 +47,7 @@ export function drawChart(host, { lines, unit, settings, marks = [], height = 26
         cursor: { points: { size: 6 }, drag: { x: true, y: false }, y: false },
         scales: {
           x: { time: false, distr: settings.logX ? 3 : 1 },
-          y: { distr: settings.logY ? 3 : 1, range: settings.logY ? undefined : linearRange(marks) },
+          y: { distr: settings.logY ? 3 : 1, range: settings.logY ? undefined : linearRange(marks, unit === "seconds" ? lines : []) },
         },
         axes: [axis(formatStep, 28), axis((value) => formatPoint(value, unit), 68)],
         hooks: {
@@ -144,12 +144,18 @@ function formatStep(step) {
   return step >= 10000 ? `${Number((step / 1000).toPrecision(4))} k` : String(Number(step.toPrecision(6)));
 }
 
-/** The range of the values, and of what is marked, with some space. */
-function linearRange(marks) {
+/**
+ * The range of the values, and of what is marked, with some space.
+ *
+ * The first step of `warming` lines also compiles, and would hide all others: it may leave the chart.
+ */
+function linearRange(marks, warming) {
   return (_, low, high) => {
     const values = marks.flatMap((mark) => [mark.y, mark.low, mark.high]).filter(Number.isFinite);
+    const warm = warming.flatMap((line) => (line.high ?? line.median).slice(1)).filter(Number.isFinite);
+    const top = warm.length > 4 ? Math.min(high, warm.reduce((a, b) => Math.max(a, b))) : high;
     const least = Math.min(low ?? Infinity, ...values);
-    const most = Math.max(high ?? -Infinity, ...values);
+    const most = Math.max(top ?? -Infinity, ...values);
     if (!Number.isFinite(least) || !Number.isFinite(most)) return [0, 1];
     const space = (most - least || Math.abs(most) || 1) * 0.06;
     return [least >= 0 ? Math.max(0, least - space) : least - space, most + space];

@@ -4,6 +4,8 @@ import { ask, path } from "./client.js";
 import { card, el } from "./dom.js";
 import { formatBytes, formatNumber, formatSeconds } from "./formats.js";
 
+const MOST_OPEN = 12;
+
 /** Shows the differences; gives a function that ends it. */
 export async function diffView(host, state) {
   const ids = (state.ids ?? "").split(",").filter(Boolean);
@@ -46,11 +48,18 @@ function strength(sigmas) {
 
 function keys(diff, names) {
   if (!diff.keys.length) return el("p", { class: "note", text: "No key of an input differs." });
-  const more = Object.entries(diff.omitted).map(([name, count]) => el("p", { class: "note", text: `${count} more keys of ${name} differ` }));
-  return el("div", { class: "scroll" }, el("table", { class: "keys-table" },
-    el("tr", {}, ...["input", "key", ...names].map((text) => el("th", { text }))),
-    ...diff.keys.map((one) => el("tr", {}, el("td", { class: "soft", text: one.input }), el("td", { text: one.key }),
-      ...one.values.map((value) => el("td", { class: "wide value", text: value === null ? "–" : value.slice(0, 2000) }))))), ...more);
+  const inputs = [...new Set(diff.keys.map((one) => one.input))];
+  return el("div", {}, ...inputs.map((input) => {
+    const found = diff.keys.filter((one) => one.input === input);
+    const count = found.length + (diff.omitted[input] ?? 0);
+    const more = diff.omitted[input] ? el("p", { class: "note", text: `${diff.omitted[input]} more keys differ` }) : null;
+    return el("details", { class: "input", open: count <= MOST_OPEN },
+      el("summary", {}, el("b", { text: input }), el("span", { class: "soft", text: `${count} key${count === 1 ? "" : "s"}` })),
+      el("div", { class: "scroll" }, el("table", { class: "keys-table" },
+        el("tr", {}, ...["key", ...names].map((text) => el("th", { text }))),
+        ...found.map((one) => el("tr", {}, el("td", { class: "wide", text: one.key }),
+          ...one.values.map((value) => el("td", { class: "wide value", text: value === null ? "–" : value.slice(0, 2000) })))))), more);
+  }));
 }
 
 function code(lines) {

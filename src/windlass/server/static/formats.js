@@ -34,7 +34,7 @@ export function formatCount(count) {
 export function formatNumber(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e5 || size < 1e-3) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 }
 
@@ -57,6 +57,11 @@ export function formatAgo(seconds, now = Date.now() / 1000) {
   if (age < 86400) return `${Math.floor(age / 3600)} h ago`;
   if (age < 30 * 86400) return `${Math.floor(age / 86400)} d ago`;
   return formatTime(seconds).slice(0, 10);
+}
+
+/** Measured over predicted, `1.03 ×`. */
+export function formatRatio(ratio) {
+  return `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)} ×`;
 }
 
 /** A value of a column, by its unit. */

@@ -4,7 +4,7 @@ import { kindBars, memoryBars, termBar } from "./bars.js";
 import { ask, post, saved } from "./client.js";
 import { firstNames, showCurves } from "./curves.js";
 import { button, card, el } from "./dom.js";
-import { formatAgo, formatBytes, formatCount, formatNumber, formatSeconds, formatTime, formatValue } from "./formats.js";
+import { formatAgo, formatBytes, formatCount, formatNumber, formatRatio, formatSeconds, formatTime, formatValue } from "./formats.js";
 import { drawLanes } from "./lanes.js";
 
 const INPUT_NAMES = ["request", "plan", "graph", "machine", "environment", "code", "data"];
@@ -100,7 +100,7 @@ function tiles(run, events) {
   const predicted = run.predicted_seconds;
   if (run.seconds !== null || predicted) {
     const outside = run.seconds !== null && run.low_seconds !== null && (run.seconds < run.low_seconds || run.seconds > run.high_seconds);
-    const ratio = run.seconds && predicted ? `, ${(run.seconds / predicted).toFixed(2)} ×` : "";
+    const ratio = run.seconds && predicted ? `, ${formatRatio(run.seconds / predicted)}` : "";
     found.push(tile("step time", run.seconds === null ? "not measured" : formatSeconds(run.seconds), predicted ? `predicted ${formatSeconds(predicted)}${ratio}` : "", outside));
   }
   if (run.tokens_per_second !== null) {
@@ -108,7 +108,7 @@ function tiles(run, events) {
     found.push(tile("tokens per second", formatCount(run.tokens_per_second), speed ? `predicted ${formatCount(speed)}` : ""));
   }
   const peak = prediction?.peaks?.[0]?.peak_bytes;
-  if (run.memory_bytes !== null) found.push(tile("memory at the peak", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${(run.memory_bytes / peak).toFixed(2)} ×` : ""));
+  if (run.memory_bytes !== null) found.push(tile("memory at the peak", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${formatRatio(run.memory_bytes / peak)}` : ""));
   found.push(tile("peers", String(run.peers), "same graph, plan, machine"));
   return el("div", { class: "tiles" }, ...found);
 }

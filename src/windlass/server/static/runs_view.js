@@ -2,7 +2,7 @@
 
 import { ask, followLive, path, post, saved } from "./client.js";
 import { button, delayed, el } from "./dom.js";
-import { formatSeconds, formatTime, formatValue } from "./formats.js";
+import { formatCount, formatRatio, formatSeconds, formatTime, formatValue } from "./formats.js";
 
 const PAGE_ROWS = 1000;
 const EXTRA_ROWS = 8;
@@ -12,7 +12,12 @@ const TITLES = {
   name: "run", held_out_loss: "held out", seconds: "step time", tokens_per_second: "tokens/s",
   memory_bytes: "memory", predicted_seconds: "predicted", step: "progress",
 };
-const WIDTHS = { name: "minmax(190px,2.2fr)", state: "104px", model: "minmax(90px,1fr)", machine: "minmax(90px,1fr)", started: "104px", step: "118px", loss: "82px", held_out_loss: "82px", seconds: "148px", tokens_per_second: "88px", memory_bytes: "92px", verdict: "96px" };
+const OTHER_WIDTH = 96;
+const WIDTHS = { name: 168, state: 100, model: 84, machine: 68, started: 92, step: 96, loss: 66, held_out_loss: 66, seconds: 128, tokens_per_second: 68, memory_bytes: 78, verdict: 88 };
+const GROWING = { name: 2.4, model: 1, machine: 0.6 };
+const PICK_WIDTH = 26;
+const GAP_WIDTH = 10;
+const EDGE_WIDTH = 26;
 
 /** Shows the table; gives a function that ends it. */
 export async function runsView(host, state, update) {
@@ -91,8 +96,15 @@ export async function runsView(host, state, update) {
   }
 
   function drawHead() {
-    const template = ["34px", ...columns.map((name) => WIDTHS[name] ?? "minmax(96px,1fr)")].join(" ");
-    grid.style.setProperty("--columns", template);
+    const least = columns.map((name) => WIDTHS[name] ?? OTHER_WIDTH);
+    const tracks = columns.map((name, index) => {
+      const share = name in WIDTHS ? GROWING[name] : 0.6;
+      return share ? `minmax(${least[index]}px,${share}fr)` : `${least[index]}px`;
+    });
+    grid.style.setProperty("--columns", [`${PICK_WIDTH}px`, ...tracks].join(" "));
+    const width = least.reduce((sum, one) => sum + one + GAP_WIDTH, PICK_WIDTH + EDGE_WIDTH);
+    grid.style.setProperty("--least", `${width}px`);
+    grid.classList.toggle("wide", grid.clientWidth < width);
     const [sorted, falling] = [(state.sort ?? "-id").replace(/^-/, ""), (state.sort ?? "-id").startsWith("-")];
     head.replaceChildren(
       el("span", { class: "cell" }, el("input", {
@@ -157,7 +169,7 @@ export async function runsView(host, state, update) {
       if (value("archived")) tags.unshift(el("span", { class: "tag", text: "archived" }));
       const notes = value("notes") ?? [];
       if (notes.length) tags.push(el("span", { class: "tag note-mark", title: notes.join("\n"), text: "✎" }));
-      return el("span", options, el("a", { href: link, class: "name", text: one, title: one }), ...tags);
+      return el("span", options, el("a", { href: link, class: "name", text: shortName(one), title: one }), ...tags);
     }
     if (name === "state") return el("span", options, el("span", { class: `pill ${one}`, text: one }));
     if (name === "verdict") {
@@ -171,12 +183,19 @@ export async function runsView(host, state, update) {
     if (name === "seconds" && one !== null) {
       const predicted = value("predicted_seconds");
       const outside = value("low_seconds") !== null && (one < value("low_seconds") || one > value("high_seconds"));
-      const ratio = predicted ? el("span", { class: outside ? "outside" : "soft", text: ` ${(one / predicted).toFixed(2)} ×`, title: `predicted ${formatSeconds(predicted)}` }) : null;
+      const ratio = predicted ? el("span", { class: outside ? "outside" : "soft", text: ` ${formatRatio(one / predicted)}`, title: `predicted ${formatSeconds(predicted)}` }) : null;
       return el("span", options, formatSeconds(one), ratio);
     }
+    if (name === "tokens_per_second" && one !== null) return el("span", { ...options, text: formatCount(one) });
+    if (name.endsWith("loss") && typeof one === "number") return el("span", { ...options, text: one.toFixed(3) });
     const unit = table.columns[places[name]]?.unit;
     const title = unit === "time" && one ? formatTime(one) : undefined;
     return el("span", { ...options, text: formatValue(one, unit), title });
+  }
+
+  /** The name without the day of a folder's name, which has a column of its own. */
+  function shortName(name) {
+    return name.replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
   }
 
   function isNumber(name) {
