@@ -6,6 +6,7 @@ They need a Python that has `mlflow`, `tensorboard`, `trackio`, `wandb`, `transf
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -134,6 +135,22 @@ print(json.dumps([run.data.tags, run.info.status, [m.value for m in history], fi
     assert status == "FINISHED"
     assert values == [1 / step for step in range(1, 21)]
     assert "config.json" in files
+
+
+def test_a_copy_in_mlflow_grows_with_its_run(tmp_path: Path):
+    run = init(folder=tmp_path / "run")
+    for steps in (range(1, 6), range(6, 11)):
+        for step in steps:
+            run.log({"loss": 1 / step}, step=step)
+        python(MIRROR, tmp_path, str(run.folder), "mlflow:sqlite:///mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:  # as if the last copy was cut off
+        database.execute("DELETE FROM tags WHERE key = 'windlass.rows'")
+        database.execute("DELETE FROM metrics WHERE step = 8")
+    run.finish()
+    python(MIRROR, tmp_path, str(run.folder), "mlflow:sqlite:///mlflow.db")
+    (item,) = import_runs(tmp_path / "mlflow.db", tmp_path / "back").runs
+    assert points(item.folder) == points(run.folder)
+    assert item.run.state == "finished"
 
 
 def test_a_training_of_transformers_is_recorded(tmp_path: Path):

@@ -85,7 +85,7 @@ def _mlflow_run(store: sqlite3.Connection, run: sqlite3.Row, project: object) ->
         tags=tuple(
             clean_text(f"{key}={value}" if value else str(key))
             for key, value in sorted(tags.items())
-            if not str(key).startswith("mlflow.")
+            if not str(key).startswith(("mlflow.", "windlass."))
         ),
         notes=clean_text(str(tags.get(_MLFLOW_NOTE, ""))),
         project=clean_text(str(project)) if project is not None else None,

@@ -1,8 +1,9 @@
 """Writes a run to MLflow by its client; the tag `windlass.uid` finds it again."""
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any, TypeVar
 
 from windlass.errors import RecordError, RequestError
 from windlass.integrations.portable_run import PortableRun
+from windlass.tracking import JournalRow
 
 T = TypeVar("T")
 _UID = "windlass.uid"
+_SENT = "windlass.rows"
+"""Tag with the number of rows that the copy has, and their digest."""
 _EXPERIMENT = "windlass"
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100
 _MAX_NAME, _MAX_VALUE = 250, 6000
@@ -24,8 +28,9 @@ _STATES = {"finished": "FINISHED", "broken": "FAILED", "interrupted": "KILLED", 
 def write_mlflow(run: PortableRun, place: str, documents: Mapping[str, Path]) -> str:
     """Writes a run to the store at a tracking URI, and returns MLflow's id of it.
 
-    Equal metrics collapse in MLflow, so that writing again adds what is new. The plan and the other
-    documents become artifacts, because MLflow cuts params at 6,000 characters.
+    Writing again adds the rows that are new; should it be cut off, MLflow keeps equal metrics once.
+    The plan and the other documents become artifacts, because MLflow cuts params at 6,000
+    characters.
 
     Raises:
         RequestError: mlflow is not installed.
@@ -67,8 +72,10 @@ def _write(
         client.log_batch(run_id, params=[entities.Param(*param) for param in batch])
     for key, value in _tags(run):
         client.set_tag(run_id, key, value)
-    for metrics in _batches(_metrics(run), _BATCH_METRICS):
+    unsent = _unsent_rows(run.rows, copy.data.tags.get(_SENT, ""))
+    for metrics in _batches(_metrics(unsent), _BATCH_METRICS):
         client.log_batch(run_id, metrics=[entities.Metric(*metric) for metric in metrics])
+    client.set_tag(run_id, _SENT, f"{len(run.rows)} {_digest(run.rows)}")
     for path in documents.values():
         client.log_artifact(run_id, str(path))
     if run.state is not None:
@@ -94,8 +101,25 @@ def _tags(run: PortableRun) -> Iterator[tuple[str, str]]:
         yield "windlass.group", run.group
 
 
-def _metrics(run: PortableRun) -> Iterator[tuple[str, float, int, int]]:
-    for row in run.rows:
+def _unsent_rows(rows: Sequence[JournalRow], sent: str) -> Sequence[JournalRow]:
+    """The rows behind those that the copy has; all, if those have changed since.
+
+    MLflow takes equal metrics again and keeps them once, ten times as slowly as new ones.
+    """
+    count, _, digest = sent.partition(" ")
+    number = int(count) if count.isdecimal() else 0
+    return rows[number:] if digest == _digest(rows[:number]) else rows
+
+
+def _digest(rows: Sequence[JournalRow]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{row.step} {row.time!r} {sorted(row.values.items())!r}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _metrics(rows: Sequence[JournalRow]) -> Iterator[tuple[str, float, int, int]]:
+    for row in rows:
         for name, value in row.values.items():
             yield _name(name), value, round(row.time * 1000), row.step
 
