@@ -103,7 +103,7 @@ def same_as_pandas(catalog: Catalog) -> bool:
     sample = random.Random(2).sample(catalog.rows(), 20)
     frame = pd.DataFrame(
         [
-            (record.id, record.model, record.steps[-1].loss)
+            (record.id, record.meta["model"], record.steps[-1].loss)
             for record in (load_run(find_run(row.folder.parent, row.id)) for row in sample)
         ],
         columns=["id", "model", "loss"],

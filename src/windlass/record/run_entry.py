@@ -177,7 +177,9 @@ def _numbers(series: Mapping[str, Series]) -> Sequence[int]:
     arrays = list({id(steps): steps for steps in own}.values())
     if not arrays:
         return ()
-    steps = np.unique(np.concatenate(arrays))
+    steps = np.concatenate(arrays)
+    if not (np.diff(steps) > 0).all():
+        steps = np.unique(steps)
     first, last = int(steps[0]), int(steps[-1])
     return range(first, last + 1) if last - first + 1 == len(steps) else steps.tolist()
 
