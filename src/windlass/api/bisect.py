@@ -27,6 +27,7 @@ from windlass.judge import (
     find_culprits,
     flat_keys,
     noise_floor,
+    with_keys_of,
 )
 from windlass.schema import PLAN_FILE, REQUEST_FILE
 from windlass.tracking import RunRecord, read_series
@@ -39,7 +40,12 @@ _CLEAR_CHANGE = 0.02
 _CLEAR_STEPS = 5
 _SEEDS = 2
 """Runs of the good inputs with other seeds, which tell the noise of a loss."""
-_SIGMAS = 3.0
+_SIGMAS, _CLEAR_SIGMAS = 3.0, 8.0
+"""Fewer deviations apart are noise; below the second number all steps of both records are taken."""
+_MOST_REPEATS = 2
+"""Further runs, with other seeds, of a mixture that lies between both sides."""
+_BETWEEN = 0.25
+"""Share of the way between both sides, around its middle, in which a value decides nothing."""
 _PRIORS: Mapping[Metric, NoisePrior] = {
     "loss": NoisePrior(0.005, 2.0),
     "seconds": NoisePrior(0.02, 4.0),
@@ -117,8 +123,11 @@ def bisect(
     records = load(good, root=root), load(bad, root=root)
     _require_comparable(*records, metric)
     chosen: Metric = "loss" if metric == "loss" else "seconds" if metric else _metric(*records)
+    most = min(record.steps[-1].step for record in records)
     count = steps or _steps_that_tell(*records, chosen)
     experiment = _Experiment(*records, chosen, count, Path(root), progress)
+    if steps is None and count < most and experiment.sigmas < _CLEAR_SIGMAS:
+        experiment = _Experiment(*records, chosen, most, Path(root), progress, experiment.reruns)
     return experiment.bisect(most_tests)
 
 
@@ -133,37 +142,47 @@ class _Experiment:
         steps: int,
         root: Path,
         progress: Progress | None,
+        reruns: int = 0,
     ) -> None:
         self._good, self._bad, self._metric, self._steps = good, bad, metric, steps
         self._root, self._progress = root, progress
+        self.reruns = reruns
         self._group = f"bisect {good.id[-6:]} {bad.id[-6:]}"
         self._code: tuple[CodeVersion, CodeVersion] | None
         self._code, code_problem = code_versions(good.folder, bad.folder)
         self._factors = tuple(self._find_factors())
         self._untested = (*code_problem, *self._describe_untested())
         self._tests: list[BisectTest] = []
-        self.reruns = 0
+        self._sides = (math.nan, math.nan)
+        self._noise = noise_floor([], _PRIORS[metric])
+        self.sigmas = self._measure_sides() if self._factors else math.inf
+
+    def _measure_sides(self) -> float:
+        """Measures both sides and the noise; returns how many deviations they are apart."""
+        good = [self._value_of(self._good, ())]
+        good += [self._run_or_nan((), seed) for seed in range(1, self._repeats() + 1)]
+        finite = [value for value in good if value > 0]
+        self._noise = noise_floor(finite, _PRIORS[self._metric])
+        bad = self._value_of(self._bad, self._factors)
+        self._sides = float(np.median(finite)) if finite else math.nan, bad
+        if math.isnan(bad) or not finite:
+            return math.inf
+        return abs(math.log(bad / self._sides[0])) / (math.sqrt(2) * self._noise.deviation)
 
     def bisect(self, most_tests: int) -> Bisection:
         """Runs mixtures until the culprits are known."""
         if not self._factors:
             return self._outcome((), "no input that a run here can switch differs between the two")
-        base = [self._value_of(self._good, ())]
-        base += [self._run((), seed=seed) for seed in range(1, self._repeats() + 1)]
-        noise = noise_floor([value for value in base if value > 0], _PRIORS[self._metric])
-        middle = float(np.median(base))
-        worst = self._value_of(self._bad, self._factors)
-        distance = abs(math.log(worst / middle)) if worst > 0 and middle > 0 else math.inf
-        sigmas = distance / (math.sqrt(2) * noise.deviation)
+        middle, worst = self._sides
         apart = (
             f"{self._metric} after {self._steps} steps: {middle:.5g} and {worst:.5g}, "
-            f"{sigmas:.1f} sigma apart ({noise.peers} runs)"
+            f"{self.sigmas:.1f} sigma apart ({self._noise.peers} runs)"
         )
-        if sigmas < _SIGMAS:
+        if self.sigmas < _SIGMAS:
             return self._outcome((), f"nothing beyond noise: {apart}")
 
         def test(changes: tuple[_Factor, ...]) -> TestResult:
-            value = worst if changes == self._factors else self._run_or_nan(changes)
+            value = worst if changes == self._factors else self._decided(changes)
             result = self._judge(value, middle, worst)
             names = tuple(change.name for change in changes)
             self._tests.append(BisectTest(changes=names, value=value, result=result))
@@ -196,6 +215,20 @@ class _Experiment:
     def _repeats(self) -> int:
         return _SEEDS if self._metric == "loss" else 1
 
+    def _decided(self, changes: tuple[_Factor, ...]) -> float:
+        """The metric of a mixture; where it lies between both sides, the mean of several runs."""
+        values = [self._run_or_nan(changes)]
+        while len(values) <= _MOST_REPEATS and self._is_between(values):
+            values.append(self._run_or_nan(changes, seed=len(values)))
+        return float(np.exp(np.mean(np.log(values))))
+
+    def _is_between(self, values: Sequence[float]) -> bool:
+        good, bad = self._sides
+        if not all(value > 0 for value in (*values, good, bad)):
+            return False
+        share = math.log(float(np.median(values)) / good) / math.log(bad / good)
+        return abs(share - 0.5) < _BETWEEN
+
     def _judge(self, value: float, good: float, bad: float) -> TestResult:
         """Bad if it lies nearer to the bad run, on a logarithmic scale."""
         if math.isnan(value):
@@ -211,10 +244,10 @@ class _Experiment:
             return metric_value(record.folder, "loss", self._steps)
         return self._run_or_nan(changes)
 
-    def _run_or_nan(self, changes: tuple[_Factor, ...]) -> float:
+    def _run_or_nan(self, changes: tuple[_Factor, ...], seed: int = 0) -> float:
         """The metric of a mixture; NaN if it cannot be run, or its loss is not finite."""
         try:
-            return self._run(changes)
+            return self._run(changes, seed)
         except RunBroken:
             return math.nan
 
@@ -229,7 +262,7 @@ class _Experiment:
 
     def _short_run(self, changes: tuple[_Factor, ...], seed: int) -> ShortRun:
         """The run of a mixture; where it was killed earlier, in another folder."""
-        tree = _mixture(_request(self._good), _request(self._bad), _keys(changes))
+        tree = with_keys_of(_request(self._good), _request(self._bad), _keys(changes))
         if seed:
             train = tree.setdefault("train", {})
             train["seed"] = int(train.get("seed", 0)) + 1000 * seed
@@ -369,34 +402,3 @@ def _recorded_variables(record: RunRecord) -> Mapping[str, str]:
 
 def _keys(changes: Sequence[_Factor]) -> list[str]:
     return [change.name for change in changes if change.kind == "key"]
-
-
-def _mixture(good: dict[str, Any], bad: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The first tree with some dotted keys of the second; a list counts as one value."""
-    mixed = tomllib.loads(tomli_w.dumps(good))
-    for key in keys:
-        *path, last = _known_part(key, good, bad)
-        value: Any = bad
-        target = mixed
-        for part in path:
-            value = value.get(part, {}) if isinstance(value, dict) else {}
-            target = target.setdefault(part, {})
-        if last in value:
-            target[last] = value[last]
-        else:
-            target.pop(last, None)
-    return mixed
-
-
-def _known_part(key: str, *trees: dict[str, Any]) -> list[str]:
-    """A dotted key up to where it enters a list."""
-    parts = key.split(".")
-    for tree in trees:
-        value: Any = tree
-        for depth, part in enumerate(parts):
-            if not isinstance(value, dict) or part not in value:
-                break
-            value = value[part]
-            if isinstance(value, list):
-                return parts[: depth + 1]
-    return parts

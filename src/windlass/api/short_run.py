@@ -23,7 +23,7 @@ from windlass.tracking import read_series
 _MODULE = "windlass.api.short_run"
 _SHOWN = 300
 """Last characters of an error that a message shows."""
-_WARM_UP_STEPS, _AVERAGED_STEPS = 3, 5
+_WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ def run_shortly(run: ShortRun) -> None:
 
 
 def metric_value(folder: Path, metric: str, steps: int) -> float:
-    """The loss after some steps, or the median seconds of a step; NaN where there is none.
+    """The mean loss of the later half of some steps, or the median seconds of a step.
+
+    NaN where a run has no such number, or a loss that is not finite.
 
     Args:
         folder: a run folder.
@@ -87,7 +89,7 @@ def metric_value(folder: Path, metric: str, steps: int) -> float:
     if not len(values):
         return math.nan
     if metric == "loss":
-        return float(values[-_AVERAGED_STEPS:].mean())
+        return float(values[len(values) // 2 :].mean())
     warm = values[_WARM_UP_STEPS:] if len(values) > 2 * _WARM_UP_STEPS else values
     return float(np.median(warm))
 

@@ -32,6 +32,7 @@ from windlass.judge.run_diff import (
     diff_runs,
     flat_keys,
     noise_floor,
+    with_keys_of,
 )
 from windlass.judge.verdict import (
     Verdict,
@@ -64,4 +65,5 @@ __all__ = [
     "noise_floor",
     "robust_deviation",
     "stall_share",
+    "with_keys_of",
 ]

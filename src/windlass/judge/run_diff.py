@@ -1,6 +1,7 @@
 """What differs between runs: which of their inputs and how, and their results beside the noise."""
 
 import contextlib
+import copy
 import difflib
 import json
 import math
@@ -176,6 +177,37 @@ def flat_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix, tree
     else:
         yield prefix, json.dumps(tree)
+
+
+def with_keys_of(good: dict[str, Any], bad: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The first tree with some dotted keys as the second has them; a list counts as one value."""
+    mixed = copy.deepcopy(good)
+    for key in keys:
+        *path, last = _known_part(key, good, bad)
+        value: Any = bad
+        target = mixed
+        for part in path:
+            value = value.get(part, {}) if isinstance(value, dict) else {}
+            target = target.setdefault(part, {})
+        if last in value:
+            target[last] = value[last]
+        else:
+            target.pop(last, None)
+    return mixed
+
+
+def _known_part(key: str, *trees: dict[str, Any]) -> list[str]:
+    """A dotted key up to where it enters a list."""
+    parts = key.split(".")
+    for tree in trees:
+        value: Any = tree
+        for depth, part in enumerate(parts):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
+            if isinstance(value, list):
+                return parts[: depth + 1]
+    return parts
 
 
 def _results(runs: Sequence[RunRow], noise: Mapping[str, NoiseFloor]) -> Iterator[ResultDifference]:
