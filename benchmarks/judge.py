@@ -8,7 +8,7 @@ of torch, and are otherwise those of `windlass train`. Clean runs come first: ea
 those before it, as every run is while it trains. Then each fault is run with several seeds; three
 of them begin at step 41 of 100. At last clean runs are drawn from blocks of the clean ones and
 judged beside the others. Runs that are in the folder already are not run again, so that the
-benchmark can be done in parts.
+benchmark can be done in parts; nor do runs count that other work on this machine has disturbed.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import windlass.runtime  # noqa: F401  imported once, before the ranks are forke
 from judge_faults import (
     BAD_SHARD,
     burn_core,
+    busy_seconds,
     forked_ranks,
     hog_disk,
     make_corpora,
@@ -42,6 +43,8 @@ from windlass.judge import Curve, Evidence, RankTimes, Verdict, judge
 from windlass.record import annotate
 
 STEPS, FAULT_STEP = 100, 41
+DISTURBED = 0.15
+"""Cores that other processes may take; a run that they disturb more says nothing."""
 MODEL = (
     "model.layers=2", "model.width=64", "model.heads=4", "train.batch=16", "train.sequence=64",
     "batch.micro=2", f"train.steps={STEPS}", "train.evaluate_sequences=0",
@@ -129,7 +132,7 @@ def run_once(
     planned = plan("gpt-tiny", *MODEL, f"data.source={corpus}", *words)
     planned = with_seed(planned, 100 * (["clean", *CASES].index(name) + 1) + seed)
     case = CASES.get(name)
-    before = time.monotonic()
+    before, busy = time.monotonic(), busy_seconds()
     run = train(planned, root=root / "runs", group=name)
     live, verdict = LiveJudge(run, root / "runs"), None
     end: Callable[[], None] | None = None
@@ -144,8 +147,12 @@ def run_once(
                 end()
     if verdict is None:
         raise SystemExit(f"{run.folder} was not judged")
-    if name != "clean":
+    others = (busy_seconds() - busy) / (time.monotonic() - before)
+    if name != "clean" or others > DISTURBED:
         annotate(run.folder, broken=True)
+    if others > DISTURBED and name != "disk":
+        print(f"{name} {seed}: others took {others:.2f} cores; to be run again", flush=True)
+        return
     content = {"case": name, "seed": seed, "folder": run.folder.name}
     result.write_text(json.dumps(content | {"verdict": verdict.model_dump(mode="json")}))
     print(f"{name} {seed}: {time.monotonic() - before:.1f} s, {verdict.headline}", flush=True)

@@ -16,14 +16,15 @@ from unittest.mock import patch
 
 import torch
 
-from windlass.runtime.distributed import local_launcher
+from windlass.runtime.distributed import local_launcher, rendezvous
 from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
 
 HOSTS = ("windlassj0", "windlassj1")
 CABLES = ("windlassk0", "windlassk1")
 ADDRESSES = ("10.213.9.1", "10.213.9.2")
 CLONE_NEWNET = 0x40000000
-SLOW_LINK = ("tbf", "rate", "40mbit", "burst", "16kb", "latency", "400ms")
+BURNERS = 8
+SLOW_LINK = ("tbf", "rate", "150mbit", "burst", "64kb", "latency", "400ms")
 SHARDS, SHARD_BYTES, BAD_SHARD = 8, 60_000, 5
 
 
@@ -77,7 +78,8 @@ def _be_rank(rank: int, words: list[str], case: str, files: tuple[int, int, int]
         with Path("/run/netns", HOSTS[host]).open("rb") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
-        os.environ["GLOO_SOCKET_IFNAME"] = CABLES[host]
+        # A run of one host's processes listens on the loopback alone.
+        vars(rendezvous)["_LOOPBACK"] = {"GLOO_SOCKET_IFNAME": CABLES[host]}
         torch.set_num_threads(1)
         if case == "sum":
             ProcessGroups.reduce_grads = sum_in_place_of_mean
@@ -103,12 +105,18 @@ def sum_in_place_of_mean(self: ProcessGroups, flat: torch.Tensor) -> PendingRedu
 
 
 def burn_core(pids: list[int], seed: int) -> Callable[[], None]:
-    """Another job is pinned to the core that one rank is pinned to."""
+    """Another job of eight processes is pinned to the core that one rank is pinned to."""
     core = sorted(os.sched_getaffinity(0))[seed % 2]
     set_affinity(pids[seed % len(pids)], {core})
-    burner = Process(target=_burn, args=(core,))
-    burner.start()
-    return lambda: _kill(burner)
+    burners = [Process(target=_burn, args=(core,)) for _ in range(BURNERS)]
+    for burner in burners:
+        burner.start()
+
+    def end() -> None:
+        for burner in burners:
+            _kill(burner)
+
+    return end
 
 
 def set_affinity(pid: int, cores: set[int]) -> None:
@@ -119,13 +127,12 @@ def set_affinity(pid: int, cores: set[int]) -> None:
 
 def _burn(core: int) -> None:
     os.sched_setaffinity(0, {core})
-    os.setpriority(os.PRIO_PROCESS, 0, -5)
     while True:
         pass
 
 
 def slow_link(pids: list[int], seed: int) -> Callable[[], None]:
-    """The cable between the hosts falls to 40 Mbit/s."""
+    """The cable between the hosts falls to 150 Mbit/s."""
     del pids, seed
     for host, cable in zip(HOSTS, CABLES, strict=True):
         _run("tc", "-n", host, "qdisc", "replace", "dev", cable, "root", *SLOW_LINK)
@@ -180,6 +187,15 @@ def make_corpora(folder: Path) -> tuple[Path, Path]:
                 content = "".join(random.Random(0).choices(letters, k=SHARD_BYTES))
             (corpus / f"shard{index}.txt").write_text(content)
     return good, bad
+
+
+def busy_seconds() -> float:
+    """CPU time of all processes of this machine, less that of this one and its children."""
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    own = sum(os.times()[:4])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - own
 
 
 @contextmanager

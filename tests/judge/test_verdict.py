@@ -130,9 +130,12 @@ def test_a_loss_that_is_no_number_is_broken_at_its_step():
     assert (verdict.level, verdict.since_step) == ("broken", 71)
 
 
-def test_without_peers_a_run_far_beyond_its_prediction_is_slow():
-    slow = judge(evidence(peers=0, predicted=PredictedTime(0.05, 0.045, 0.055)))
-    good = judge(evidence(peers=0, predicted=PredictedTime(0.1, 0.09, 0.11)))
+def test_without_peers_a_run_far_beyond_its_prediction_is_slow_where_predictions_are_good():
+    late = PredictedTime(0.05, 0.045, 0.055)
+    slow = judge(evidence(peers=0, predicted=late, residuals=(0.0, 0.05, -0.05, 0.02)))
+    unsure = judge(evidence(peers=0, predicted=late, residuals=(0.9, -0.6, 0.3, 1.2)))
+    alone = judge(evidence(peers=0, predicted=late))
     assert slow.level == "slow"
     assert "predicted" in slow.sentences[0]
-    assert good.level == "unknown"
+    assert (unsure.level, alone.level) == ("unknown", "unknown")
+    assert "2.00 times what was predicted" in alone.sentences[1]

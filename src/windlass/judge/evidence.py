@@ -101,6 +101,9 @@ class Evidence:
     peers: tuple[Peer, ...] = ()
     prior: NoisePrior = DEFAULT_PRIOR
     predicted: PredictedTime | None = None
+    residuals: tuple[float, ...] = ()
+    """Logarithms of measured over predicted step time of other plans in the record: how far
+    predictions are off there."""
     tiers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The offload tier that a kind of instruction transfers to or from; other kinds do not."""
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))

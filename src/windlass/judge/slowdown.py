@@ -17,6 +17,7 @@ from windlass.judge.evidence import Curve, Evidence
 from windlass.judge.moderated_t import (
     FALSE_ALARM_RATE,
     FEWEST_PEERS,
+    NoisePrior,
     PeerTest,
     moderated_t,
 )
@@ -33,7 +34,8 @@ from windlass.units import format_seconds
 
 _STALLS, _STALL_FACTOR = 0.05, 3.0
 """Stalls are a fault if 5 % of the steps stall, three times the share in any peer."""
-_PREDICTION_SIGMAS = 3.0
+_SMALLEST_ERROR, _PREDICTION_FREEDOM = 0.03, 4.0
+"""What the interval of a prediction counts for beside the errors in the record."""
 
 
 class Slowdown(NamedTuple):
@@ -152,30 +154,36 @@ def _slower_than_other_ranks(
 
 
 def _slower_than_predicted(evidence: Evidence) -> Slowdown | None:
-    """Slower than its prediction allows; only where no peers say how fast the run should be."""
-    sigmas = prediction_sigmas(evidence)
-    if len(evidence.peers) >= FEWEST_PEERS or sigmas is None or sigmas < _PREDICTION_SIGMAS:
+    """Slower than its prediction, by more than predictions of other plans are off in the record.
+
+    Only where no peers say how fast the run should be. A prediction alone raises no alarm: it may
+    itself be wrong for this kind of plan.
+    """
+    test, predicted = prediction_test(evidence), evidence.predicted
+    if len(evidence.peers) >= FEWEST_PEERS or test is None or predicted is None:
         return None
-    measured, predicted = float(np.median(evidence.seconds.values)), evidence.predicted
-    if predicted is None:
+    if test.p >= FALSE_ALARM_RATE:
         return None
+    measured = float(np.median(evidence.seconds.values))
     return Slowdown(
         f"a step takes {format_seconds(measured)}, and {format_seconds(predicted.seconds)} were "
-        f"predicted ({sigmas:+.1f} sigma of the prediction), with {len(evidence.peers)} peers",
-        measured / predicted.seconds - 1, sigmas,
+        f"predicted, beside {test.peers} other plans whose predictions are off by "
+        f"{test.deviation:.0%} ({test.sigmas:+.1f} sigma)",
+        measured / predicted.seconds - 1, test.sigmas,
     )  # fmt: skip
 
 
-def prediction_sigmas(evidence: Evidence) -> float | None:
-    """The step time in deviations of the prediction; None without a prediction or steps."""
+def prediction_test(evidence: Evidence) -> PeerTest | None:
+    """Measured over predicted time beside that of other plans; None with too few of them."""
     predicted = evidence.predicted
-    if predicted is None or not len(evidence.seconds.values) or predicted.low <= 0:
+    if predicted is None or len(evidence.residuals) < FEWEST_PEERS or predicted.low <= 0:
         return None
     deviation = math.log(predicted.high / predicted.low) / (2 * DEVIATIONS_OF_80_PERCENT)
-    measured = float(np.median(evidence.seconds.values))
-    if deviation <= 0 or measured <= 0:
+    measured = float(np.median(evidence.seconds.values)) if len(evidence.seconds.values) else 0.0
+    if measured <= 0 or predicted.seconds <= 0:
         return None
-    return math.log(measured / predicted.seconds) / deviation
+    prior = NoisePrior(max(deviation, _SMALLEST_ERROR), _PREDICTION_FREEDOM)
+    return moderated_t(math.log(measured / predicted.seconds), evidence.residuals, prior)
 
 
 def peer_test(evidence: Evidence) -> PeerTest | None:

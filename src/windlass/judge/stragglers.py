@@ -22,6 +22,8 @@ _WAITS = frozenset(BLOCKING_KINDS) | {"send", "send_tied_weights", "send_tied_gr
 _P2P = frozenset({"receive", "recv_tied_weights", "accumulate_tied_grads"})
 _ALL_GLOBAL = ("grad_norm", "sync")
 _ROLES = ("own", "tier", "tier wait", "wait")
+_OWN_SHARE = 0.2
+"""Ranks that take a fifth of the extra time for work of their own are not the network's victims."""
 _ALIKE = 0.7
 """Links that are slowed by at least this share of the slowest one are slow together."""
 _STEADY_EXCESS, _STEADY_SHARE = 0.15, 0.9
@@ -98,11 +100,14 @@ def find_culprit(before: Levels, after: Levels, evidence: Evidence) -> Culprit |
     parts: dict[Cause, float] = {
         "rank": own[slowest] - max(common, 0.0) if others else 0.0,
         "host": common,
-        "link": waits,
         # What waits for a tier and then for other ranks is slow on all of them if the tier is.
         "tier": tier[transfers] + max(0.0, min(tier_wait.values())),
     }
     cause = max(parts, key=lambda name: parts[name])
+    # A rank without a core also receives and answers late, so that all wait longer than it works.
+    excess = float(np.median([sum(delta.values()) for delta in deltas.values()]))
+    if parts[cause] < _OWN_SHARE * excess and waits > parts[cause]:
+        cause, parts = "link", {"link": waits}
     seconds = parts[cause]
     if seconds <= 0:
         return None

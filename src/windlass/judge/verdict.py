@@ -23,7 +23,6 @@ from windlass.judge.slowdown import (
     after_warm_up,
     find_slowdown,
     peer_test,
-    prediction_sigmas,
 )
 from windlass.judge.stragglers import (
     Cause,
@@ -294,8 +293,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
 
 
 def _prediction_notes(evidence: Evidence) -> Iterator[str]:
-    sigmas, predicted = prediction_sigmas(evidence), evidence.predicted
-    if sigmas is None or predicted is None:
+    predicted = evidence.predicted
+    if predicted is None or predicted.seconds <= 0 or not len(evidence.seconds.values):
         return
     measured = float(np.median(evidence.seconds.values))
     inside = "within" if predicted.low <= measured <= predicted.high else "outside"

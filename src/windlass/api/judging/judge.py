@@ -7,16 +7,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from windlass.api.judging.gather import NO_HISTORY, History, gather_evidence, read_history
-from windlass.api.runs import RUNS
+from windlass.api.judging.gather import (
+    History,
+    document_counts,
+    gather_evidence,
+    read_history,
+)
 from windlass.api.training.instrumentation import never_stop
 from windlass.api.training.train import Run
 from windlass.errors import RequestError, WindlassError
 from windlass.judge import Verdict, judge as judge_evidence
-from windlass.schema import Step
-from windlass.tracking import find_run, load_run
+from windlass.record import RUNS
+from windlass.schema import RunState, Step
+from windlass.tracking import RunRecord, find_run, load_run
 
 _FIRST_STEPS, _SHARE = 50, 0.02
 """A run is judged every 50 steps, or every 2 % of its steps if that is more."""
@@ -24,7 +30,7 @@ _ALERT_SECONDS = 30.0
 _WEB = ("http://", "https://")
 
 
-def judge_run(run: str | Path, *, root: Path | str = RUNS) -> Verdict:
+def judge(run: str | Path, *, root: Path | str = RUNS) -> Verdict:
     """The verdict on a run: `expected`, `slow`, `broken` or `unknown`, and why.
 
     It is compared with its prediction, with the runs of the same graph, plan and machine under
@@ -38,14 +44,15 @@ def judge_run(run: str | Path, *, root: Path | str = RUNS) -> Verdict:
         RecordError: no such run, or more than one.
     """
     folder = find_run(Path(root), str(run))
-    return _judge_folder(folder, read_history(folder, Path(root)))
+    record = load_run(folder)
+    return _judge_record(record, read_history(folder, Path(root)))
 
 
 def follow_verdict(
     run: str | Path,
     *,
     root: Path | str = RUNS,
-    poll_seconds: float = 2.0,
+    poll_seconds: float = 5.0,
     stop: Callable[[], bool] = never_stop,
 ) -> Iterator[Verdict]:
     """The verdicts on a run while it trains: the first one, and each that says something else.
@@ -69,7 +76,7 @@ def follow_verdict(
         last = record.steps[-1].step if record.steps else 0
         if last >= due or not running:
             due = last + _interval(last)
-            latest = _judge_folder(folder, history)
+            latest = _judge_record(record, history)
             if not latest.same_as(verdict):
                 yield latest
             verdict = latest
@@ -88,14 +95,14 @@ class LiveJudge:
 
     def __init__(self, run: Run, root: Path | str) -> None:
         self._run = run
-        self._history: History = NO_HISTORY
+        self._history = History()
         self._verdict: Verdict | None = None
         self._due = _FIRST_STEPS
         try:
             self._history = read_history(run.folder, Path(root))
         except WindlassError:
             # A record that cannot be read ends no training; there are no peers then.
-            self._history = NO_HISTORY
+            self._history = History()
 
     def observe(self, step: Step) -> Verdict | None:
         """The verdict after a step, if it says something else than the one before it.
@@ -181,11 +188,19 @@ def _post(address: str, body: bytes) -> None:
         raise RequestError(f"the alert to `{where}` was not taken: {error}") from None
 
 
-def _judge_folder(folder: Path, history: History) -> Verdict:
-    verdict = judge_evidence(gather_evidence(folder, history))
-    if verdict.quantity in ("loss", "gradient norm"):
+def _judge_record(record: RunRecord, history: History) -> Verdict:
+    reason = str(record.events[-1].fields.get("reason", "")) if record.events else ""
+    return _judge_folder(record.folder, history, record.state, reason)
+
+
+def _judge_folder(
+    folder: Path, history: History, state: RunState = "running", reason: str = ""
+) -> Verdict:
+    evidence = gather_evidence(folder, history, state=state, reason=reason)
+    verdict = judge_evidence(evidence)
+    if verdict.quantity in ("loss", "gradient norm") and verdict.since_step is not None:
         # Only now is it worth looking up what the steps were trained on.
-        return judge_evidence(gather_evidence(folder, history, with_documents=True))
+        return judge_evidence(replace(evidence, documents=document_counts(folder)))
     return verdict
 
 

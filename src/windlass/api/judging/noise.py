@@ -11,10 +11,10 @@ import numpy as np
 
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
-from windlass.api.runs import RUNS
 from windlass.api.training.train import Run, train
 from windlass.errors import RequestError
 from windlass.judge import robust_deviation
+from windlass.record import RUNS
 from windlass.schema import Step
 
 _FEWEST_SEEDS = 3
@@ -42,7 +42,7 @@ class Noise:
     """Steps of each run."""
 
 
-def measure_noise(
+def noise(
     planned: Planned,
     *,
     seeds: int = 5,

@@ -1,0 +1,6 @@
+"""`made_records.py` writes runs."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
