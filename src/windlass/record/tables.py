@@ -138,6 +138,8 @@ def decoded_value(value: Value, unit: Unit) -> object:
         return bool(value)
     if unit != "json":
         return value
+    if value == "[]":
+        return ()
     decoded = json.loads(str(value))
     return tuple(decoded) if isinstance(decoded, list) else decoded
 

@@ -6,8 +6,9 @@ What it needs is imported here, not the whole interface: a list is there within 
 import socket
 import time
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
@@ -17,18 +18,20 @@ from windlass.record import RUNS, Annotations, Catalog, RunQueries, RunQuery, an
 from windlass.report import columns_table, runs_table
 from windlass.tracking import describe_other_formats, find_run
 
+Filter = Annotated[str | None, Parameter(name="FILTER")]
+"""A condition on runs; None is all that are not archived."""
+Words = Annotated[tuple[str, ...], Parameter(negative="")]
+"""An option that may be given several times."""
 _SHOWN_RUNS = 40
 
-app = App(
-    name="runs",
-    help="List runs, newest first, or those that a filter picks; tag them, note, archive, export.",
-)
-"""`windlass runs`, which lists, and its commands `tag`, `note`, `archive`, `mark-broken`."""
+app = App(name="runs")
+"""`windlass runs`, which lists, and its commands `tag`, `note`, `archive` and others."""
 
 
 @app.default
 def list_runs(
-    condition: str | None = None,
+    condition: Filter = None,
+    /,
     *,
     sort: str = "id desc",
     columns: str | None = None,
@@ -82,7 +85,7 @@ def list_runs(
         print_line(sentence)
 
 
-def tag(run: str, *tags: str, remove: tuple[str, ...] = (), runs: Path = RUNS) -> None:
+def tag(run: str, /, *tags: str, remove: Words = (), runs: Path = RUNS) -> None:
     """Give a run tags, or take some away.
 
     For example: `windlass runs tag last good-curve --remove candidate`.
@@ -99,7 +102,7 @@ def tag(run: str, *tags: str, remove: tuple[str, ...] = (), runs: Path = RUNS) -
     _print_annotations(folder, annotate(folder, tags=tags, remove=remove))
 
 
-def note(run: str, text: str, *, runs: Path = RUNS) -> None:
+def note(run: str, text: str, /, *, runs: Path = RUNS) -> None:
     """Add a note to a run; earlier notes stay.
 
     Args:
@@ -140,7 +143,8 @@ def mark_broken(
 
 def export(
     target: Path,
-    condition: str | None = None,
+    condition: Filter = None,
+    /,
     *,
     archived: Flag = False,
     runs: Path = RUNS,
@@ -170,7 +174,7 @@ def export(
     print_written(*written)
 
 
-def publish(url: str, *, site: str | None = None, runs: Path = RUNS) -> None:
+def publish(url: str, /, *, site: str | None = None, runs: Path = RUNS) -> None:
     """Publish the runs here to the PostgreSQL catalogue of a team.
 
     For example: `windlass runs publish postgresql://record@db.example.org/runs --site alpha`; then
