@@ -7,9 +7,8 @@ from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict_plan
-from windlass.cost.simulator.event_simulator import simulate_programs
+from windlass.cost.simulator.event_simulator import simulate, simulate_programs
 from windlass.cost.simulator.offload_queue import step_seconds
-from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph

@@ -7,7 +7,7 @@ from cost.equal_blocks import equal_blocks
 from factories import tiny_plan
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.predict import predict_plan
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph

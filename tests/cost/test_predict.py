@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from factories import HOST_OFFLOAD, sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict_plan
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph

@@ -8,7 +8,7 @@ import pytest
 from factories import sharded_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.predict import predict_plan
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost.simulator.event_simulator import simulate
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.schema.machine import Machine

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from report.made_runs import timeline as made_timeline
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.lowering.lower import lower
 from windlass.report.perfetto import perfetto_trace
 from windlass.schema.plan import Offload

@@ -214,8 +214,10 @@ class CommunicationCosts:
         """Seconds of one ring of tensor-parallel ranks."""
         if not sent_bytes:
             return 0.0
-        ranks, stride = tensor_parallel_ring(self._plan.parallel.tensor, axis)
-        return self._ring_seconds(sent_bytes, ranks, stride, passes)
+        # The ranks of a row are neighbours; a column's ring reaches over all rows.
+        degree = self._plan.parallel.tensor
+        ranks = group_size(degree, axis)
+        return self._ring_seconds(sent_bytes, ranks, group_span(degree, axis) // ranks, passes)
 
     def _replica_ring(
         self, sent_bytes: int, ranks: int, *, stride: int = 1, passes: int = 1
@@ -262,12 +264,3 @@ class CommunicationCosts:
         if self._stack.stages_adjacent:
             return parallel.devices
         return parallel.replicas * int(parallel.tensor)
-
-
-def tensor_parallel_ring(degree: int, axis: TensorAxis) -> tuple[int, int]:
-    """Ranks in one ring of a layer's tensor-parallel group, and devices from one to the next.
-
-    The ranks of a row are neighbours; a column's ring reaches over all rows.
-    """
-    ranks = group_size(degree, axis)
-    return ranks, group_span(degree, axis) // ranks

@@ -133,7 +133,7 @@ class DeviceRates:
             return self._products.attention
         if self.device.kind == "cpu":
             return self._between_widths(head_width, backward=backward)
-        nearest = min(measured, key=lambda rate: _log_distance(rate, head_width))
+        nearest = min(measured, key=lambda rate: abs(log(rate.head_width / head_width)))
         return self._attention_curves[nearest.head_width][backward]
 
     def _between_widths(self, head_width: float, *, backward: bool) -> Curve:
@@ -185,7 +185,3 @@ def rates_at(curve: Curve, sizes: Floats) -> Floats:
     points = np.log(np.array(curve.points))
     sizes = np.log(np.maximum(sizes, curve.points[0].size))
     return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
-
-
-def _log_distance(rate: AttentionRate, head_width: float) -> float:
-    return abs(log(rate.head_width / head_width))

@@ -23,6 +23,7 @@ from windlass.cost.optimizer_time import (
 from windlass.cost.step_traffic import (
     batch_load_bytes,
     batch_load_host_seconds,
+    copy_seconds,
     grad_accumulation_bytes,
     tied_grad_add_bytes,
 )
@@ -67,9 +68,8 @@ class InstructionCosts:
         self._selective = selective_layers(plan)
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
-        self._communication_cache: dict[tuple[str, int | None], float] = {}
-        self._pass_cache: dict[tuple[object, ...], float] = {}
-        self._communication = CommunicationCosts(plan, graph, machine)
+        self._communication_cache: dict[tuple[object, ...], float] = {}
+        self.communication = CommunicationCosts(plan, graph, machine)
 
     @cached_property
     def _shared_elements(self) -> dict[int, int]:
@@ -100,11 +100,9 @@ class InstructionCosts:
                 tied_layer,
                 selective,
             )
-        cached = self._cache.get(key)
-        if cached is None:
-            cached = self._price(instruction, device)
-            self._cache[key] = cached
-        return cached
+        if key not in self._cache:
+            self._cache[key] = self._price(instruction, device)
+        return self._cache[key]
 
     def seconds(self, instruction: Instruction, device: int = 0) -> float:
         """Seconds of one instruction on a device, all terms together; without communication."""
@@ -116,43 +114,27 @@ class InstructionCosts:
         return cached
 
     def communication_seconds(self, instruction: Instruction) -> float:
-        """Seconds of an instruction's messages and collectives on their links, else 0."""
+        """Seconds of communication on its links; of a pass, what it takes longer than without."""
         kind, layer, _ = instruction
-        cached = self._communication_cache.get((kind, layer))
-        if cached is None:
-            cached = self._exposed_communication(instruction)
-            self._communication_cache[kind, layer] = cached
-        return cached
+        key: tuple[object, ...] = (kind, layer)
+        if layer is not None and kind in LAYER_PASSES:
+            key = kind, self._kinds[layer].name, layer == 0, layer in self._selective
+        if key not in self._communication_cache:
+            self._communication_cache[key] = self._exposed_communication(instruction)
+        return self._communication_cache[key]
 
     def _exposed_communication(self, instruction: Instruction) -> float:
-        """Seconds of communication; of a pass, what it takes longer than without any."""
-        kind, layer, _ = instruction
-        if layer is None or kind not in LAYER_PASSES:
-            return self._communication.seconds(instruction)
-        key = kind, self._kinds[layer].name, layer == 0, layer in self._selective
-        if key not in self._pass_cache:
-            self._pass_cache[key] = self._exposed_in_pass(instruction)
-        return self._pass_cache[key]
-
-    def _exposed_in_pass(self, instruction: Instruction) -> float:
-        """What a pass takes longer than without communication."""
-        sent = self._communication.seconds(instruction)
-        gather = self._communication.gather_seconds(instruction)
+        sent = self.communication.seconds(instruction)
+        gather = self.communication.gather_seconds(instruction)
         run = self._layer_pass(instruction)
-        if run is None:
+        if run is None or not (sent or gather):
             return sent
-        if not sent and not gather:
-            return 0.0
         tensor = int(self._plan.parallel.tensor)
         micros = np.array([self._micro])
         parts = passes_seconds((run,), self._rates, micros, tensor=tensor)
         work, host = (float(each[0, 0]) for each in parts)
         alone = exposed_seconds(self._rates, work, host)
         return float(exposed_seconds(self._rates, work, host, sent, gather) - alone)
-
-    def overlapped_seconds(self, instruction: Instruction) -> float:
-        """The part of `communication_seconds` that overlaps with what the device does next."""
-        return self._communication.overlapped_seconds(instruction)
 
     def _price(self, instruction: Instruction, device: int) -> TermSeconds:
         kind, layer, micro = instruction
@@ -192,7 +174,8 @@ class InstructionCosts:
 
     def _load_batch(self) -> TermSeconds:
         moved = batch_load_bytes(self._micro * self._plan.batch.sequence)
-        return TermSeconds(load=self._copy_seconds(moved) + batch_load_host_seconds(self._device))
+        host_seconds = batch_load_host_seconds(self._device)
+        return TermSeconds(load=copy_seconds(moved, self._device) + host_seconds)
 
     def _grad_norm(self, device: int) -> TermSeconds:
         stage = mesh_coord(device, self._plan.parallel).stage
@@ -208,7 +191,7 @@ class InstructionCosts:
 
     def _accumulate_tied_grads(self, layer: int) -> TermSeconds:
         moved = tied_grad_add_bytes(self._tied_elements[layer], self._plan.gradient_itemsize)
-        return TermSeconds(traffic=self._copy_seconds(moved))
+        return TermSeconds(traffic=copy_seconds(moved, self._device))
 
     def _accumulate_grads(self, layer: int, *, first: bool) -> TermSeconds:
         """Seconds to accumulate a layer's new gradients."""
@@ -221,8 +204,4 @@ class InstructionCosts:
             rows=sum(kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)),
             first=first,
         )
-        return TermSeconds(traffic=sum(map(self._copy_seconds, moved)))
-
-    def _copy_seconds(self, nbytes: float) -> float:
-        """Seconds of one operation that moves this many bytes."""
-        return nbytes / self._device.traffic.at(nbytes)
+        return TermSeconds(traffic=sum(copy_seconds(nbytes, self._device) for nbytes in moved))

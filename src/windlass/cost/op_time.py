@@ -161,7 +161,9 @@ def _launches_seconds(run: LayerPass, rates: DeviceRates, tensor: int) -> float:
     """Seconds in which the host launches a pass, with its overhead of the pass."""
     pairs = rates.stack.pair_launches * tensor * (tensor - 1) / _PAIRS_OF_8
     calls = sum(op.calls for op in run.ops)
-    return calls * rates.launch_seconds * (1.0 + pairs) + host_seconds(rates)
+    device = rates.device
+    overhead = device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
+    return calls * rates.launch_seconds * (1.0 + pairs) + overhead
 
 
 def exposed_seconds(
@@ -223,12 +225,6 @@ def pass_seconds(
     work, host = sum(terms.values()), _launches_seconds(run, rates, tensor)
     terms["launch"] = max(0.0, float(exposed_seconds(rates, work, host)) - work)
     return TermSeconds(**terms)
-
-
-def host_seconds(rates: DeviceRates) -> float:
-    """Host overhead of each pass of a layer apart from its launches."""
-    device = rates.device
-    return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
 
 
 def quantity_values(

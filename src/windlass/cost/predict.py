@@ -220,7 +220,7 @@ def _works(
         elif kind in MATCHING_RECEIVE and not in_turn:  # the device goes on meanwhile
             continue
         place = 2 if _runs_in_background(plan, each) else 1 if kind in _STATE_KINDS else 0
-        exchange -= costs.overlapped_seconds(each)
+        exchange -= costs.communication.overlapped_seconds(each)
         times = plan.batch.accumulation - 1 if each.micro_batch == 1 else 1
         found[place][kind, costs.terms(each, program.device), exchange] += times
     return found

@@ -40,6 +40,11 @@ def batch_load_host_seconds(device: Device) -> float:
     return (_LOAD_PASSES if device.kind == "cpu" else 1) * device.pass_seconds
 
 
+def copy_seconds(nbytes: float, device: Device) -> float:
+    """Seconds of one operation that moves this many bytes."""
+    return nbytes / device.traffic.at(nbytes)
+
+
 def tied_grad_add_bytes(elements: _ByteCount, gradient_bytes: int) -> _ByteCount:
     """Bytes moved to add a tied weight's gradient from another stage: two reads and a write."""
     return 3 * elements * gradient_bytes

@@ -238,7 +238,7 @@ def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) ->
     if closest is not None and not (
         is_single and closest.offloaded_bytes > closest.tier.capacity_bytes
     ):
-        infeasible.append(_misfit(closest.plan, space, budget_bytes))
+        infeasible.append(infeasible_plan(closest.plan, space.graph, space.machine, budget_bytes))
     if not infeasible:
         raise no_legal_plan(space)
     infeasible.sort(key=lambda item: item.peak_bytes)
@@ -264,11 +264,6 @@ def _smallest(
             return
         if plan not in plans:
             plans.add(plan)
-            item = _misfit(plan, space, budget_bytes)
+            item = infeasible_plan(plan, space.graph, space.machine, budget_bytes)
             least = min(least, item.peak_bytes)
             yield item
-
-
-def _misfit(plan: Plan, space: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
-    """A plan that does not fit, with its bytes by its program."""
-    return infeasible_plan(plan, space.graph, space.machine, budget_bytes)

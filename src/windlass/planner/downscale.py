@@ -144,7 +144,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
         first, _ = stages[-1].phases[-1]
         grown = (*stages[-1].phases[:-1], (first, _MIN_LAYERS))
         stages[-1] = stages[-1].model_copy(update={"phases": grown})
-    note = "" if count == before else f"stages {_listed(chosen)} stand for all {before}"
+    note = "" if count == before else f"stages {', '.join(map(str, chosen))} stand for all {before}"
     return tuple(stages), note
 
 
@@ -246,7 +246,3 @@ def _tier_changes(offload: Offload, downscaled: Offload) -> str:
     pairs = zip(offload, downscaled, strict=True)
     moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
     return f"offload tiers {', '.join(sorted(moved))}" if moved else ""
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -75,9 +75,8 @@ def _too_large(
     budget_bytes, capacity_bytes = peak.capacity_bytes, machine.device.memory.capacity_bytes
     changes: tuple[Change, ...] = ()
     if peak.peak_bytes <= capacity_bytes:
-        override = f"memory={ceil(peak.peak_bytes / _MIB)}MiB"
-        change = Change(overrides=(override,), plan=plan, peak_bytes=peak.peak_bytes, cost=0.0)
-        changes = (change,)
+        overrides = (f"memory={ceil(peak.peak_bytes / _MIB)}MiB",)
+        changes = (Change(overrides=overrides, plan=plan, peak_bytes=peak.peak_bytes, cost=0.0),)
     state_bytes = training_state_bytes(plan, graph)
     free_bytes = budget_bytes - machine.device.process_bytes(compiled=plan.compile)
     return PlanningResult(

@@ -15,7 +15,8 @@ def with_recompute_layers(plan: Plan, layers: RecomputeLayers) -> Plan:
         layers: as in a request; a stage with virtual stages recomputes as many of each.
     """
     chunks = len(plan.stages)
-    counts = (layers,) * chunks if isinstance(layers, int) else _of_chunks(layers, chunks)
+    each = (layers,) if isinstance(layers, int) else layers
+    counts = tuple(each[chunk % len(each)] for chunk in range(chunks))
     if plan.recompute == "selective":
         return with_recompute(plan, (0,) * chunks, counts)
     return with_recompute(plan, counts)
@@ -40,11 +41,6 @@ def show_recompute_layers(layers: RecomputeLayers | None) -> str:
     if isinstance(layers, tuple):
         return f"[{','.join(map(str, layers))}]"
     return "all" if layers is None else str(layers)
-
-
-def _of_chunks(layers: tuple[int, ...], chunks: int) -> tuple[int, ...]:
-    """The number of each model chunk, which are dealt to the stages in turn."""
-    return tuple(layers[chunk % len(layers)] for chunk in range(chunks))
 
 
 def _stage_count(plan: Plan, stage: int) -> int:

@@ -136,34 +136,33 @@ class PlanningResult:
 
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
     """Where another plan differs, as a request would write it: key -> the other plan's value."""
-    pairs: dict[str, tuple[object, object]] = {
-        "parallel.pipeline": (plan.parallel.pipeline, other.parallel.pipeline),
-        "parallel.tensor": (plan.parallel.tensor, other.parallel.tensor),
-        "parallel.data": (plan.parallel.data, other.parallel.data),
-        "parallel.context": (plan.parallel.context or 1, other.parallel.context or 1),
-        "sharding.parameters": (plan.sharding.parameters, other.sharding.parameters),
-        "sharding.reshard": (_flag(plan.sharding.reshard), _flag(other.sharding.reshard)),
-        "sharding.optimizer": (plan.sharding.optimizer, other.sharding.optimizer),
-        "offload.optimizer": (plan.offload.optimizer, other.offload.optimizer),
-        "parallel.schedule": (plan.parallel.schedule, other.parallel.schedule),
-        "parallel.virtual_stages": (plan.parallel.virtual_stages, other.parallel.virtual_stages),
-        "precision": (plan.precision, other.precision),
-        "compile": (_flag(plan.compile), _flag(other.compile)),
-        "recompute": (plan.recompute, other.recompute),
-        "recompute_layers": (_recompute_layers(plan), _recompute_layers(other)),
-        "batch.micro": (plan.batch.micro, other.batch.micro),
-        "phases": (len(plan.stages[0].phases), len(other.stages[0].phases)),
-        "train.sequence": (plan.batch.sequence, other.batch.sequence),
+    ours, theirs = _request_values(plan), _request_values(other)
+    return {key: value for key, value in theirs.items() if value != ours[key]}
+
+
+def _request_values(plan: Plan) -> dict[str, str]:
+    """What a request can name of a plan."""
+    parallel, sharding = plan.parallel, plan.sharding
+    values: dict[str, object] = {
+        "parallel.pipeline": parallel.pipeline,
+        "parallel.tensor": parallel.tensor,
+        "parallel.data": parallel.data,
+        "parallel.context": parallel.context or 1,
+        "sharding.parameters": sharding.parameters,
+        "sharding.reshard": str(bool(sharding.reshard)).lower(),
+        "sharding.optimizer": sharding.optimizer,
+        "offload.optimizer": plan.offload.optimizer,
+        "parallel.schedule": parallel.schedule,
+        "parallel.virtual_stages": parallel.virtual_stages,
+        "precision": plan.precision,
+        "compile": str(plan.compile).lower(),
+        "recompute": plan.recompute,
+        "recompute_layers": show_recompute_layers(recompute_layers(plan)),
+        "batch.micro": plan.batch.micro,
+        "phases": len(plan.stages[0].phases),
+        "train.sequence": plan.batch.sequence,
     }
-    return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}
-
-
-def _flag(value: bool | None) -> str:
-    return str(bool(value)).lower()
-
-
-def _recompute_layers(plan: Plan) -> str:
-    return show_recompute_layers(recompute_layers(plan))
+    return {key: str(value) for key, value in values.items()}
 
 
 def best_of_families(best: Plan, ranked: Iterable[Plan]) -> tuple[Plan, ...]:

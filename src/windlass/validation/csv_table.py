@@ -196,10 +196,7 @@ def read_count(row: TableRow, column: str) -> float | None:
     Raises:
         UnusableRow: the cell holds anything else.
     """
-    value = read_number(row, column)
-    if value is not None and (value < 1 or value % 1):
-        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
-    return value if value is None else at_most(column, value)
+    return _count(row, column, read_number(row, column))
 
 
 def at_most(column: str, value: float) -> float:
@@ -239,10 +236,7 @@ def leading_count(row: TableRow, column: str) -> float | None:
     Raises:
         UnusableRow: the number is less, not whole, or more than any run has.
     """
-    value = leading_number(row, column)
-    if value is not None and (value < 1 or value % 1):
-        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
-    return value if value is None else at_most(column, value)
+    return _count(row, column, leading_number(row, column))
 
 
 def leading_number(row: TableRow, column: str) -> float | None:
@@ -254,6 +248,12 @@ def leading_number(row: TableRow, column: str) -> float | None:
     match = _LEADING_NUMBER.match(row.text(column))
     value = float(match[1]) * (1000.0 if match[2] else 1.0) if match else None
     return _in_range(row, column, value)
+
+
+def _count(row: TableRow, column: str, value: float | None) -> float | None:
+    if value is not None and (value < 1 or value % 1):
+        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
+    return value if value is None else at_most(column, value)
 
 
 def _in_range(row: TableRow, column: str, value: float | None) -> float | None:

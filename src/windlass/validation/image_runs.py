@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -14,24 +13,20 @@ _IPU_IMAGES = 20.0
 """Images in a micro-batch on an IPU if none is published, as in Graphcore's MLPerf submissions."""
 
 
+@cache
 def image_model(name: str) -> ImageModel | None:
     """The image model that a row names; None if it is not a known one."""
-    for key, known in _models().items():
-        if re.search(str(known["match"]), name, re.IGNORECASE):
+    text = files("windlass.validation").joinpath("models.toml").read_text(encoding="utf-8")
+    for key, known in tomllib.loads(text).items():
+        if re.search(known["match"], name, re.IGNORECASE):
             return ImageModel(
                 name=key,
-                flop=float(known["flop"]),
-                activations=float(known["activations"]),
+                flop=known["flop"],
+                activations=known["activations"],
                 parameters=int(known["parameters"]),
-                convolutions=int(known["convolutions"]),
+                convolutions=known["convolutions"],
             )
     return None
-
-
-@cache
-def _models() -> Mapping[str, Mapping[str, str | float]]:
-    text = files("windlass.validation").joinpath("models.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
 
 
 def image_shape(model: ImageModel) -> ModelShape:

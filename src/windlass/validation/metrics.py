@@ -133,8 +133,9 @@ def rank_accuracy(predictions: Iterable[RunPrediction]) -> RankAccuracy | None:
     gap = max(MIN_DISTINCT_GAP, _NOISE_FACTOR * noise)
     ordered, pairs, coefficients, slowdowns = 0.0, 0, [], []
     for group in large:
-        measured = np.array([_per_sequence(one, one.run.step_seconds or 0.0) for one in group])
-        predicted = np.array([_per_sequence(one, one.step_seconds) for one in group])
+        # Runs of a group may differ in batch size.
+        measured = np.array([(one.run.step_seconds or 0.0) / _sequences(one.run) for one in group])
+        predicted = np.array([one.step_seconds / _sequences(one.run) for one in group])
         coefficients.append(spearman(measured, predicted))
         slowdowns.append(measured[np.argmin(predicted)] / measured.min() - 1.0)
         counts = count_ordered_pairs(measured, predicted, gap)
@@ -177,11 +178,6 @@ def _ranks(values: Column) -> Column:
     return average[inverse]
 
 
-def _per_sequence(one: RunPrediction, seconds: float) -> float:
-    """Seconds for each sequence, because runs of a group may differ in batch size."""
-    return seconds / _sequences(one.run)
-
-
 def _sequences(run: PublishedRun) -> float:
     """Sequences in a step."""
     return run.config.micro * run.config.accumulation * run.config.replicas
@@ -206,13 +202,11 @@ def _relative_errors(
 
 def _baseline_error(predictions: Sequence[RunPrediction], measured: Column) -> float:
     """Mean absolute error of `time = k FLOP / devices` with the median k of these rows."""
-    flop = np.array([_step_flop(one.run) / one.run.config.devices for one in predictions])
+    tokens = np.array([_sequences(one.run) * one.run.shape.sequence for one in predictions])
+    shares = [one.run.shape.flop_per_token / one.run.config.devices for one in predictions]
+    flop = tokens * np.array(shares)
     guessed = flop * np.median(measured / flop)
     return float(np.abs(guessed / measured - 1.0).mean())
-
-
-def _step_flop(run: PublishedRun) -> float:
-    return _sequences(run) * run.shape.sequence * run.shape.flop_per_token
 
 
 class OrderedPairs(NamedTuple):

@@ -87,13 +87,8 @@ def _layers_from_parameters(row: TableRow, shape: ModelShape, assumptions: list[
     """Layers that come nearest to the published parameters, a multiple of the pipeline stages."""
     (parameters,) = required_numbers(row, "params")
     stages = read_count(row, "p") or 1.0
-    layers = (
-        max(
-            1.0,
-            round((parameters - shape.vocabulary_parameters) / shape.parameters_per_block / stages),
-        )
-        * stages
-    )
+    blocks = (parameters - shape.vocabulary_parameters) / shape.parameters_per_block
+    layers = max(1.0, round(blocks / stages)) * stages
     at_most("layers", layers)
     billions = parameters / 1e9
     assumptions.append(f"{layers:g} layers computed from {billions:.3g} billion parameters")

@@ -8,7 +8,6 @@ from math import ceil
 from windlass.capture import image_graph, split_blocks, stack_graph
 from windlass.cost import ArrayClock, PlanColumns, predict_time
 from windlass.models import TransformerConfig
-from windlass.program import lower
 from windlass.schema import (
     Batch,
     Graph,
@@ -78,7 +77,7 @@ def step_seconds(published: PublishedPlan) -> float:
     """
     plan, graph, machine = published.plan, published.graph, published.machine
     if plan.is_offloaded("parameters"):
-        return predict_time(plan, graph, machine, lower(plan, graph)).step_seconds
+        return predict_time(plan, graph, machine).step_seconds
     return float(ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))[0])
 
 

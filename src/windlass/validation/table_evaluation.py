@@ -122,8 +122,22 @@ def evaluate_table(
         calibration_rows=len(predictions) - len(test),
         test_rows=_accuracy(test),
         all_rows=_accuracy(predictions),
-        by_cluster=_accuracy_by_cluster(test),
-        by_precision=_accuracy_by_precision(test),
+        by_cluster=tuple(
+            ClusterAccuracy(
+                cluster=name,
+                about=predictions[0].run.cluster.about,
+                stack=predictions[0].run.cluster.stack,
+                fitted_to=predictions[0].run.cluster.fitted_to,
+                accuracy=_accuracy(predictions),
+            )
+            for name, predictions in _grouped(test, lambda each: each.run.cluster.name)
+        ),
+        by_precision={
+            name: _accuracy(predictions)
+            for name, predictions in _grouped(
+                test, lambda each: "float8" if each.config.float8 else "bfloat16"
+            )
+        },
     )
 
 
@@ -145,27 +159,13 @@ def _reasons(skipped: Sequence[SkippedRow]) -> list[str]:
     return messages
 
 
-def _accuracy_by_cluster(test: Sequence[RunPrediction]) -> tuple[ClusterAccuracy, ...]:
-    by_cluster: dict[str, list[RunPrediction]] = defaultdict(list)
+def _grouped(
+    test: Sequence[RunPrediction], name: Callable[[RunPrediction], str]
+) -> list[tuple[str, list[RunPrediction]]]:
+    groups: dict[str, list[RunPrediction]] = defaultdict(list)
     for prediction in test:
-        by_cluster[prediction.run.cluster.name].append(prediction)
-    return tuple(
-        ClusterAccuracy(
-            cluster=name,
-            about=predictions[0].run.cluster.about,
-            stack=predictions[0].run.cluster.stack,
-            fitted_to=predictions[0].run.cluster.fitted_to,
-            accuracy=_accuracy(predictions),
-        )
-        for name, predictions in sorted(by_cluster.items())
-    )
-
-
-def _accuracy_by_precision(test: Sequence[RunPrediction]) -> dict[str, Accuracy]:
-    by_precision: dict[str, list[RunPrediction]] = defaultdict(list)
-    for prediction in test:
-        by_precision["float8" if prediction.config.float8 else "bfloat16"].append(prediction)
-    return {name: _accuracy(predictions) for name, predictions in sorted(by_precision.items())}
+        groups[name(prediction)].append(prediction)
+    return sorted(groups.items())
 
 
 def _accuracy(predictions: Sequence[RunPrediction]) -> Accuracy:

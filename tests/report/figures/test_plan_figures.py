@@ -11,7 +11,7 @@ from factories import sharded_graph, tiny_graph, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
 from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict_plan
-from windlass.cost.simulator.timeline import simulate
+from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.lowering.lower import lower
 from windlass.program.zero_sharding import parameter_gather_group
 from windlass.report.figures.device_mesh import device_mesh_figure

@@ -87,11 +87,8 @@ class ArrayClock:
         of a split backward may come later than that.
         """
         batch, _ = self._batch(columns)
-        stages, passes, by_chunk = (
-            columns.shape.pipeline,
-            PassArrays(batch, columns),
-            batch.layout.by_chunk,
-        )
+        stages, by_chunk = columns.shape.pipeline, batch.layout.by_chunk
+        passes = PassArrays(batch, columns)
         forward, backward = by_chunk(passes.forward), by_chunk(passes.backward)
         first, later = map(by_chunk, batch.sums)
         each = forward + backward + by_chunk(passes.weight) + later

@@ -3,7 +3,7 @@
 The same sizes as `program.memory.layer_sizes`, for many micro-batch sizes at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -46,24 +46,21 @@ class LayerBytes:
 
     def __init__(self, prices: LayerPrices, sequence: int) -> None:
         self._prices, self._sequence = prices, sequence
-        self._activations: dict[tuple[LayerConfig, int], Floats] = {}
+        self.activations: Callable[[LayerConfig, int], Floats] = cache(self._activations_of)
+        """`ActivationBytes` of a micro-batch size, `[name, selective, column]`."""
         self.state: Callable[[StateKey], Floats] = cache(self._state)
         """`StateBytes` of all columns, `[name, column]`."""
 
-    def activations(self, config: LayerConfig, micros: Sequence[int]) -> list[Floats]:
-        """`ActivationBytes` of some micro-batch sizes, each `[name, selective, column]`."""
-        missing = [micro for micro in micros if (config, micro) not in self._activations]
-        if missing:
-            sides = len(ActivationBytes._fields), 2, len(self._prices.layers), len(missing)
-            found = np.empty(sides)
-            parts = np.array(missing) / (config.context or 1)
-            for selective in (False, True):
-                for column, kind in enumerate(self._prices.kinds(config.tensor)):
-                    cost = self._prices.cost(config, kind, selective=selective)
-                    found[:, int(selective), column] = self._sizes(kind, cost, parts)
-            for place, micro in enumerate(missing):
-                self._activations[config, micro] = found[..., place]
-        return [self._activations[config, micro] for micro in micros]
+    def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
+        part, kinds = np.array([micro / (config.context or 1)]), self._prices.kinds(config.tensor)
+        sizes = [
+            [
+                self._sizes(kind, self._prices.cost(config, kind, selective=some), part)
+                for kind in kinds
+            ]
+            for some in (False, True)
+        ]
+        return np.moveaxis(np.array(sizes)[..., 0], 2, 0)
 
     def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Floats) -> ActivationBytes:
         """Bytes of a layer, `[micro]`; as `program.memory.layer_sizes.layer_kind_sizes`."""

@@ -5,7 +5,7 @@ asked for plans that stand for all others of the same configuration.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from windlass.cost.optimizer_time import norm_launch_seconds, norm_rate, update_
 from windlass.cost.step_traffic import (
     batch_load_bytes,
     batch_load_host_seconds,
+    copy_seconds,
     grad_accumulation_bytes,
 )
 from windlass.program import (
@@ -136,6 +137,7 @@ class LayerPrices:
             int(layer) for layer in np.unique(self.columns, return_index=True)[1]
         )
         """The first layer of each column."""
+        self._stages = (Stage(phases=((0, len(names)),)),)
         self._names = tuple(names[layer] for layer in self.layers)
         self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
         self._passes_of = cache(self._layer_passes)
@@ -144,10 +146,6 @@ class LayerPrices:
         """The layer kind of each column, whole or as one of t tensor-parallel shards."""
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
         self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
-
-    @cached_property
-    def _stages(self) -> tuple[Stage, ...]:
-        return (Stage(phases=((0, len(self.columns)),)),)
 
     def device(self, config: LayerConfig) -> Device:
         """The device as it computes under a configuration."""
@@ -305,27 +303,18 @@ class LayerPrices:
             micro: sequences of a micro-batch.
             shared: elements of each column that another layer of its stage uses.
         """
-        device = self.device(config)
+        device, stack, kinds = self.device(config), self._machine.stack, self.kinds(config.tensor)
         plan = self.plan(config, micro=micro, accumulates=accumulates)
-        return np.array(
-            [
-                [
-                    sum(
-                        copy_seconds(nbytes, device)
-                        for nbytes in grad_accumulation_bytes(
-                            kind,
-                            plan,
-                            self._machine.stack,
-                            shared=elements,
-                            rows=sum(kind.pass_gradient_elements(micro, plan.batch.sequence)),
-                            first=first,
-                        )
-                    )
-                    for kind, elements in zip(self.kinds(config.tensor), shared, strict=True)
-                ]
-                for first in (True, False)
-            ]
-        )
+
+        def seconds(kind: LayerKind, elements: int, first: bool) -> float:
+            rows = sum(kind.pass_gradient_elements(micro, plan.batch.sequence))
+            moved = grad_accumulation_bytes(
+                kind, plan, stack, shared=elements, rows=rows, first=first
+            )
+            return sum(copy_seconds(nbytes, device) for nbytes in moved)
+
+        pairs = tuple(zip(kinds, shared, strict=True))
+        return np.array([[seconds(*each, first) for each in pairs] for first in (True, False)])
 
     def load_seconds(self, config: LayerConfig, accumulates: bool, micro: int) -> float:
         """Seconds to load a micro-batch."""
@@ -387,8 +376,3 @@ class LayerPrices:
         plan = self.plan(config, data=data, pipeline=pipeline)
         costs = CommunicationCosts(plan, self._graph, self._machine)
         return costs.message_cost.byte_seconds, costs.message_seconds(0.0)
-
-
-def copy_seconds(nbytes: float, device: Device) -> float:
-    """Seconds of one operation that moves this many bytes."""
-    return nbytes / device.traffic.at(nbytes)

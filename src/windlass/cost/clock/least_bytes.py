@@ -231,7 +231,7 @@ class LeastBytes:
         columns, kinds = batch.columns, batch.prices.columns[:, None]
         keys, place = distinct(columns.config, columns.micro)
         rows = np.array(
-            [self._layers.activations(columns.configs[key[0]], key[1:])[0] for key in keys]
+            [self._layers.activations(columns.configs[config], micro) for config, micro in keys]
         )
         plain, selective = (
             ActivationBytes(*(rows[place, at, some, kinds] for at in range(rows.shape[1])))
@@ -244,8 +244,7 @@ class LeastBytes:
         gradients = state.gradients + looked_up[step, kinds]
         shards = np.minimum(state.gradient_shard, gradients)
         made, made_shards, sent = gradients.copy(), shards.copy(), np.zeros_like(gradients)
-        reshards = np.array([bool(each.reshard) for each in columns.configs])[columns.config]
-        gathered = np.where(batch.is_sharded & ~reshards, state.weights, 0.0)
+        gathered = np.where(batch.is_sharded & ~batch.reshards, state.weights, 0.0)
         for tied in batch.tied:
             gathered[tied.user] += tied.weight_bytes
             for each in (gradients, made, sent):

@@ -16,11 +16,10 @@ from windlass.cost.clock.layer_prices import (
     LayerPrices,
     StateKey,
     StatePrice,
-    copy_seconds,
 )
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.cost.clock.stage_layout import StageLayout
-from windlass.cost.step_traffic import tied_grad_add_bytes
+from windlass.cost.step_traffic import copy_seconds, tied_grad_add_bytes
 from windlass.schema import DEVICE_TIER, Machine
 
 
@@ -78,9 +77,8 @@ class PlanBatch:
     def pass_rows(self) -> tuple[Floats, Ints]:
         """Seconds of passes, `[row, pass, selective, layer column]`, and the row of each plan."""
         columns, configs = self.columns, self.columns.configs
-        gathers = np.array([bool(each.reshard) for each in configs])[columns.config]
-        sharing = np.where(gathers, columns.parameters, 1)
-        sums = gathers & (columns.accumulation > 1)
+        sharing = np.where(self.reshards, columns.parameters, 1)
+        sums = self.reshards & (columns.accumulation > 1)
         keys, place = distinct(columns.config, columns.data, sharing, sums, columns.micro)
         micros: dict[tuple[int, ...], list[int]] = {}
         for *key, micro in keys:
@@ -174,9 +172,9 @@ class PlanBatch:
     @cached_property
     def state(self) -> StatePrice:
         """Seconds of state, `[layer, plan]`."""
-        prices, place = self._states
-        layer = self.prices.columns[:, None]
-        return StatePrice(*(np.array(each)[place, layer] for each in zip(*prices, strict=True)))
+        place, layer = self.state_place, self.prices.columns[:, None]
+        each_price = zip(*self._states, strict=True)
+        return StatePrice(*(np.array(each)[place, layer] for each in each_price))
 
     @cached_property
     def norm(self) -> Floats:
@@ -184,12 +182,17 @@ class PlanBatch:
         member = np.zeros((self.shape.pipeline, len(self.prices.layers)))
         for stage, layers in enumerate(self.layout.stages):
             np.add.at(member[stage], self.prices.columns[list(layers)], 1.0)
-        prices, place = self._states
         rows = [
             self.prices.norm_seconds(key, member @ price.norm_bytes, member @ price.norm_launches)
-            for key, price in zip(self.state_keys, prices, strict=True)
+            for key, price in zip(self.state_keys, self._states, strict=True)
         ]
-        return np.array(rows).T[:, place]
+        return np.array(rows).T[:, self.state_place]
+
+    @cached_property
+    def reshards(self) -> Bools:
+        """Whether each pass gathers the parameters that replicas share, `[plan]`."""
+        gathers = [each.reshard is not None for each in self.columns.configs]
+        return self.columns.of_configs(gathers) > 0
 
     @cached_property
     def is_sharded(self) -> Bools:
@@ -234,8 +237,8 @@ class PlanBatch:
         )
 
     @cached_property
-    def _states(self) -> tuple[list[StatePrice], Ints]:
-        return [self.prices.state(key) for key in self.state_keys], self.state_place
+    def _states(self) -> list[StatePrice]:
+        return [self.prices.state(key) for key in self.state_keys]
 
     @property
     def state_place(self) -> Ints:
@@ -253,7 +256,7 @@ class PlanBatch:
     def offloads(self) -> Bools:
         """Whether optimizer state is offloaded, `[plan]`."""
         tiers = [each.optimizer_tier != DEVICE_TIER for each in self.columns.configs]
-        return np.asarray(np.array(tiers)[self.columns.config])
+        return self.columns.of_configs(tiers) > 0
 
     @cached_property
     def pace(self) -> Floats:

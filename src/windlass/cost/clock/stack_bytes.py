@@ -102,7 +102,7 @@ class StackBytes(LeastBytes):
         """Whole parameters beside the shards that stay, `[stage, plan]`."""
         weights = np.where(columns.parameters > 1, self._state.weights, 0.0)
         return np.where(
-            self._reshards(columns),
+            self._batch.reshards,
             self._fullest(weights, GATHERED_LAYERS),
             self._layout.by_stage(weights),
         )
@@ -117,10 +117,7 @@ class StackBytes(LeastBytes):
         kept = whole * (narrow / wide if own.gradient_sums == "half" else 1.0)
         kept = kept + whole / wide * own.memory.gradient_bytes
         scattered = by_stage(state.gradient_shard) + self._fullest(state.gradients) * narrow / wide
-        return np.where(self._reshards(columns), scattered, kept)
-
-    def _reshards(self, columns: PlanColumns) -> Floats:
-        return np.array([bool(each.reshard) for each in columns.configs])[columns.config]
+        return np.where(self._batch.reshards, scattered, kept)
 
     def _fullest(self, layers: Floats, count: int = 1) -> Floats:
         """Sums over the largest so many layers of each stage, `[stage, plan]`."""

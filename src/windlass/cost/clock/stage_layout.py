@@ -35,9 +35,13 @@ class StageLayout:
         """The model chunk of each layer."""
         self.stage_of: Ints = self.chunk_of % pipeline
         """The stage of each layer."""
-        self.tied: Callable[[int], tuple[TiedWeights, ...]] = cache(self._tied)
+        self.tied: Callable[[int], tuple[TiedWeights, ...]] = cache(
+            lambda tensor: tied_across_stages(self._plan(tensor), graph)
+        )
         """Weights that two stages compute with, at a tensor-parallel degree."""
-        self.shared: Callable[[int], dict[int, int]] = cache(self._shared)
+        self.shared: Callable[[int], dict[int, int]] = cache(
+            lambda tensor: tied_elements_within_stage(self.stage_of.tolist(), graph.shard(tensor))
+        )
         """Elements of each layer that another layer of its stage uses too, likewise."""
 
     @cached_property
@@ -107,9 +111,3 @@ class StageLayout:
         )
         stages = (Stage.model_construct(phases=((c.start, c.stop),)) for c in self.chunks)
         return self._base.model_copy(update={"parallel": parallel, "stages": tuple(stages)})
-
-    def _tied(self, tensor: int) -> tuple[TiedWeights, ...]:
-        return tied_across_stages(self._plan(tensor), self._graph)
-
-    def _shared(self, tensor: int) -> dict[int, int]:
-        return tied_elements_within_stage(self.stage_of.tolist(), self._graph.shard(tensor))

@@ -172,10 +172,8 @@ class _StepWalk:
         for place, tied in enumerate(batch.tied):
             if chunk is not None and tied.owner not in self._layout.needs[chunk]:
                 continue
-            stage, leaves = (
-                self._layout.stage_of[tied.owner],
-                batch.is_sharded == (chunk is not None),
-            )
+            stage = self._layout.stage_of[tied.owner]
+            leaves = batch.is_sharded == (chunk is not None)
             now, sent = self._now[stage].copy(), self._sent[stage].copy()
             if self._ready is not None:
                 ready = np.where(leaves, self._ready[tied.owner], -np.inf)

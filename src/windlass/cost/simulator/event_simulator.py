@@ -34,9 +34,10 @@ from windlass.program import (
     InstructionKind,
     PeerMap,
     Program,
+    memory_profile,
     mesh_coord,
 )
-from windlass.schema import Graph, Machine, Plan
+from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Timeline
 
 _RECEIVES = frozenset(MATCHING_RECEIVE.values())
 _NEED_REDUCED_GRADS: tuple[InstructionKind, ...] = ("update", "offload_grads")
@@ -136,6 +137,39 @@ def simulate_programs(
         for begin, device in zip(starts, simulator.devices, strict=True)
     ]
     return tuple(spans[stage] for stage in stages)
+
+
+def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:
+    """Simulates one step: start and end of each instruction, and device memory over time.
+
+    All times are at the pace of the slowest host, which the others wait for.
+
+    Args:
+        plan: the plan.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        programs: programs lowered from the plan, of at least one device of each stage; each gives a
+            timeline.
+    """
+    costs = InstructionCosts(plan, graph, machine)
+    spans = simulate_programs(plan, graph, machine, costs, programs)
+    pace = machine.straggler_factor(plan.parallel.devices)
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    lanes = tuple(
+        DeviceTimeline(
+            device=program.device,
+            kinds=tuple(instruction.kind for instruction in program.instructions),
+            layers=tuple(instruction.layer for instruction in program.instructions),
+            micro_batches=tuple(instruction.micro_batch for instruction in program.instructions),
+            starts=tuple(pace * span.start for span in times),
+            ends=tuple(pace * span.end for span in times),
+            memory_bytes=memory_profile(
+                program, plan, graph, runtime_bytes=process_bytes
+            ).bytes_by_instruction,
+        )
+        for program, times in zip(programs, spans, strict=True)
+    )
+    return Timeline(predicted=True, devices=lanes)
 
 
 class _Channel(NamedTuple):
@@ -256,7 +290,7 @@ class _Simulator:
             return False
         begin = max(other.ready_time(instruction) for other in group)
         exchange = self._costs.communication_seconds(instruction)
-        overlapped = self._costs.overlapped_seconds(instruction)
+        overlapped = self._costs.communication.overlapped_seconds(instruction)
         for other in group:
             work = self._costs.seconds(instruction, other.program.device)
             end = begin + exchange - overlapped + work

@@ -26,6 +26,9 @@ from windlass.program import (
 )
 from windlass.schema import Graph, Machine, Plan
 
+_USE_WEIGHTS: tuple[InstructionKind, ...] = (
+    "free_weights", "free_shard", "unshard_weights", "all_gather_params", "send_tied_weights",
+)  # fmt: skip
 _PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, *GRADIENT_PASSES)
 
 
@@ -34,24 +37,6 @@ class InstructionSpan(NamedTuple):
 
     start: float
     end: float
-
-
-def first_step_seconds(
-    plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, program: Program
-) -> float:
-    """Seconds of a first step and of flushing its deferred updates, until all transfers have ended.
-
-    Raises:
-        KeyError: the machine has no such tier, or states no rate for it.
-    """
-    queue, now = OffloadQueue(plan, graph, machine, costs, program.device), 0.0
-    queue.has_offloaded_grads = False
-    for instruction in program.instructions:
-        _, now = queue.schedule(instruction, now)
-    queue.has_offloaded_grads = True
-    for instruction in program.flush_deferred_updates:
-        _, now = queue.schedule(instruction, now)
-    return max(now, queue.idle_at)
 
 
 def step_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
@@ -126,13 +111,7 @@ class OffloadQueue:
             return max(now, *(self._layer_ready_at.get(owner, 0.0) for owner in needed))
         if kind == "send_tied_weights":
             layer = self._effects.tensors.tied_as_owner[layer].owner_layer
-        if kind in (
-            "free_weights",
-            "free_shard",
-            "unshard_weights",
-            "all_gather_params",
-            "send_tied_weights",
-        ):
+        if kind in _USE_WEIGHTS:
             return max(now, self._layer_ready_at.get(layer, 0.0))
         return now
 
@@ -228,8 +207,15 @@ def first_step_cost(plan: Plan, graph: Graph, machine: Machine, program: Program
     traffic = TierTraffic(plan, graph)
     first = sum_tiers(traffic.total(program.instructions, stored=False))
     moved = first.plus(sum_tiers(traffic.total(program.flush_deferred_updates)))
+    queue, now = OffloadQueue(plan, graph, machine, costs, program.device), 0.0
+    queue.has_offloaded_grads = False
+    for instruction in program.instructions:
+        _, now = queue.schedule(instruction, now)
+    queue.has_offloaded_grads = True
+    for instruction in program.flush_deferred_updates:
+        _, now = queue.schedule(instruction, now)
     return FirstStepCost(
-        seconds=first_step_seconds(plan, graph, machine, costs, program),
+        seconds=max(now, queue.idle_at),
         read_bytes=moved.read,
         written_bytes=moved.written,
     )

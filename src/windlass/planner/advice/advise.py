@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 from math import ceil
 
-from windlass.planner.advice.alternatives import alternatives, is_requestable, recompute_overrides
+from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.advice.shortfall import ClosestPlan, shortfall
 from windlass.planner.result import Advice, Change, EvaluatedPlan, InfeasiblePlan, TierShortage
@@ -13,7 +12,7 @@ from windlass.planner.search.evaluate import evaluate, training_state_bytes
 from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.space.options import offload_tiers, precisions, smaller_moments, vary
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import BatchRequest, Plan, ResolvedRequest, ShardingDegrees
+from windlass.schema import Plan, ResolvedRequest, ShardingDegrees
 
 MIN_ALTERNATIVES = 3
 """Changes that are named at least, if that many fit."""
@@ -60,10 +59,11 @@ class _Advisor:
         free_bytes = self._budget_bytes - device.process_bytes(compiled=False)
         changes = list(self._larger_budget())
         is_single = space.machine.devices == 1
-        if is_single and (state_bytes <= free_bytes or offload_tiers(space.machine)):
-            changes += self._dropped_pins()
         if is_single:
-            changes += self._alternatives(changes)
+            others = self._alternatives(self._request, MIN_ALTERNATIVES)
+            changes += others
+            if state_bytes <= free_bytes or offload_tiers(space.machine):
+                changes += self._shorter(keeps_pins=bool(others))
             changes += self._smaller_moments()
         lacks: tuple[str, ...] = ()
         if not is_single and closest is not None:
@@ -105,92 +105,42 @@ class _Advisor:
                 cost=0.0,
             )
 
-    def _dropped_pins(self) -> Iterator[Change]:
-        """Pins to drop, fewest first, and a shorter sequence; none that contains a smaller one."""
-        pins = tuple(self._pins())
-        sufficient: list[frozenset[str]] = []
-        for count in range(1, len(pins) + 1):
-            for dropped in combinations(pins, count):
-                if any(small <= set(dropped) for small in sufficient):
-                    continue
-                best = self._fastest(_without_pins(self._request, dropped))
-                if best is not None and (is_requestable(best[0]) or "recompute" not in dropped):
-                    sufficient.append(frozenset(dropped))
-                    yield self._change(dropped, best)
-        for dropped in ((), *((pins,) if pins and not sufficient else ())):
-            shorter = self._shorter(_without_pins(self._request, dropped))
-            if shorter:
-                yield self._change(dropped, shorter, sequence=True)
-                return
+    def _shorter(self, *, keeps_pins: bool) -> Iterator[Change]:
+        """The longest sequence that fits, found by halving; if need be with other pins dropped."""
+        request, sequence = self._request, self._request.train.sequence // 2
+        while sequence >= _MIN_SEQUENCE:
+            train = request.train.model_copy(update={"sequence": sequence})
+            shorter = request.model_copy(update={"train": train})
+            override = f"train.sequence={sequence}"
+            best = self._fastest(shorter)
+            found = [] if best is None else [self._change((override,), best)]
+            if not (found or keeps_pins):
+                found = [
+                    replace(each, overrides=(*each.overrides, override))
+                    for each in self._alternatives(shorter, 1)[:1]
+                ]
+            yield from found
+            sequence = 0 if found else sequence // 2
 
-    def _alternatives(self, changes: Sequence[Change]) -> tuple[Change, ...]:
-        """More changes, of kinds not named yet, so that `MIN_ALTERNATIVES` fit this budget."""
-        return alternatives(
-            self._request,
-            self._space.graph,
-            self._space.machine,
-            self._budget_bytes,
-            base=self._token_seconds,
-            count=MIN_ALTERNATIVES,
-            already_named=[each for each in changes if each.peak_bytes <= self._budget_bytes],
-        )
+    def _alternatives(self, request: ResolvedRequest, count: int) -> tuple[Change, ...]:
+        """Plans of different kinds that fit this budget."""
+        graph, machine = self._space.graph, self._space.machine
+        base = self._token_seconds
+        return alternatives(request, graph, machine, self._budget_bytes, base=base, count=count)
 
     def _smaller_moments(self) -> Iterator[Change]:
         """Optimizer moments in fewer bits."""
         for moments in smaller_moments(self._request.moments):
             best = self._fastest(self._request.model_copy(update={"moments": moments}))
             if best is not None:
-                yield self._as_change((f"moments={moments}",), best)
-
-    def _pins(self) -> Iterator[str]:
-        """Names of the request's pins that could be dropped to save memory."""
-        request = self._request
-        if request.batch.micro is not None or request.batch.accumulation is not None:
-            yield "batch"
-        if request.recompute is not None:
-            yield "recompute"
-        if request.precision is not None and len(precisions(self._space.machine)) > 1:
-            yield "precision"
-        if request.compile is not None:
-            yield "compile"
+                yield self._change((f"moments={moments}",), best)
 
     def _fastest(self, request: ResolvedRequest) -> EvaluatedPlan | None:
         """The fastest plan of another request that fits."""
         found = fastest_plans(replace(self._space, request=request), self._budget_bytes).best
         return found[0] if found else None
 
-    def _shorter(self, request: ResolvedRequest) -> EvaluatedPlan | None:
-        """The fastest plan of the longest sequence that fits, found by halving."""
-        sequence = request.train.sequence // 2
-        while sequence >= _MIN_SEQUENCE:
-            train = request.train.model_copy(update={"sequence": sequence})
-            fitting = self._fastest(request.model_copy(update={"train": train}))
-            if fitting:
-                return fitting
-            sequence //= 2
-        return None
-
-    def _change(
-        self, dropped: Sequence[str], fitting: EvaluatedPlan, *, sequence: bool = False
-    ) -> Change:
-        """The change that replaces dropped pins by a plan's values; what was open stays open."""
-        request, plan = self._request, fitting[0]
-        overrides: list[str] = []
-        if "batch" in dropped and request.batch.micro is not None:
-            overrides.append(f"batch.micro={plan.batch.micro}")
-        if "batch" in dropped and request.batch.accumulation is not None:
-            overrides.append(f"batch.accumulation={plan.batch.accumulation}")
-        if "recompute" in dropped:
-            overrides += recompute_overrides(plan, request)
-        if "precision" in dropped:
-            overrides.append(f"precision={plan.precision}")
-        if "compile" in dropped:
-            overrides.append(f"compile={str(plan.compile).lower()}")
-        if sequence:
-            overrides.append(f"train.sequence={plan.batch.sequence}")
-        return self._as_change(tuple(overrides), fitting)
-
-    def _as_change(self, overrides: tuple[str, ...], fitting: EvaluatedPlan) -> Change:
+    def _change(self, overrides: tuple[str, ...], fitting: EvaluatedPlan) -> Change:
         plan, prediction = fitting
         token_seconds = prediction.step_seconds / prediction.tokens_per_step
         return Change(
@@ -199,10 +149,3 @@ class _Advisor:
             peak_bytes=prediction.peaks[0].peak_bytes,
             cost=token_seconds / self._token_seconds - 1,
         )
-
-
-def _without_pins(request: ResolvedRequest, pins: Sequence[str]) -> ResolvedRequest:
-    changes: dict[str, object] = dict.fromkeys(pins)
-    if "batch" in changes:
-        changes["batch"] = BatchRequest()
-    return request.model_copy(update=changes)

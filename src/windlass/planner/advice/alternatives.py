@@ -1,8 +1,9 @@
 """Alternatives: plans of different kinds that fit a budget, as command-line overrides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from windlass.planner.result import Change, EvaluatedPlan
@@ -48,13 +49,6 @@ class _Alternative(NamedTuple):
         """Predicted seconds a token."""
         return self.prediction.step_seconds / self.prediction.tokens_per_step
 
-    @property
-    def kind(self) -> tuple[bool, str, str]:
-        """Plans of one kind are alternatives to each other, not to other kinds."""
-        if self.plan.is_offloaded("parameters"):
-            return True, DEVICE_TIER, "none"
-        return False, self.plan.offload.optimizer, self.plan.recompute
-
 
 def alternatives(
     request: ResolvedRequest,
@@ -64,12 +58,10 @@ def alternatives(
     *,
     base: float,
     count: int,
-    already_named: Sequence[Change] = (),
 ) -> tuple[Change, ...]:
     """Changes that make a request fit: of micro-batch, recompute, optimizer offload or phases.
 
-    Returns the fastest plan of each kind that `already_named` does not contain, so that together
-    they are at least `count` plans, if that many fit.
+    Returns the fastest plan of each kind, and more of a kind if that is needed for `count` plans.
 
     Args:
         request: what was asked.
@@ -78,24 +70,19 @@ def alternatives(
         budget_bytes: device memory budget.
         base: predicted seconds a token against which a change's cost is stated.
         count: how many changes are wanted.
-        already_named: changes that are named already.
 
     Returns:
         The changes, cheapest first; no more than one of each kind beyond `count`.
     """
-    named_plans = [change.plan for change in already_named]
     search = _Search(request, graph, machine, budget_bytes)
     kinds = [*search.on_device(), search.optimizer_offloaded()]
     in_phases = search.in_phases()
-    first = [kind[0] for kind in kinds if kind and not _is_named(kind[0], named_plans)]
-    chosen = sorted(first, key=_token_seconds)[: max(0, count - len(named_plans))]
-    first_in_phases = next(in_phases, None)
-    if first_in_phases is not None and not _is_named(first_in_phases, named_plans):
-        chosen.append(first_in_phases)
+    chosen = sorted((kind[0] for kind in kinds if kind), key=attrgetter("token_seconds"))[:count]
+    chosen += islice(in_phases, 1)
     for other in chain(in_phases, *reversed(kinds)):
-        if len(named_plans) + len(chosen) >= count:
+        if len(chosen) >= count:
             break
-        if other.plan not in (*named_plans, *(way.plan for way in chosen)):
+        if other.plan not in [way.plan for way in chosen]:
             chosen.append(other)
     return tuple(
         Change(
@@ -104,7 +91,7 @@ def alternatives(
             peak_bytes=way.prediction.peaks[0].peak_bytes,
             cost=way.token_seconds / base - 1,
         )
-        for way in sorted(chosen, key=_token_seconds)
+        for way in sorted(chosen, key=attrgetter("token_seconds"))
     )
 
 
@@ -133,7 +120,7 @@ class _Search:
         for tier in offload_tiers(self._space.machine):
             offload = OffloadRequest(optimizer=tier.name)
             fitting += self._fewest_dropped({"offload": offload, "phases": 1})
-        return sorted(fitting, key=_token_seconds)
+        return sorted(fitting, key=attrgetter("token_seconds"))
 
     def in_phases(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
@@ -157,10 +144,10 @@ class _Search:
             best: dict[tuple[str, ...], _Alternative] = {}
             for plan, prediction in self._fitting(request, mode):
                 way = _Alternative(plan, prediction, tuple(dropped))
-                if is_requestable(plan):
+                if _is_requestable(plan):
                     best.setdefault(tuple(_overrides(request, way)), way)
             if best:
-                return sorted(best.values(), key=_token_seconds)
+                return sorted(best.values(), key=attrgetter("token_seconds"))
         return []
 
     def _fitting(self, request: ResolvedRequest, mode: Recompute | None) -> list[EvaluatedPlan]:
@@ -172,11 +159,6 @@ class _Search:
             space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
         best = BestFirst(space, self._budget_bytes).search(_MOST).best
         return [item for item in best if mode in (None, item[0].recompute)]
-
-
-def _is_named(way: _Alternative, named_plans: Sequence[Plan]) -> bool:
-    """Whether a plan of this kind is named already."""
-    return any(_Alternative(plan, way.prediction, ()).kind == way.kind for plan in named_plans)
 
 
 def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
@@ -194,7 +176,7 @@ def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
     if "batch" in dropped and request.batch.accumulation is not None:
         yield f"batch.accumulation={plan.batch.accumulation}"
     if not in_phases:
-        yield from recompute_overrides(plan, request)
+        yield from _recompute_overrides(plan, request)
     if "precision" in dropped and request.precision is not None:
         yield f"precision={plan.precision}"
     if "compile" in dropped and request.compile is not None:
@@ -208,16 +190,16 @@ def _plan_of_overrides(request: ResolvedRequest, way: _Alternative) -> Plan:
     return vary(way.plan, recompute="full") if in_phases and pinned else way.plan
 
 
-def is_requestable(plan: Plan) -> bool:
+def _is_requestable(plan: Plan) -> bool:
     """Whether a request, which names one recompute mode, can ask for a plan's recompute."""
     return plan.stages[0].recompute_rest is None
 
 
-def recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
+def _recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
     """Overrides that ask for a plan's recompute, such as `recompute=full recompute_layers=5`.
 
     Args:
-        plan: a plan of one device, `is_requestable`.
+        plan: a plan of one device, `_is_requestable`.
         request: the request to which the overrides are added.
     """
     if plan.is_offloaded("parameters"):  # phases recompute layers in full, whatever the plan says
@@ -229,7 +211,3 @@ def recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
         layers = len(recomputable_layers(plan, plan.stages[0]))
     if layers is not None:
         yield f"recompute_layers={layers}"
-
-
-def _token_seconds(way: _Alternative) -> float:
-    return way.token_seconds

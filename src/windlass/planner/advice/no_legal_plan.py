@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from windlass.errors import InputErrors, PlanError, WindlassError
 from windlass.planner.recompute_layers import show_recompute_layers
-from windlass.planner.space.options import batch_faults, offload_tiers, vary
+from windlass.planner.space.options import batch_faults, vary
 from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import plan_errors
@@ -26,10 +26,7 @@ _KEY_AND_VALUE = re.compile(r"(?<! x )`([a-z_.]+)` = ")
 
 def no_legal_plan(space: PlanSpace) -> WindlassError:
     """The error that says what is wrong with a request's pins, as far as single pins tell."""
-    request, machine, pins = space.request, space.machine, dict(_pins(space.request))
-    if not offload_tiers(machine) and (request.phases or 1) > 1:
-        fault = f"`phases` = {request.phases}, but `{machine.name}` has no offload tier"
-        return InputErrors([f"{fault} to hold the other phases; leave it out"])
+    machine, pins = space.machine, dict(_pins(space.request))
     faults = tuple(_size_faults(space))
     if not faults:
         faults = plan_errors(_named_plan(space), space.graph, machine)

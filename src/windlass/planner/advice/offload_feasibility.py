@@ -1,6 +1,6 @@
 """Checks whether offload tiers have room for what a single-device request wants to offload."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from windlass.errors import InputErrors
 from windlass.planner.result import TierShortage
@@ -13,17 +13,14 @@ from windlass.units import format_bytes
 
 
 def require_phases(space: PlanSpace) -> None:
-    """Refuses a pinned number of phases that no plan can have, or that no tier has room for.
+    """Refuses a pinned number of phases that no tier has room for.
 
     Raises:
-        InputErrors: more phases than layers, no offload tier, or none that is large enough.
+        InputErrors: no tier is large enough.
     """
     phases, graph, machine = space.request.phases or 1, space.graph, space.machine
     if phases == 1:
         return
-    faults = tuple(_phase_faults(phases, graph, machine))
-    if faults:
-        raise InputErrors(faults)
     shortages = tier_shortages(_bases(space), graph, machine)
     if len(shortages) == len(offload_tiers(machine)):
         raise InputErrors(
@@ -69,9 +66,17 @@ def tier_shortages(
         graph: a graph of at least 2 layers.
         machine: the machine of the plans.
     """
-    stages = _two_phases(graph)
+    # The larger the first phase, the fewer gradients are offloaded. If two phases lack room on a
+    # tier, so does any other number of phases.
+    phases = balanced_partition(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
+    halves = {"stages": (Stage(phases=phases),)}
     needed = {
-        tier: min(_offloaded_in_phases(plan, stages, tier.name, graph) for plan in bases)
+        tier: min(
+            fullest_offloaded_bytes(
+                with_state_on(plan.model_copy(update=halves), tier.name, activations=False), graph
+            )
+            for plan in bases
+        )
         for tier in offload_tiers(machine)
     }
     return tuple(
@@ -89,31 +94,3 @@ def _suggestion(space: PlanSpace, short: TierShortage) -> str:
         if short.tier not in too_small:
             return f"free some, or set `moments` = {moments}, with which it has room"
     return "free some, or take a smaller model"
-
-
-def _two_phases(graph: Graph) -> tuple[Stage, ...]:
-    """A stage of two phases.
-
-    The larger the first phase, the fewer gradients are offloaded. If two phases lack room on a
-    tier, so does any other number of phases.
-    """
-    phases = balanced_partition(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
-    return (Stage(phases=tuple(phases)),)
-
-
-def _offloaded_in_phases(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
-    in_phases = plan.model_copy(update={"stages": stages})
-    return fullest_offloaded_bytes(with_state_on(in_phases, tier, activations=False), graph)
-
-
-def _phase_faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
-    if phases > graph.layers:
-        yield (
-            f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "
-            f"{graph.layers} at most"
-        )
-    if not offload_tiers(machine):
-        yield (
-            f"`phases` = {phases}, but `{machine.name}` states no tier to offload "
-            "weights to; leave `phases` out"
-        )

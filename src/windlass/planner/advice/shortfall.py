@@ -35,17 +35,13 @@ class ClosestPlan:
     offloaded_bytes: int
     tier: Tier
 
-    @property
-    def phases(self) -> int:
-        """Phases of the stage that has most."""
-        return max(len(stage.phases) for stage in self.plan.stages)
-
 
 def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tuple[str, ...]:
     """What the nearest plan in phases lacks, and what would help, a sentence each."""
     parallel = closest.plan.parallel
+    phases = max(len(stage.phases) for stage in closest.plan.stages)
     lacks = (
-        f"in {closest.phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
+        f"in {phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
         f"DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
         f"{closest.plan.batch.micro}: {' and '.join(_missing_bytes(closest, budget_bytes))}"
     )

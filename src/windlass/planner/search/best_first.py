@@ -22,14 +22,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Bools, Floats, Ints, LayerConfig, PlanColumns
+from windlass.cost import ArrayClock, Bools, Floats, Ints, PlanColumns
 from windlass.planner.result import EvaluatedPlan
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
 from windlass.planner.search.least_recompute import (
+    LeastRecompute,
+    StageBytes,
     fits_tiers,
     most_sharing,
-    program_bytes,
     with_least_recompute,
 )
 from windlass.planner.search.search_result import SearchResult, run_rank
@@ -261,22 +262,15 @@ class BestFirst:
         """Plans that fit as they recompute, and the row of each before."""
         if not columns.count:
             return
-        modes = [self.space.recomputes(option, _on_device(each)) for each in columns.configs]
         if self.space.minimizes_recompute:
-            ways = np.array([[way in each for each in modes] for way in ("full", "selective")])
-            least = with_least_recompute(
-                columns,
-                self.clock.least_bytes,
-                self.clock,
-                self._budget_bytes,
-                ways[:, columns.config],
-            )
+            least = self._least(columns, option, self.clock.least_bytes)
             result.keep_misfits(columns, least.plain_bytes, self._budget_bytes, "none")
             result.keep_misfits(least.columns, least.least_bytes, self._budget_bytes)
             fits = np.flatnonzero(least.fits)
             if fits.size:
                 yield least.columns.select(fits), fits
             return
+        modes = [self.space.recomputes(option, each) for each in columns.configs]
         for mode, counts in self.space.pinned_recompute.items():
             able = np.array([mode in each for each in modes])[columns.config]
             rows = np.flatnonzero(able)
@@ -300,7 +294,7 @@ class BestFirst:
         if group.columns is None:
             return
         columns = group.columns.select(group.items)
-        seconds = self.clock.step_seconds(columns) + self._compilation(columns)
+        seconds = self._step_seconds(columns)
         result.priced += columns.count
         result.keep_near(columns, seconds)
         yield _Group(
@@ -326,17 +320,10 @@ class BestFirst:
         none = np.zeros_like(one.full)
         shape = one.shape
         option = PipelineOption(shape.pipeline, shape.schedule, shape.virtual_stages)
-        modes = self.space.recomputes(option, _on_device(one.configs[one.config[0]]))
-        ways = np.array([[way in modes] for way in ("full", "selective")])
-        least = with_least_recompute(
-            replace(one, full=none, selective=none),
-            program_bytes(self.space),
-            self.clock,
-            self._budget_bytes,
-            ways,
-        )
+        plain = replace(one, full=none, selective=none)
+        least = self._least(plain, option, self._program_bytes)
         if least.fits.any():
-            seconds = self.clock.step_seconds(least.columns) + self._compilation(least.columns)
+            seconds = self._step_seconds(least.columns)
             yield _Group(
                 level="step",
                 bounds=seconds,
@@ -344,6 +331,13 @@ class BestFirst:
                 columns=least.columns,
                 settled=True,
             )
+
+    def _program_bytes(self, columns: PlanColumns) -> Floats:
+        """Bytes of the stages of plans by their programs, `[plan, stage]`."""
+        space = self.space
+        plans = (space.plan(columns, row) for row in range(columns.count))
+        held = [stage_peak_bytes(plan, space.graph, space.machine) for plan in plans]
+        return np.array(held, dtype=float)
 
     def _evaluated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
         """The fastest plans, and those as fast as the last of them, with their predictions."""
@@ -356,12 +350,22 @@ class BestFirst:
         ]
         return sorted(best, key=lambda item: run_rank(item, steps))
 
-    def _compilation(self, columns: PlanColumns) -> Floats:
-        """Each step's share of the seconds of compilation before the first, `[plan]`."""
+    def _least(
+        self, columns: PlanColumns, option: PipelineOption, holds: StageBytes
+    ) -> LeastRecompute:
+        """Plans with as little recompute as fits, in the ways in which they can recompute."""
+        modes = [self.space.recomputes(option, each) for each in columns.configs]
+        ways = np.array([[way in each for each in modes] for way in ("full", "selective")])
+        ways = ways[:, columns.config]
+        return with_least_recompute(columns, holds, self.clock, self._budget_bytes, ways)
+
+    def _step_seconds(self, columns: PlanColumns) -> Floats:
+        """Seconds of a step with its share of the compilation before the first, `[plan]`."""
         kinds = len({span.kind for span in self.space.graph.layer_runs})
         seconds = kinds * self.space.machine.device.compile_seconds
-        compiled = np.array([float(each.compiled) for each in columns.configs])[columns.config]
-        return np.asarray(compiled * seconds / self.space.request.train.steps)
+        compiled = columns.of_configs([each.compiled for each in columns.configs])
+        shares = compiled * seconds / self.space.request.train.steps
+        return np.asarray(self.clock.step_seconds(columns) + shares)
 
     def _tiers_hold(self, columns: PlanColumns) -> Bools:
         """Whether tiers have room for the optimizer state that is offloaded, `[plan]`.
@@ -384,7 +388,3 @@ class BestFirst:
         """Parameters of all layers before each, `[layer]`."""
         kinds = self.space.graph.layer_kinds()
         return np.cumsum([0, *(kind.parameter_count for kind in kinds)])
-
-
-def _on_device(config: LayerConfig) -> LayerConfig:
-    return config._replace(optimizer_tier=DEVICE_TIER, reshard=None)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from windlass.cost import (
     predict_plan,
-    stack_stage_bytes,
     stage_programs,
     stage_tier_peaks,
 )
@@ -39,27 +38,19 @@ def infeasible_plan(
 
     On another stack the fullest moment is the backward pass of the stage's last layer.
     """
+    programs = stage_programs(plan, graph) if machine.stack is None else ()
+    peaks = [tiers[0] for tiers in stage_tier_peaks(plan, graph, machine, programs)]
+    stage = max(range(len(peaks)), key=lambda stage: peaks[stage].peak_bytes)
     if machine.stack is not None:
-        stages = stack_stage_bytes(plan, graph, machine)
-        stage = max(range(len(stages)), key=lambda stage: sum(stages[stage].values()))
-        by_class = {name: round(nbytes) for name, nbytes in stages[stage].items()}
-        peak_bytes = round(sum(stages[stage].values()))
         instruction = Instruction("backward", layers_of_stage(plan, stage)[-1], 0)
     else:
-        held = machine.device.process_bytes(compiled=plan.compile)
-        # Rows of an embedding's gradient wait from each of the plan's own micro-batches.
-        profiles = [
-            (memory_profile(program, plan, graph, runtime_bytes=held), program)
-            for program in stage_programs(plan, graph)
-        ]
-        profile, program = max(profiles, key=lambda item: item[0].peak_bytes)
-        peak_bytes, by_class = profile.peak_bytes, profile.by_class
-        instruction = program.instructions[profile.peak_instruction]
+        profile = memory_profile(programs[stage], plan, graph, runtime_bytes=0)
+        instruction = programs[stage].instructions[profile.peak_instruction]
     return InfeasiblePlan(
         plan=plan,
-        peak_bytes=peak_bytes,
-        over_bytes=peak_bytes - budget_bytes,
-        by_class=by_class,
+        peak_bytes=peaks[stage].peak_bytes,
+        over_bytes=peaks[stage].peak_bytes - budget_bytes,
+        by_class=peaks[stage].by_class,
         instruction=instruction,
     )
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, PlanColumns
-from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import offloaded_bytes_by_tier
 from windlass.schema import Plan
@@ -126,17 +125,6 @@ def _counts(steps: Ints, able: Ints, selects: bool) -> Ints:
     if not selects:
         return np.stack([steps, np.zeros_like(steps)], axis=-1)
     return np.stack([np.maximum(0, steps - able), np.minimum(steps, able)], axis=-1)
-
-
-def program_bytes(space: PlanSpace) -> StageBytes:
-    """Bytes of the stages of plans by their programs, `[plan, stage]`."""
-
-    def holds(columns: PlanColumns) -> Floats:
-        plans = (space.plan(columns, row) for row in range(columns.count))
-        held = [stage_peak_bytes(plan, space.graph, space.machine) for plan in plans]
-        return np.array(held, dtype=float)
-
-    return holds
 
 
 def fits_tiers(plan: Plan, space: PlanSpace) -> bool:

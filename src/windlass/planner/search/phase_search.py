@@ -1,21 +1,20 @@
 """Searches plans in phases, for models that do not fit in device memory at once.
 
-Few of the many plans in phases are simulated. Bounds, each tighter and dearer than the one before,
-    show
-that a plan does not fit or is slower than a known one:
+Few of the many plans in phases are simulated, always the one that may still be the fastest. Bounds,
+each tighter and dearer than the one before, show that a plan does not fit or is slower than a known
+one:
 
 - sizes of layers, and seconds of their passes (`phase_bounds`);
 - two short programs, of 2 and 3 micro-batches. More micro-batches never need less memory. The end
-  of a
-  step is the largest of sums that each grow by a constant with every micro-batch, so a line through
-  the ends of the two is never above the full plan's; nor, on a single stage, is one through their
-  peaks.
+  of a step is the largest of sums that each grow by a constant with every micro-batch, so a line
+  through the ends of the two is never above the full plan's; nor, on a single stage, is one through
+  their peaks.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import itemgetter
@@ -70,60 +69,40 @@ def search_phases(
         space: what is open; `request.phases` pins the phases of a stage.
         budget_bytes: device memory budget.
         below_seconds: seconds of a step of the fastest known plan, with its share of the
-            compilation;
-            plans that cannot be faster are not examined.
+            compilation; plans that cannot be faster are not examined.
     """
-    search = _Search(space, budget_bytes, below_seconds)
     small = list(_fitting_by_size(space, budget_bytes))
-    for seconds, plan in small:
-        search.add(seconds, plan)
-    return PhaseSearchResult(search.found(), len(small))
+    order, steps = count(), space.request.train.steps
+    # Plans with a lower bound on their step time; those examined already are a `TruncatedPlan`.
+    waiting: list[tuple[float, int, Plan | TruncatedPlan]]
+    waiting = [(seconds, next(order), plan) for seconds, plan in small]
+    heapify(waiting)
+    evaluated: list[tuple[float, int, EvaluatedPlan]] = []
+    best = below_seconds
+    while waiting and waiting[0][0] < best:
+        item = heappop(waiting)[2]
+        if isinstance(item, TruncatedPlan):
+            prediction = item.predict_full(budget_bytes)
+            if prediction is not None:
+                seconds = prediction.step_seconds + prediction.compile_seconds / steps
+                evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
+                best = min(best, seconds)
+                continue
+            if item.plan.is_offloaded("activations"):
+                continue
+            tries = with_offload_tiers(item.plan, space, budget_bytes, (True,))
+        else:
+            tries = with_offload_tiers(item, space, budget_bytes)
+        if (short := next(tries, None)) is not None:
+            heappush(waiting, (short.step_seconds, next(order), short))
+    found = sorted(evaluated, key=itemgetter(0, 1))
+    return PhaseSearchResult(tuple(each for _, _, each in found), len(small))
 
 
 def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
     small = (plan for _, plan in _fitting_by_size(space, budget_bytes))
     return any(next(with_offload_tiers(plan, space, budget_bytes), None) for plan in small)
-
-
-class _Search:
-    """Evaluates plans ever more precisely, always the one that may still be the fastest."""
-
-    def __init__(self, space: PlanSpace, budget_bytes: int, below: float) -> None:
-        self._field, self._budget_bytes, self._below = space, budget_bytes, below
-        self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
-        """Plans with a lower bound on their step time; those examined already are a
-        `TruncatedPlan`."""
-        self._count = count()
-
-    def add(self, seconds: float, item: "Plan | TruncatedPlan") -> None:
-        """Adds a plan whose step takes at least this many seconds."""
-        heappush(self._open, (seconds, next(self._count), item))
-
-    def found(self) -> tuple[EvaluatedPlan, ...]:
-        """Plans that fit, as far as needed, the fastest run first."""
-        evaluated: list[tuple[float, int, EvaluatedPlan]] = []
-        best, steps = self._below, self._field.request.train.steps
-        while self._open and self._open[0][0] < best:
-            _, _, item = heappop(self._open)
-            if not isinstance(item, TruncatedPlan):
-                self._truncate(item)
-                continue
-            prediction = item.predict_full(self._budget_bytes)
-            if prediction is None:
-                if not item.plan.is_offloaded("activations"):
-                    self._truncate(item.plan, (True,))
-                continue
-            seconds = prediction.step_seconds + prediction.compile_seconds / steps
-            evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
-            best = min(best, seconds)
-        return tuple(each for _, _, each in sorted(evaluated, key=itemgetter(0, 1)))
-
-    def _truncate(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
-        """Adds the plan again if it fits, as far as short programs tell."""
-        short = next(with_offload_tiers(plan, self._field, self._budget_bytes, outputs), None)
-        if short is not None:
-            self.add(short.step_seconds, short)
 
 
 def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
@@ -150,13 +129,7 @@ def _with_fitting_layers(space: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
     known: dict[tuple[object, ...], int] = {}
     for base in base_plans(space):
         batch = base.batch
-        key = (
-            base.parallel.tensor,
-            base.precision,
-            base.compile,
-            batch.micro,
-            batch.accumulation,
-        )
+        key = base.parallel.tensor, base.precision, base.compile, batch
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})
             known[key] = max_layer_bytes(whole, plan_layer_sizes(whole, space.graph))
@@ -174,8 +147,7 @@ def with_offload_tiers(
         space: the plan space.
         budget_bytes: device memory budget.
         outputs: whether activations are offloaded too, in the order in which this is tried. They
-            stay on
-            the device if there is room: a transfer that is not needed delays nothing.
+            stay on the device if there is room: a transfer that is not needed delays nothing.
     """
     sizes, nearest = plan_layer_sizes(plan, space.graph), offload_tiers(space.machine)[0].name
     for activations in outputs:

@@ -52,9 +52,7 @@ class SearchResult:
             columns: plans that fit by the clock's bytes.
             seconds: their steps, `[plan]`.
         """
-        for row, family in enumerate(_families(columns)):
-            if seconds[row] < self.near.get(family, (inf,))[0]:
-                self.near[family] = float(seconds[row]), columns, row
+        _keep_least(self.near, columns, seconds)
 
     def keep_misfits(
         self,
@@ -72,12 +70,8 @@ class SearchResult:
             recompute: how a request names their recompute; None means as they have it.
         """
         over = np.flatnonzero(nbytes > budget_bytes)
-        if not over.size:
-            return
-        some = columns.select(over)
-        for row, family in enumerate(_families(some, recompute)):
-            if nbytes[over[row]] < self.misfits.get(family, (inf,))[0]:
-                self.misfits[family] = float(nbytes[over[row]]), some, row
+        if over.size:
+            _keep_least(self.misfits, columns.select(over), nbytes[over], recompute)
 
 
 def run_rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
@@ -90,6 +84,17 @@ def run_rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
     plan, prediction = item
     seconds = float(f"{run_seconds(prediction, steps):.9e}")
     return seconds, plan.offloads, prediction.peaks[0].peak_bytes, -plan.batch.micro
+
+
+def _keep_least(
+    known: dict[Family, PricedRow],
+    columns: PlanColumns,
+    values: Floats,
+    recompute: Recompute | None = None,
+) -> None:
+    for row, family in enumerate(_families(columns, recompute)):
+        if values[row] < known.get(family, (inf,))[0]:
+            known[family] = float(values[row]), columns, row
 
 
 def _families(columns: PlanColumns, recompute: str | None = None) -> Iterator[Family]:

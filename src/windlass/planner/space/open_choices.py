@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Literal, get_args
 
@@ -124,18 +124,14 @@ class OpenChoices:
             if count <= self.machine.devices and batch % count == 0
         )
 
-    @cached_property
-    def accumulations(self) -> tuple[int, ...]:
-        """Numbers of micro-batches of a step that some number of replicas allows."""
-        pin, batch = self.request.batch.accumulation, self.request.train.batch
-        counts = {each for count in self.data_degrees for each in divisors(batch // count)}
-        return tuple(sorted(counts if pin is None else counts & {pin}))
-
-    def microbatch_size(self, micros: int, replicas: int) -> int | None:
-        """Sequences of a micro-batch; None if the batch is not divisible, or the pin differs."""
-        micro, rest = divmod(self.request.train.batch, replicas * micros)
-        pin = self.request.batch.micro
-        return None if rest or pin not in (None, micro) else micro
+    def microbatches(self, replicas: int) -> tuple[tuple[int, int], ...]:
+        """Sequences of a micro-batch and their number, for so many replicas."""
+        pins, whole = self.request.batch, self.request.train.batch // replicas
+        return tuple(
+            (micro, whole // micro)
+            for micro in divisors(whole)
+            if pins.micro in (None, micro) and pins.accumulation in (None, whole // micro)
+        )
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -150,12 +146,14 @@ class OpenChoices:
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
         """Sharding degrees of parameters and optimizer state among this many replicas."""
         pins, can = self.request.sharding, self._can
-        pairs = sharding_pairs(replicas, pins.parameters, pins.optimizer)
         modes = {"none"} | set(can.sharding)
         return tuple(
             (parameters, optimizer)
-            for parameters, optimizer in pairs
-            if (optimizer == 1 or parameters > 1 or "optimizer" in modes)
+            for optimizer in divisors(replicas)
+            for parameters in divisors(optimizer)
+            if pins.parameters in (None, parameters)
+            and pins.optimizer in (None, optimizer)
+            and (optimizer == 1 or parameters > 1 or "optimizer" in modes)
             and (parameters == 1 or "parameters" in modes)
             and (can.replica_groups or {parameters, optimizer} <= {1, replicas})
         )
@@ -262,16 +260,3 @@ class OpenChoices:
         return tuple(
             sorted({*_VIRTUAL_STAGES, *(count for count in even if count <= _MAX_VIRTUAL_STAGES)})
         )
-
-
-@lru_cache(maxsize=4096)
-def sharding_pairs(
-    replicas: int, parameters: int | None, optimizer: int | None
-) -> tuple[tuple[int, int], ...]:
-    """Sharding degrees of parameters and optimizer state that keep the pins."""
-    return tuple(
-        (parameter_degree, optimizer_degree)
-        for optimizer_degree in divisors(replicas)
-        for parameter_degree in divisors(optimizer_degree)
-        if parameters in (None, parameter_degree) and optimizer in (None, optimizer_degree)
-    )

@@ -101,6 +101,17 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"
         )
+    phases = request.phases or 1
+    if phases > graph.layers:
+        yield (
+            f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "
+            f"{graph.layers} at most"
+        )
+    if phases > 1 and not offload_tiers(machine):
+        yield (
+            f"`phases` = {phases}, but `{machine.name}` has no offload tier to hold the other "
+            "phases; leave it out"
+        )
     yield from pin_faults(request, machine)
 
 

@@ -42,14 +42,11 @@ def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
         if pipeline * tensor * replicas <= space.machine.devices and pipeline <= space.graph.layers
     ]
     most: dict[int | None, int] = {}
-    for parallel in candidates:
-        group = _group(parallel, space)
-        most[group] = max(most.get(group, 0), parallel.devices)
-    return tuple(each for each in candidates if each.devices == most[_group(each, space)])
-
-
-def _group(parallel: Parallelism, space: PlanSpace) -> int | None:
-    return parallel.tensor if space.every_grid else None
+    groups = [each.tensor if space.every_grid else None for each in candidates]
+    for group, each in zip(groups, candidates, strict=True):
+        most[group] = max(most.get(group, 0), each.devices)
+    pairs = zip(groups, candidates, strict=True)
+    return tuple(each for group, each in pairs if each.devices == most[group])
 
 
 def base_plans(space: PlanSpace) -> Iterator[Plan]:
@@ -67,12 +64,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         return tuple(Stage(phases=(each,), recompute=mode) for each in bounds)
 
     schedule = space.request.parallel.schedule or "1f1b"
-    for parallel, precision, micros in product(
-        full_parallelisms(space), space.precisions, space.accumulations
-    ):
-        micro = space.microbatch_size(micros, parallel.data)
-        if micro is None:
-            continue
+    for parallel, precision in product(full_parallelisms(space), space.precisions):
         modes = [
             (compiled, mode)
             for compiled, mode in space.modes("1f1b", precision, parallel.tensor)
@@ -80,7 +72,11 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         ]
         if parallel.pipeline == 1:
             modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
-        for (compiled, mode), degrees in product(modes, space.sharding_degrees(parallel.data)):
+        for (micro, micros), (compiled, mode), degrees in product(
+            reversed(space.microbatches(parallel.data)),
+            modes,
+            space.sharding_degrees(parallel.data),
+        ):
             yield space.base.model_copy(
                 update={
                     "parallel": parallel.model_copy(update={"schedule": schedule}),

@@ -17,7 +17,7 @@ import numpy as np
 
 from windlass.cost import Ints, LayerConfig, PipelineShape, PlanColumns
 from windlass.planner.space.open_choices import OpenChoices
-from windlass.planner.space.options import divisors, is_captured, vary
+from windlass.planner.space.options import is_captured, vary
 from windlass.program import with_recompute
 from windlass.schema import (
     Batch,
@@ -92,15 +92,8 @@ class PlanSpace(OpenChoices):
             )
             if is_captured(self.graph, precision, compiled=compiled)
         )
-        batch, pins = self.request.train.batch, self.request.batch
         sizes = np.array(
-            [
-                (data, micro, batch // data // micro)
-                for data in self.data_degrees
-                for micro in divisors(batch // data)
-                if pins.micro in (None, micro)
-                and pins.accumulation in (None, batch // data // micro)
-            ],
+            [(data, *each) for data in self.data_degrees for each in self.microbatches(data)],
             dtype=np.int64,
         ).reshape(-1, 3)
         ranks = np.array([each.ranks for each in modes], dtype=np.int64)
