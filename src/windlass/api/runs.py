@@ -7,7 +7,7 @@ from pathlib import Path
 from windlass.atomic_files import atomic_write, require_output_file
 from windlass.errors import RecordError, RequestError
 from windlass.record import (
-    RUNS,
+    RUNS as RUNS,
     Annotations,
     Catalog,
     RunQuery,
