@@ -5,6 +5,9 @@ import random
 import resource
 import shutil
 import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -284,3 +287,29 @@ def test_a_catalogue_goes_on_in_memory_on_a_full_disk(tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(found) == 1
     assert rows(tmp_path) == found
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_while_they_refresh_leave_a_good_catalogue(tmp_path: Path):
+    root, draw = tmp_path / "runs", random.Random(1)
+    code = f"from windlass.record import Catalog; c = Catalog.open({str(root)!r})"
+    code += "; c.refresh(); c.close()"
+    processes: list[subprocess.Popen[bytes]] = []
+    for number in range(60):
+        make_run(root, losses=(1.0 + number,)).end("finished")
+        if number % 4 == 0:
+            processes.append(subprocess.Popen((sys.executable, "-c", code)))
+        for process in processes:
+            if process.poll() is None and draw.random() < 0.05:
+                process.kill()
+        time.sleep(0.05)
+    assert {process.wait(timeout=60) for process in processes} <= {0, -9}
+    with refreshed(root) as catalog:
+        assert len(catalog.rows()) == 60
+        curves = catalog.curves([row.id for row in catalog.rows()], ["loss"])
+        assert all("loss" in curve for curve in curves.values())
+    content = (root / CATALOG_FILE).read_bytes()
+    for name in (CATALOG_FILE, CURVES_FILE):
+        (root / name).unlink()
+    refreshed(root).close()
+    assert (root / CATALOG_FILE).read_bytes() == content

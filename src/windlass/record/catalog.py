@@ -12,7 +12,6 @@ import re
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -132,12 +131,11 @@ class Catalog(RunQueries):
                 self._loaded = _UNKNOWN  # another process has saved since: read what it wrote
             elif self._files is not None and self._unsaved:
                 path = self._files / CATALOG_FILE
-                temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-                try:
-                    self.write_copy(temporary)
-                    temporary.replace(path)
-                finally:
-                    temporary.unlink(missing_ok=True)
+                # Only one process saves at a time; one that was killed may have left its file.
+                temporary = path.with_name(f"{path.name}.tmp")
+                temporary.unlink(missing_ok=True)
+                self.write_copy(temporary)
+                temporary.replace(path)
                 self._note_saved()
             self._unsaved.clear()
             self._saved_at = time.monotonic()
