@@ -10,7 +10,7 @@ import pytest
 
 from windlass.errors import RecordError, RequestError
 from windlass.integrations import import_runs
-from windlass.record import annotate, read_annotations
+from windlass.record import annotate, merge_folders, read_annotations
 from windlass.schema import CONFIG_FILE, RunConfig
 from windlass.tracking import Journal, JournalRow, journal_path, load_run, read_journal
 
@@ -98,12 +98,14 @@ def test_importing_twice_changes_nothing(peer_runs: Path, tmp_path: Path):
     assert all_bytes(root) == before
 
 
-def test_the_same_runs_imported_elsewhere_are_the_same_bytes(peer_runs: Path, tmp_path: Path):
+def test_the_same_runs_imported_at_two_sites_are_one_after_a_merge(peer_runs: Path, tmp_path: Path):
     import_runs(peer_runs, tmp_path / "a")
     moved = peer_runs.rename(tmp_path / "moved")
     for source in SOURCES.values():
         import_runs(moved / source, tmp_path / "b")
     assert all_bytes(tmp_path / "a") == all_bytes(tmp_path / "b")
+    report = merge_folders([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    assert (report.runs, report.warnings) == (8, [])
 
 
 def test_a_run_that_has_grown_replaces_what_was_imported_of_it(peer_runs: Path, tmp_path: Path):
