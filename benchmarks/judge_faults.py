@@ -24,8 +24,8 @@ CABLES = ("windlassk0", "windlassk1")
 ADDRESSES = ("10.213.9.1", "10.213.9.2")
 CLONE_NEWNET = 0x40000000
 BURNERS = 8
-SLOW_LINK = ("tbf", "rate", "150mbit", "burst", "64kb", "latency", "400ms")
-SHARDS, SHARD_BYTES, BAD_SHARD = 8, 60_000, 5
+SLOW_LINK = ("tbf", "rate", "250mbit", "burst", "64kb", "latency", "400ms")
+SHARDS, SHARD_BYTES, BAD_SHARD = 8, 60_000, 3
 
 
 class ForkedRank:
@@ -132,7 +132,7 @@ def _burn(core: int) -> None:
 
 
 def slow_link(pids: list[int], seed: int) -> Callable[[], None]:
-    """The cable between the hosts falls to 150 Mbit/s."""
+    """The cable between the hosts falls to 250 Mbit/s."""
     del pids, seed
     for host, cable in zip(HOSTS, CABLES, strict=True):
         _run("tc", "-n", host, "qdisc", "replace", "dev", cable, "root", *SLOW_LINK)
@@ -147,7 +147,7 @@ def _free_link() -> None:
 def hog_disk(pids: list[int], seed: int) -> Callable[[], None]:
     """Other processes write to the disk, past the page cache."""
     del pids, seed
-    hogs = [Process(target=_hog, args=(Path(f"build/judge-hog{index}"),)) for index in range(3)]
+    hogs = [Process(target=_hog, args=(Path(f"build/judge-hog{index}"),)) for index in range(2)]
     for hog in hogs:
         hog.start()
 

@@ -48,3 +48,16 @@ def test_stalls_are_no_change_and_are_counted():
     values[::25] *= 5
     assert change_points(values) == ()
     assert stall_share(values) == pytest.approx(0.04, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [(0, []), (2, [14, 26]), (4, [26]), (5, [14]), (7, [14, 26]), (8, [26]), (10, [14, 26])],
+)
+def test_changes_are_those_that_apache_otava_0_8_finds_in_the_medians(seed: int, found: list[int]):
+    rng = np.random.default_rng(seed)
+    levels = np.repeat([1, 1 + 0.1 * (seed % 4), 1 + 0.05 * (seed % 3)], [14, 12, 14])
+    medians = levels * np.exp(rng.normal(0, 0.01, 40))
+    # Twenty steps around each median, so close that only the medians matter.
+    values = np.repeat(medians, 20) * (1 + np.tile(np.linspace(-1e-3, 1e-3, 20), 40))
+    assert [change.index / 20 for change in change_points(values)] == found

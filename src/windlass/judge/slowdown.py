@@ -32,8 +32,8 @@ from windlass.judge.stragglers import (
 from windlass.schema import DEVIATIONS_OF_80_PERCENT
 from windlass.units import format_seconds
 
-_STALLS, _STALL_FACTOR = 0.05, 3.0
-"""Stalls are a fault if 5 % of the steps stall, three times the share in any peer."""
+_STALLS, _STALL_FACTOR = 0.1, 3.0
+"""Stalls are a fault if a tenth of the steps stall, three times the share in any peer."""
 _SMALLEST_ERROR, _PREDICTION_FREEDOM = 0.03, 4.0
 """What the interval of a prediction counts for beside the errors in the record."""
 
