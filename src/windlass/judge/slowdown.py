@@ -34,6 +34,7 @@ from windlass.units import format_seconds
 
 _STALLS, _STALL_FACTOR = 0.1, 3.0
 """Stalls are a fault if a tenth of the steps stall, three times the share in any peer."""
+_TENTH = 0.1
 _SMALLEST_ERROR, _PREDICTION_FREEDOM = 0.03, 4.0
 """What the interval of a prediction counts for beside the errors in the record."""
 
@@ -89,10 +90,11 @@ def _slower_than_before(evidence: Evidence, least: float) -> Slowdown | None:
         rank_levels(evidence.ranks, before), rank_levels(evidence.ranks, after), evidence
     )
     old = float(np.median(curve.values[curve.steps < since]))
-    what = "a step" if kind is None else f"`{kind}`"
-    share = f"{seconds / old:.0%} longer" if kind is None else f"{format_seconds(seconds)} longer"
+    what = f"a step takes {longer_than(seconds / old)}"
+    if kind is not None:
+        what = f"`{kind}` takes {format_seconds(seconds)} longer than"
     return Slowdown(
-        f"{what} takes {share} than before", seconds / old, since=since, culprit=culprit,
+        f"{what} before", seconds / old, since=since, culprit=culprit,
         steps=after, before=before,
     )  # fmt: skip
 
@@ -114,8 +116,8 @@ def _slower_than_peers(evidence: Evidence, test: PeerTest | None, least: float) 
     culprit = find_culprit(levels, rank_levels(evidence.ranks, steps), evidence)
     magnitude = float(np.median(curve.values[split if before else 0 :])) / usual - 1
     return Slowdown(
-        f"a step takes {magnitude:.0%} longer than in its {test.peers} peers, whose noise is "
-        f"{test.deviation:.1%} ({test.sigmas:+.1f} sigma)",
+        f"a step takes {longer_than(magnitude)} in its {test.peers} peers, whose noise is "
+        f"{percent(test.deviation)} ({test.sigmas:+.1f} sigma)",
         magnitude, test.sigmas, since, culprit, steps=steps, before=before,
     )  # fmt: skip
 
@@ -128,8 +130,8 @@ def _stalls(evidence: Evidence) -> Slowdown | None:
     if share < _STALLS or len(of_peers) < FEWEST_PEERS or share < _STALL_FACTOR * max(of_peers):
         return None
     return Slowdown(
-        f"{share:.0%} of the steps stall for more than twice the usual time, and at most "
-        f"{max(of_peers):.1%} of those of its peers",
+        f"{percent(share)} of the steps stall for more than twice the usual time, and at most "
+        f"{percent(max(of_peers))} of those of its peers",
         share, quantity="stalls",
     )  # fmt: skip
 
@@ -168,7 +170,7 @@ def _slower_than_predicted(evidence: Evidence) -> Slowdown | None:
     return Slowdown(
         f"a step takes {format_seconds(measured)}, and {format_seconds(predicted.seconds)} were "
         f"predicted, beside {test.peers} other plans whose predictions are off by "
-        f"{test.deviation:.0%} ({test.sigmas:+.1f} sigma)",
+        f"{percent(test.deviation)} ({test.sigmas:+.1f} sigma)",
         measured / predicted.seconds - 1, test.sigmas,
     )  # fmt: skip
 
@@ -213,3 +215,15 @@ def after_warm_up(curve: Curve) -> Curve:
 
 def _last(curve: Curve) -> int:
     return int(curve.steps[-1]) if len(curve.steps) else 0
+
+
+def longer_than(share: float) -> str:
+    """`31 % longer than`, or `4.3 times as long as`."""
+    if share >= 1:
+        return f"{1 + share:.2g} times as long as"
+    return f"{percent(abs(share))} {'longer' if share >= 0 else 'shorter'} than"
+
+
+def percent(share: float) -> str:
+    """`31 %`, or `3.1 %` below ten."""
+    return f"{100 * share:.0f} %" if share >= _TENTH else f"{100 * share:.1f} %"

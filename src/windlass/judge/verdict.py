@@ -22,7 +22,9 @@ from windlass.judge.slowdown import (
     Slowdown,
     after_warm_up,
     find_slowdown,
+    longer_than,
     peer_test,
+    percent,
 )
 from windlass.judge.stragglers import (
     Cause,
@@ -117,8 +119,8 @@ def judge(evidence: Evidence) -> Verdict:
     if test is None:
         return Verdict(level="unknown", sentences=("the steps took no time",), peers=known)
     sentence = (
-        f"a step takes {_percent(math.expm1(test.shift))} than in its {known} peers, whose noise "
-        f"is {test.deviation:.1%} ({test.sigmas:+.1f} sigma)"
+        f"a step takes {longer_than(math.expm1(test.shift))} in its {known} peers, whose noise "
+        f"is {percent(test.deviation)} ({test.sigmas:+.1f} sigma)"
     )
     return Verdict(
         level="expected", sentences=(sentence, *notes), step=last, peers=known,
@@ -289,7 +291,7 @@ def _load_notes(evidence: Evidence, culprit: Culprit | None) -> Iterator[str]:
 def _notes(evidence: Evidence) -> Iterator[str]:
     share = stall_share(after_warm_up(evidence.seconds).values)
     if share >= _STALLS:
-        yield f"{share:.0%} of the steps stall for more than twice the usual time"
+        yield f"{percent(share)} of the steps stall for more than twice the usual time"
 
 
 def _prediction_notes(evidence: Evidence) -> Iterator[str]:
@@ -306,7 +308,3 @@ def _prediction_notes(evidence: Evidence) -> Iterator[str]:
 
 def _peer_curves(evidence: Evidence, name: str) -> list[Curve]:
     return [peer.curves[name] for peer in evidence.peers if peer.comparable and name in peer.curves]
-
-
-def _percent(share: float) -> str:
-    return f"{abs(share):.1%} {'longer' if share >= 0 else 'shorter'}"
