@@ -3,7 +3,7 @@
 from served_record import Served
 from starlette.routing import Route
 
-from windlass.api.diff import diff
+from windlass.api.run_diff import diff
 from windlass.api.judging.judge import judge
 from windlass.record import Catalog
 from windlass.server import Access, Analyses, RecordServer, make_token

@@ -159,7 +159,8 @@ class Guard:
             if ended:  # what is left to hear is that the client goes away, whenever that is
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), self._access.seconds)
+                async with asyncio.timeout(self._access.seconds):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the body of the request did not arrive") from None
             taken += len(message.get("body", b""))
@@ -180,7 +181,8 @@ class Guard:
                     headers.setdefault(name, value)
                 stored = "no-cache" if not scope["path"].startswith("/api/") else "no-store"
                 headers.setdefault("Cache-Control", stored)
-            await asyncio.wait_for(send(message), self._access.seconds)
+            async with asyncio.timeout(self._access.seconds):
+                await send(message)
 
         return safe_send
 

@@ -210,9 +210,9 @@ class RunAnswers:
             {
                 "runs": [_head(run) for run in found.runs],
                 "summary": input_line(found),
-                "inputs": {**found.inputs},
+                "inputs": {str(name): state for name, state in found.inputs.items()},
                 "keys": [asdict(one) for one in found.keys],
-                "omitted": {**found.omitted},
+                "omitted": {str(name): count for name, count in found.omitted.items()},
                 "code": found.code,
                 "results": [
                     {

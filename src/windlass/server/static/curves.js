@@ -3,7 +3,7 @@
 import { appendPoints, drawChart, lineColour } from "./chart.js";
 import { ask, followLive, path } from "./client.js";
 import { button, el } from "./dom.js";
-import { unitOfSeries } from "./formats.js";
+import { formatPoint, unitOfSeries } from "./formats.js";
 
 const POINTS = 500;
 const FIRST_NAMES = ["loss", "seconds", "gradient_norm", "learning_rate"];
@@ -102,13 +102,21 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
       const plot = el("div", { class: "plot" });
       const group = [...(lines.get(name) ?? []), ...(extra[name] ?? [])];
       const remove = button("×", () => toggle(name), { class: "quiet", title: `leave ${name} out` });
-      const heading = el("div", { class: "chart-head" }, el("h3", { text: name }), remove);
+      const heading = el("div", { class: "chart-head" }, el("h3", { text: name }), keysOf(name), remove);
       const body = group.length ? plot : el("p", { class: "note", text: "no such series" });
       grid.append(el("div", { class: "chart" }, heading, body));
       if (group.length) {
         charts.set(name, drawChart(plot, { lines: group, unit: unitOfSeries(name), settings, marks: marks[name] ?? [] }));
       }
     }
+  }
+
+  /** What is in a chart beside the runs: dots, and what was predicted. */
+  function keysOf(name) {
+    const unit = unitOfSeries(name);
+    return el("span", { class: "keys" },
+      ...(extra[name] ?? []).map((line) => el("span", {}, el("i", { class: "dot", style: { background: `var(--${line.colour})` } }), line.name)),
+      ...(marks[name] ?? []).map((mark) => el("span", {}, el("i", { class: "dash", style: { background: `var(--${mark.colour})` } }), `${mark.name} ${formatPoint(mark.y, unit)}`)));
   }
 
   function redraw() {

@@ -25,6 +25,11 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "#888";
 }
 
+/** A sentence whose words in backticks are code. */
+export function phrase(text) {
+  return String(text).split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
+}
+
 /** A button. */
 export function button(text, click, options = {}) {
   return el("button", { type: "button", text, on: { click }, ...options });

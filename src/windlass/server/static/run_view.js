@@ -3,7 +3,7 @@
 import { kindBars, memoryBars, termBar } from "./bars.js";
 import { ask, post, saved } from "./client.js";
 import { firstNames, showCurves } from "./curves.js";
-import { button, card, el } from "./dom.js";
+import { button, card, el, phrase } from "./dom.js";
 import { formatAgo, formatBytes, formatCount, formatNumber, formatRatio, formatSeconds, formatTime, formatValue } from "./formats.js";
 import { drawLanes } from "./lanes.js";
 
@@ -108,7 +108,7 @@ function tiles(run, events) {
     found.push(tile("tokens per second", formatCount(run.tokens_per_second), speed ? `predicted ${formatCount(speed)}` : ""));
   }
   const peak = prediction?.peaks?.[0]?.peak_bytes;
-  if (run.memory_bytes !== null) found.push(tile("memory at the peak", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${formatRatio(run.memory_bytes / peak)}` : ""));
+  if (run.memory_bytes !== null) found.push(tile("peak memory", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${formatRatio(run.memory_bytes / peak)}` : ""));
   found.push(tile("peers", String(run.peers), "same graph, plan, machine"));
   return el("div", { class: "tiles" }, ...found);
 }
@@ -120,20 +120,7 @@ function faults(run, events) {
   const parts = [];
   if (verdict?.sentences?.length) {
     parts.push(el("section", { class: `judgement ${verdict.level}` }, el("h2", {}, "Verdict ", el("span", { class: `verdict ${verdict.level}`, text: String(verdict.level) })),
-      el("ul", {}, ...verdict.sentences.map((text) => el("li", { text: String(text) })))));
-  } else if (!saved) {
-    const result = el("div");
-    const judge = button("judge this run", async () => {
-      result.replaceChildren(el("p", { class: "note", text: "comparing with its prediction, its peers and its past …" }));
-      try {
-        const found = await ask(`/api/runs/${encodeURIComponent(run.id)}/verdict`, { keep: false });
-        result.replaceChildren(el("ul", { class: `judgement ${found.level}` }, el("li", {}, el("span", { class: `verdict ${found.level}`, text: found.level })),
-          ...found.sentences.map((text) => el("li", { text }))));
-      } catch (error) {
-        result.replaceChildren(el("p", { class: "message fault", text: error.message }));
-      }
-    });
-    parts.push(el("section", { class: "slim" }, judge, result));
+      el("ul", {}, ...verdict.sentences.map((text) => el("li", {}, phrase(text))))));
   }
   const words = [...new Set(lines.filter(Boolean).map(String))];
   if (words.length) parts.push(el("section", { class: "faults" }, el("h2", { text: "What went wrong" }), el("ul", {}, ...words.map((text) => el("li", { text })))));
@@ -159,14 +146,27 @@ function annotations(run, place) {
       },
     },
   });
+  const result = el("div");
+  const judge = async () => {
+    result.replaceChildren(el("p", { class: "note", text: "comparing with its prediction, its peers and its past …" }));
+    try {
+      const found = await ask(`${place}/verdict`, { keep: false });
+      result.replaceChildren(el("p", { class: "remark" }, el("span", { class: `verdict ${found.level}`, text: found.level })),
+        el("ul", {}, ...found.sentences.map((text) => el("li", {}, phrase(text)))));
+    } catch (error) {
+      result.replaceChildren(el("p", { class: "message fault", text: error.message }));
+    }
+  };
   const fill = () => node.replaceChildren(
     el("div", { class: "tags" },
       ...run.tags.map((tag) => el("span", { class: "tag" }, tag, saved ? null : button("×", () => change({ remove: [tag] }), { class: "quiet", title: "take away" }))),
       saved ? null : entry("add a tag", "tags"),
+      saved ? null : entry("add a note", "note"),
+      saved ? null : button("judge", judge, { title: "beside its prediction, its peers and its own past" }),
       saved ? null : button(run.archived ? "take out of the archive" : "archive", () => change({ archived: !run.archived })),
       saved ? null : button(run.broken ? "is no longer broken" : "mark as broken", () => change({ broken: !run.broken }), { title: "verdicts do not compare with broken runs" })),
     ...run.notes.map((note) => el("p", { class: "remark", text: note })),
-    saved ? "" : entry("add a note", "note"),
+    result,
   );
   fill();
   return node;

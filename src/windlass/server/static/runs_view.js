@@ -165,7 +165,7 @@ export async function runsView(host, state, update) {
     const one = value(name);
     if (name === "name") {
       const tags = (value("tags") ?? []).map((tag) => el("span", { class: "tag", text: tag }));
-      if (value("broken")) tags.unshift(el("span", { class: "tag warn", text: "marked broken" }));
+      if (value("broken")) tags.unshift(el("span", { class: "tag warn", text: "broken", title: "marked: verdicts leave it out" }));
       if (value("archived")) tags.unshift(el("span", { class: "tag", text: "archived" }));
       const notes = value("notes") ?? [];
       if (notes.length) tags.push(el("span", { class: "tag note-mark", title: notes.join("\n"), text: "✎" }));
