@@ -87,8 +87,7 @@ def test_the_same_trials_are_pruned_with_one_job_and_with_three(tmp_path: Path) 
     outcomes = []
     for jobs in (1, 3):
         request = made_request(
-            pruner="median", prune_from=4, prune_every=4, trials=7, jobs=jobs,
-            request={"seconds": 0.01},
+            pruner="halving", prune_from=4, trials=5, jobs=jobs, request={"seconds": 0.01},
         )  # fmt: skip
         trials = made_driver(tmp_path / str(jobs), request).run()
         outcomes.append([(trial.state, trial.pruned_at) for trial in trials])
@@ -118,6 +117,7 @@ def test_a_driver_killed_at_any_moment_goes_on_and_runs_nothing_twice(tmp_path: 
     assert [one.values for one in trials] == [one.values for one in undisturbed]
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_resumed_as_the_next_attempt_of_its_run(tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -147,6 +147,7 @@ def test_a_trial_that_is_killed_again_and_again_fails(tmp_path: Path) -> None:
     assert "killed 3 times" in (trial.reason or "")
 
 
+@pytest.mark.slow
 def test_a_stop_lets_all_trials_save_and_end_and_the_next_start_goes_on(tmp_path: Path) -> None:
     request = made_request(trials=3, request={"seconds": 0.02})
     stops: list[bool] = []

@@ -28,6 +28,7 @@ from windlass.sweep.sweep_file import (
 from windlass.sweep.sweep_results import (
     best_trials,
     importance,
+    ranked_trials,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "is_range_or_choices",
     "make_jobs",
     "most_jobs",
+    "ranked_trials",
     "read_trials",
     "sweep_names",
 ]

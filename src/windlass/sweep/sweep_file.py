@@ -36,7 +36,7 @@ class SweepRequest(Document):
     """Name of the sweep, of its files and of its group in the record."""
     request: dict[str, Any] = Field(default_factory=dict)
     """What all runs have in common: keys of a request by dotted key."""
-    space: dict[str, str | tuple[Any, ...]]
+    space: dict[str, str | tuple[Any, ...]] = Field(default_factory=dict)
     """What they differ in: a range such as `1e-4..1e-2:log` or choices, by dotted key."""
     objectives: tuple[str, ...] = ("loss",)
     """Series to make small: `loss`, `held_out_loss`, `seconds` or any other; after `max:` one to
@@ -74,7 +74,7 @@ class SweepRequest(Document):
     def _parts_agree(self) -> Self:
         dimensions = self.dimensions()
         if not dimensions:
-            raise ValueError("`space` is empty: name at least one key with a range or choices")
+            raise ValueError("nothing is searched: name at least one key with a range or choices")
         both = sorted(set(self.space) & set(self.request))
         if both:
             raise ValueError(f"`{both[0]}` is in `request` and in `space`; leave one of them out")

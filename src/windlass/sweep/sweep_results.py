@@ -32,7 +32,23 @@ def best_trials(request: SweepRequest, trials: Sequence[Trial]) -> tuple[Trial, 
     return tuple(best[:1] if len(signs) == 1 else best)
 
 
-def importance(space: Sequence[Dimension], trials: Sequence[Trial]) -> Mapping[str, float]:
+def ranked_trials(request: SweepRequest, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The trials with a result, the best by the first objective first.
+
+    Pruned trials come behind all finished ones, and those that came further before the others.
+
+    Args:
+        request: the sweep.
+        trials: its trials.
+    """
+    sign = -1.0 if request.directions()[0][1] else 1.0
+    known = [t for t in trials if t.state in ("finished", "pruned") and t.values]
+    return tuple(
+        sorted(known, key=lambda t: (t.state, -(t.pruned_at or 0), sign * t.values[0], t.number))
+    )
+
+
+def importance(request: SweepRequest, trials: Sequence[Trial]) -> Mapping[str, float]:
     """The share of the spread of the first objective's ranks that each key explains, 0 to 1.
 
     It is `(H - k + 1) / (n - k)` of a Kruskal-Wallis test over `k` parts of the range of the key,
@@ -42,17 +58,17 @@ def importance(space: Sequence[Dimension], trials: Sequence[Trial]) -> Mapping[s
     seen.
 
     Args:
-        space: the space.
-        trials: trials of the sweep; those that have finished count.
+        request: the sweep.
+        trials: its trials; those with a result count, as `ranked_trials` orders them.
 
     Returns:
-        By dotted key, the largest first; empty with fewer than 8 finished trials.
+        By dotted key, the largest first; empty with fewer than 8 results.
     """
-    done = [trial for trial in trials if trial.state == "finished" and trial.values]
-    if len(done) < _FEWEST:
+    ranked = ranked_trials(request, trials)
+    if len(ranked) < _FEWEST:
         return {}
-    ranks = _ranks(np.array([trial.values[0] for trial in done]))
-    shares = {one.key: _share(_groups(one, done), ranks) for one in space}
+    ranks = np.arange(float(len(ranked)))
+    shares = {one.key: _share(_groups(one, ranked), ranks) for one in request.dimensions()}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
@@ -77,13 +93,3 @@ def _groups(dimension: Dimension, trials: Sequence[Trial]) -> npt.NDArray[np.int
         return np.searchsorted(known, places)
     edges = np.quantile(places, np.linspace(0, 1, _GROUPS + 1)[1:-1])
     return np.searchsorted(edges, places, side="left")
-
-
-def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Ranks from 0; equal values share the mean of theirs."""
-    order = np.argsort(values, kind="stable")
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values))
-    for value in np.unique(values):
-        ranks[values == value] = ranks[values == value].mean()
-    return ranks

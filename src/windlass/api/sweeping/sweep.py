@@ -77,7 +77,7 @@ class Sweep:
     @property
     def importance(self) -> Mapping[str, float]:
         """How much of the spread of the first objective each key explains, 0 to 1."""
-        return importance(self.request.dimensions(), self.trials)
+        return importance(self.request, self.trials)
 
 
 def make_sweep_request(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from windlass.api.sweeping.sweep import Sweep
 from windlass.report import SweepAxis, SweepLine, SweepRows, TrialRow, sweep_figure
-from windlass.sweep import Dimension, SweepRequest, SweepStatus, Trial, best_trials
+from windlass.sweep import Dimension, SweepRequest, SweepStatus, Trial, best_trials, ranked_trials
 
 _ORDER = ("running", "finished", "pruned", "waiting", "failed")
 """States of trials in the order of a table."""
@@ -62,15 +62,13 @@ def draw_sweep(sweep: Sweep) -> str:
 
 
 def _ordered(request: SweepRequest, trials: Sequence[Trial]) -> list[Trial]:
-    """Running trials first, then by result, the best first."""
-    sign = -1.0 if request.directions()[0][1] else 1.0
-    best = {trial.number for trial in best_trials(request, trials)}
-
-    def key(trial: Trial) -> tuple[int, bool, float, int]:
-        value = sign * trial.values[0] if trial.values else 0.0
-        return _ORDER.index(trial.state), trial.number not in best, value, trial.number
-
-    return sorted(trials, key=key)
+    """Running trials, then those with a result, the best first, then the others."""
+    ranked = ranked_trials(request, trials)
+    front = best_trials(request, trials)
+    rest = [trial for trial in trials if trial not in ranked]
+    going = [trial for trial in rest if trial.state == "running"]
+    behind = [trial for trial in ranked if trial not in front]
+    return [*going, *front, *behind, *(trial for trial in rest if trial not in going)]
 
 
 def _row(trial: Trial, sweep: Sweep | SweepStatus) -> TrialRow:

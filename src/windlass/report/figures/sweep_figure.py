@@ -16,6 +16,8 @@ from windlass.report.figures.svg import (
 _WIDTH, _LEFT, _RIGHT = 1000.0, 60.0, 90.0
 _TOP, _HEIGHT = 44.0, 300.0
 _BAR, _ROW, _NAMES = 12.0, 24.0, 190.0
+_HALO = "paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"
+"""Keeps a text legible in front of lines."""
 _MOST_CHOICES = 12
 """Choices of a key that are named on its axis."""
 
@@ -65,7 +67,7 @@ def sweep_figure(
         importance: share of the spread that each key explains, the largest first; may be empty.
         heading: the sweep in words.
     """
-    parts = [*_axes(axes), *_lines(axes, lines)]
+    parts = [*_lines(axes, lines), *_axes(axes)]
     height = _TOP + _HEIGHT + 20
     if importance:
         parts += _importance(importance, height + 30)
@@ -90,13 +92,14 @@ def _axes(axes: Sequence[SweepAxis]) -> Iterator[str]:
     for index, axis in enumerate(axes):
         x = _x(axes, index)
         yield element("line", x1=x, x2=x, y1=_TOP, y2=_TOP + _HEIGHT, class_="axis")
-        anchor = "start" if index == 0 else "end" if index == len(axes) - 1 else "middle"
-        shift = {"start": -_LEFT + 10, "end": _RIGHT - 10, "middle": 0.0}[anchor]
+        is_last = 0 < index == len(axes) - 1
+        anchor, shift = ("middle", 0.0) if index else ("start", 10 - _LEFT)
         yield text_label(x + shift, _TOP - 22, axis.name, text_anchor=anchor, class_="strong")
+        side, anchor = (1, "start") if is_last else (-1, "end")
         for value, name in _marks(axis):
             y = _y(axis.share(value))
-            yield element("line", x1=x - 4, x2=x, y1=y, y2=y, class_="axis")
-            yield text_label(x - 7, y + 4, name, text_anchor="end")
+            yield element("line", x1=x + 4 * side, x2=x, y1=y, y2=y, class_="axis")
+            yield text_label(x + 7 * side, y + 4, name, text_anchor=anchor, style=_HALO)
 
 
 def _marks(axis: SweepAxis) -> Iterator[tuple[float, str]]:
@@ -143,7 +146,7 @@ def _named(axis: SweepAxis, value: float) -> str:
 
 
 def _importance(importance: Mapping[str, float], y: float) -> Iterator[str]:
-    title = "Importance: share of the spread of the first objective that each key alone explains"
+    title = "Importance: share of the spread of the ranks that each key alone explains"
     yield text_label(0, y - 8, title, class_="strong")
     for index, (key, share) in enumerate(importance.items()):
         top = y + 4 + _ROW * index
