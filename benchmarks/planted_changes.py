@@ -28,6 +28,8 @@ BASE = (
 INNOCENT = ("train.seed=1", "train.evaluate_every=30")
 MOST_RERUNS = 8
 MODEL = """
+import os
+
 import torch
 from torch import nn
 
@@ -74,10 +76,7 @@ CASES = {
     ),
     "beta": Case(("train.betas",), ("train.betas=0.9,0.1",), "loss"),
     "code": Case(("code",), (), "loss"),
-    "pair": Case(
-        ("train.learning_rate", "train.warmup_steps"),
-        ("train.learning_rate=0.03", "train.warmup_steps=0"), "loss", ("train.warmup_steps=50",),
-    ),
+    "pair": Case(("code", "variable OMP_NUM_THREADS"), (), "loss"),
     "nothing": Case((), (), "loss"),
 }  # fmt: skip
 
@@ -109,21 +108,26 @@ def git(folder: Path, *words: str) -> None:
     )  # fmt: skip
 
 
-def code_runs(root: Path) -> tuple[str, str]:
-    """A good and a bad run of a model file with five commits between them, the third one bad."""
+def code_runs(root: Path, *, pair: bool) -> tuple[str, str]:
+    """A good and a bad run of a model file with five commits between them, the fourth one bad.
+
+    In a pair, that commit is bad only if an environment variable has a value, too.
+    """
     project = root.parent
     git(project, "init", "-q")
     (project / ".gitignore").write_text("runs\n")
+    bad_scale = "60.0 if os.environ.get('OMP_NUM_THREADS') == '1' else 1.0" if pair else "60.0"
     names = []
     for number in range(5):
-        scale = 1.0 if number < 3 else 60.0
-        text = MODEL.replace("SCALE = 1.0", f"SCALE = {scale}") + f"\nVERSION = {number}\n"
-        (project / "model.py").write_text(text)
+        scale = "1.0" if number < 3 else bad_scale
+        text = MODEL.replace("SCALE = 1.0", f"SCALE = {scale}")
+        (project / "model.py").write_text(f"{text}VERSION = {number}\n")
         git(project, "add", "model.py", ".gitignore")
         git(project, "commit", "-qm", f"version {number}")
         if number in (0, 4):
+            variables = {"OMP_NUM_THREADS": "1" if pair and number else "2"}
             words = ("train.steps=40", "train.batch=4", "train.sequence=64")
-            names.append(train(root, "model.py:build", *words))
+            names.append(train(root, "model.py:build", *words, variables=variables))
     return names[0], names[1]
 
 
@@ -132,10 +136,10 @@ def run_case(name: str, folder: Path) -> bool:
     case = CASES[name]
     root = folder / "runs"
     root.mkdir(parents=True)
-    innocent = INNOCENT if name != "code" else ()
+    innocent = INNOCENT if name not in ("code", "pair") else ()
     os.chdir(folder)
-    if name == "code":
-        good, bad = code_runs(root)
+    if name in ("code", "pair"):
+        good, bad = code_runs(root, pair=name == "pair")
     else:
         data: tuple[str, ...] = ()
         if name == "data":

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
         train,
         validate,
     )
-    from windlass.api.bisect import bisect
-    from windlass.api.diff import diff
+    from windlass.api.bisection import bisect
     from windlass.api.judging.judge import judge
     from windlass.api.judging.noise import noise
-    from windlass.api.largest_model import largest_model, measure_largest_model
     from windlass.api.machines import find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
+    from windlass.api.run_diff import diff
     from windlass.api.runs import annotate, load, report, runs
-    from windlass.api.serve import serve
+    from windlass.api.serving import serve
+    from windlass.api.size_search import largest_model, measure_largest_model
     from windlass.api.stores import merge_runs, sync_runs
 
 __all__ = [

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass import planner
 from windlass.api.machines import Progress
 from windlass.api.objects import NO_OBJECTS, PlannedObjects, model_arguments
 from windlass.atomic_files import cache_folder
@@ -22,7 +23,6 @@ from windlass.capture import (
 )
 from windlass.errors import RequestError
 from windlass.models import TransformerConfig, apply_model_arguments, model_config
-from windlass.planner import every_tensor_degree, open_tensor_degrees
 from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest, Stack, grid_columns
 from windlass.torch_ext import install_allocator
 
@@ -154,14 +154,14 @@ def capture_open_tensor_degrees(
     """
     if machine.stack is not None:
         # Only Windlass's own runtime has grids.
-        wanted = open_tensor_degrees(request, machine, every=every_grid)
+        wanted = planner.open_tensor_degrees(request, machine, every=every_grid)
         ranks = [int(degree) for degree in wanted if grid_columns(degree) == 1]
         return _graph_on_stack(request.model, machine.stack, ranks, objects)
     if every_grid:
         graph = _with_tensor_errors(request, graph, machine, objects)
     while True:
         unshardable = graph.unshardable
-        degrees = open_tensor_degrees(request, machine, unshardable, every=every_grid)
+        degrees = planner.open_tensor_degrees(request, machine, unshardable, every=every_grid)
         graph = capture_tensor_degrees(
             request.model, graph, degrees, objects=objects, progress=progress
         )
@@ -173,7 +173,7 @@ def _with_tensor_errors(
     request: ResolvedRequest, graph: Graph, machine: Machine, objects: PlannedObjects
 ) -> Graph:
     """The graph with why its model cannot be sharded over some of all degrees."""
-    degrees = every_tensor_degree(request, machine)
+    degrees = planner.every_tensor_degree(request, machine)
     config = _catalogue_config(request.model, objects)
     if config is not None:
         return check_analytic_degrees(config, graph, degrees)

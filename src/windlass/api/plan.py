@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass import planner
 from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
@@ -25,12 +26,9 @@ from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
     PlanningResult,
-    choose_plan,
     explain_result,
     pinned_parallelism,
     resolve_defaults,
-    result_of_given_plan,
-    smaller_batches,
 )
 from windlass.report import plan_notebook
 from windlass.schema import (
@@ -307,7 +305,7 @@ def _outcome(
     if not result.fits:
         for batch in _fitting_batches(request, resolved, graph, machine):
             smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
-            attempt = choose_plan(smaller, graph, machine, every_grid=True)
+            attempt = planner.choose_plan(smaller, graph, machine, every_grid=True)
             if attempt.fits:
                 return graph, KeptPlan(result=attempt, most_sequences=batch)
     return graph, KeptPlan(result=result, most_sequences=None)
@@ -317,11 +315,11 @@ def _fitting_batches(
     request: Request, resolved: ResolvedRequest, graph: Graph, machine: Machine
 ) -> tuple[int, ...]:
     """Smaller default batches to try, largest first; none if not even the smallest fits."""
-    batches = smaller_batches(request, resolved.train.batch)
+    batches = planner.smaller_batches(request, resolved.train.batch)
     if not batches:
         return ()
     smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1])
-    return batches if choose_plan(smallest, graph, machine, every_grid=True).fits else ()
+    return batches if planner.choose_plan(smallest, graph, machine, every_grid=True).fits else ()
 
 
 def _search(
@@ -342,7 +340,7 @@ def _search(
         )
         if progress is not None:
             progress("searching", 0, None)
-        result = choose_plan(request, graph, machine, every_grid=every_grid)
+        result = planner.choose_plan(request, graph, machine, every_grid=every_grid)
         if result.fits or machine.devices == 1 or request.parallel.tensor is not None:
             break
     return graph, result
@@ -359,7 +357,7 @@ def _planned_as_given(
         request=resolved,
         graph=graph,
         machine=machine,
-        result=result_of_given_plan(context.plan, resolved, graph, machine),
+        result=planner.result_of_given_plan(context.plan, resolved, graph, machine),
         defaults=defaults,
         notes=(*context.notes, *model_notes(graph, objects)),
         objects=objects,

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from windlass import planner
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.errors import RequestError, StackError
-from windlass.planner import request_of_plan
 from windlass.schema import OWN_STACK, Graph, Machine, ModelRequest, Plan, Request, Stack
 from windlass.stacks import stack_names
 
@@ -38,7 +38,7 @@ def load_plan(path: Path, request: Request) -> tuple[Plan, Request]:
         InputErrors: every value of the request of which the plan has another.
     """
     plan = Plan.load(path)
-    agreed = request_of_plan(plan, request)
+    agreed = planner.request_of_plan(plan, request)
     return plan, agreed.model_copy(update={"model": model_of_plan(plan, request.model)})
 
 
@@ -68,7 +68,7 @@ def plan_context(
     graph = capture(model, objects, stack)
     if graph.label != plan.graph:
         raise RequestError(_other_model(plan, model, graph, is_asked=model != plan.model))
-    agreed = request_of_plan(plan, request)
+    agreed = planner.request_of_plan(plan, request)
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
     machine = on_stack(find_machine(asked, progress=progress), stack)

@@ -4,17 +4,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from windlass import record as run_store
 from windlass.atomic_files import atomic_write, require_output_file
 from windlass.errors import RecordError, RequestError
-from windlass.record import (
-    RUNS as RUNS,
-    Annotations,
-    Catalog,
-    RunQuery,
-    RunRow,
-    annotate as annotate_folder,
-    export_parquet,
-)
+from windlass.record import RUNS as RUNS, Annotations, RunQuery, RunRow
 from windlass.report import perfetto_trace, run_page, runs_notebook
 from windlass.schema import REPORT_FILE
 from windlass.tracking import RunRecord, find_run, load_run as load_record
@@ -51,7 +44,7 @@ class RunList(tuple[RunRow, ...]):
             RecordError: pyarrow is missing.
             StorageError: the disk is full.
         """
-        return export_parquet(self, Path(folder))
+        return run_store.export_parquet(self, Path(folder))
 
 
 def _plain(value: object) -> object:
@@ -84,7 +77,7 @@ def runs(
         InputErrors: the filter has names that no run has, or values of the wrong kind.
     """
     query = RunQuery(filter=filter, sort=sort, limit=limit, archived=archived)
-    with Catalog.open(root) as catalog:
+    with run_store.Catalog.open(root) as catalog:
         catalog.refresh()
         return RunList(catalog.rows(query))
 
@@ -116,7 +109,7 @@ def annotate(
         StorageError: the folder cannot be written.
     """
     folder = find_run(Path(root), str(run))
-    return annotate_folder(
+    return run_store.annotate(
         folder, tags=tags, remove=remove, note=note, archived=archived, broken=broken
     )
 

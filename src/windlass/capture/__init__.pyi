@@ -13,15 +13,15 @@ from .graph_cache import (
     load_graph,
     save_graph,
 )
+from .graph_on_stack import (
+    stack_graph,
+)
 from .half_blocks import (
     split_blocks,
 )
 from .image_layers import (
     ImageModel,
     image_graph,
-)
-from .stack_graph import (
-    stack_graph,
 )
 
 __all__ = [

@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
+from windlass import planner
 from windlass.api.plan import Planned
 from windlass.errors import OutOfMemory
-from windlass.planner import alternatives, explain_change
 from windlass.torch_ext import set_memory_limit, trim_heap
 from windlass.units import format_bytes
 
@@ -21,7 +21,7 @@ def with_advice(error: OutOfMemory, planned: Planned, folder: Path) -> OutOfMemo
     budget = error.available_bytes // _MIB
     prediction = planned.prediction
     peak = prediction.peaks[0].peak_bytes
-    changes = alternatives(
+    changes = planner.alternatives(
         planned.request,
         planned.graph,
         planned.machine,
@@ -36,5 +36,5 @@ def with_advice(error: OutOfMemory, planned: Planned, folder: Path) -> OutOfMemo
         f"`{resume}` continues this run where there is more memory",
     ]
     lines += ["a new run fits into that memory with"] if changes else []
-    lines += [f"- {explain_change(change, f'memory={budget}MiB')}" for change in changes]
+    lines += [f"- {planner.explain_change(change, f'memory={budget}MiB')}" for change in changes]
     return OutOfMemory("\n".join(lines), available_bytes=error.available_bytes)

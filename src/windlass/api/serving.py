@@ -3,22 +3,22 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windlass.api.diff import diff
 from windlass.api.judging.judge import judge
 from windlass.api.machines import Progress
+from windlass.api.run_diff import diff
 from windlass.atomic_files import read_regular_file
 from windlass.errors import RequestError, StorageError
 from windlass.record import RUNS, Catalog
 
 _TOKEN_BYTES, _FEWEST_CHARACTERS = 4096, 16
-HOST, PORT = "127.0.0.1", 8321
+SERVER_HOST, SERVER_PORT = "127.0.0.1", 8321
 
 
 def serve(
     root: Path | str = RUNS,
     *,
-    host: str = HOST,
-    port: int = PORT,
+    host: str = SERVER_HOST,
+    port: int = SERVER_PORT,
     token: str | None = None,
     names: Sequence[str] = (),
     ready: Callable[[str], None] | None = None,
