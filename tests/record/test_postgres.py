@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from made_stores import make_run, make_step
 
+from windlass.cli.main import main
 from windlass.errors import RecordError
 from windlass.record.annotations import annotate
 from windlass.record.catalog import Catalog
@@ -198,6 +199,18 @@ def test_of_two_copies_of_a_run_the_longer_one_counts(url: str, tmp_path: Path, 
             team.publish(root, site=site)
         (row,) = team.rows()
         assert (row.step, row.loss, row.state, row.site) == (4, 0.25, "finished", "long")
+
+
+def test_the_command_line_publishes_and_lists(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    make_run(tmp_path).end("finished")
+    main(["runs", "publish", url, "--site", "alpha", "--runs", str(tmp_path)])
+    assert "published 1 run to `postgresql:/" in capsys.readouterr().out
+    main(["runs", "site = 'alpha'", "--columns", "site,loss", "--runs", url])
+    assert "alpha" in capsys.readouterr().out
+    main(["runs", "site = 'beta'", "--runs", url])
+    assert "matches the filter" in capsys.readouterr().out
 
 
 def test_tables_of_another_version_are_refused(url: str):

@@ -11,7 +11,7 @@ from made_stores import make_run
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.record.annotations import annotate
 from windlass.record.catalog import Catalog
-from windlass.record.run_filter import parse_filter
+from windlass.record.filters.run_filter import parse_filter
 from windlass.record.run_row import RunQuery, RunRow
 
 MODELS = ("gpt-tiny", "gpt2-124m", 'it\'s "odd"')

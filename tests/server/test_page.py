@@ -69,7 +69,7 @@ def test_each_view_shows_what_it_promises_without_an_error(
     logged_in.events.clear()
     shown = {
         "runs": ["gpt-tiny", "finished"],
-        f"run/{ids[0]}": ["predicted 400 ms", "0.95 ×", "Memory by tier", "held-out loss"],
+        f"run/{ids[0]}": ["predicted 400 ms", "0.95\u00a0×", "Memory by tier", "held-out loss"],
         f"compare?ids={','.join(ids)}&smooth=0.6&logy=1": ["3 runs", "gradient_norm"],
         f"diff?ids={ids[0]},{ids[1]}": ["train.learning_rate", "0.002"],
     }

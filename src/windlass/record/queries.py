@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from windlass.errors import RecordError, RequestError, is_text, shorten
-from windlass.record.filter_sql import Operand, Sql, filter_sql, find_operand, order_sql
-from windlass.record.run_filter import parse_filter
+from windlass.record.filters.filter_sql import Operand, Sql, filter_sql, find_operand, order_sql
+from windlass.record.filters.run_filter import parse_filter
 from windlass.record.run_row import RunQuery, RunRow
 from windlass.record.tables import (
     ROW_COLUMNS,

@@ -1,6 +1,6 @@
 """What differs between runs, in words: the cells of its table on a terminal and on a page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from windlass.judge import NoiseFloor, ResultDifference, RunDiff
 from windlass.units import format_bytes, format_seconds
@@ -85,10 +85,10 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     *rest, last = names
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def _verb(names: list[str]) -> str:
+def _verb(names: Sequence[str]) -> str:
     return "differs" if len(names) == 1 else "differ"

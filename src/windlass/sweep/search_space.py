@@ -52,7 +52,7 @@ class Dimension:
         Raises:
             ValueError: it is no choice.
         """
-        return self.choices.index(tuple(value) if isinstance(value, list) else value)  # type: ignore[arg-type]
+        return self.choices.index(tuple(value) if isinstance(value, list) else value)
 
     def position(self, value: Choice) -> float:
         """Where a value lies between both ends of the dimension, from 0 to 1."""

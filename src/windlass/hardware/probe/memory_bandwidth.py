@@ -248,9 +248,10 @@ class _SmallBlock(nn.Module):
 
 def _calls_of(work: Callable[[], None]) -> int:
     """How many ATen calls it makes that make a tensor, and not only another view of one."""
-    with _CallCount() as calls:
+    calls = _CallCount()
+    with calls:
         work()
-    return calls.count
+    return int(calls.count)
 
 
 class _CallCount(TorchDispatchMode):

@@ -83,7 +83,7 @@ class _RunsTable:
 
 def _marks(run: RunRow) -> Iterator[str]:
     """What people and verdicts say of a run, in short words."""
-    if run.verdict not in (None, "expected"):
+    if run.verdict in ("slow", "broken"):
         yield f"verdict {run.verdict}"
     if run.broken:
         yield "marked broken"

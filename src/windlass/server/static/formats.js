@@ -61,7 +61,7 @@ export function formatAgo(seconds, now = Date.now() / 1000) {
 
 /** Measured over predicted, `1.03 ×`. */
 export function formatRatio(ratio) {
-  return `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)} ×`;
+  return `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)}\u00a0×`;
 }
 
 /** A value of a column, by its unit. */

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple, Protocol
 
 from windlass.errors import InputErrors, RequestError, did_you_mean, is_text, shorten
-from windlass.record.run_filter import (
+from windlass.record.filters.run_filter import (
     Combination,
     Comparison,
     Condition,
