@@ -1,0 +1,1 @@
+"""Filters of runs: their grammar, and what they are in SQL."""
