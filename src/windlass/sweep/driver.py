@@ -83,6 +83,7 @@ class Driver:
         self._values: dict[int, RunValues] = {}
         self._curves = {number: TrialCurve() for number in self._trials}
         self._stopped: set[int] = set()
+        self._seen: set[int] = set()
         self._next_read = 0.0
 
     def run(self) -> tuple[Trial, ...]:
@@ -128,6 +129,8 @@ class Driver:
         is_time = began >= self._next_read
         for trial in self._in("running"):
             is_alive = self._workplace.jobs.is_alive(trial)
+            if is_alive:
+                self._seen.add(trial.number)
             if is_time or not is_alive:
                 self._read(trial)
             if not is_alive:
@@ -154,14 +157,18 @@ class Driver:
         values = self._values[trial.number]
         end = read_run_end(self._folder.run_folder(trial))
         error = self._folder.error(trial.number)
+        was_seen = trial.number in self._seen
         self._stopped.discard(trial.number)
+        self._seen.discard(trial.number)
         if trial.pruned_at is not None:
             self._note_pruned(trial)
         elif end.state == "finished":
             self._note_finished(trial, values)
         elif error is not None or end.state == "broken":
             self._save(trial, state="failed", reason=error or end.reason)
-        elif end.state == "interrupted":
+        elif end.state == "interrupted" or not was_seen:
+            # A driver may have been killed before the process that it started took its lock; that
+            # process then finds that it was started again, and ends.
             self._save(trial, state="waiting")
         elif trial.deaths + 1 >= _MOST_DEATHS:
             reason = f"its process was killed {_MOST_DEATHS} times, last after step {values.step}"
@@ -243,6 +250,7 @@ class Driver:
         for trial in started:
             starting = self._save(trial, state="running", starts=trial.starts + 1)
             job = self._workplace.jobs.start(starting, self._workplace.command(starting))
+            self._seen.add(trial.number)
             if job is not None:
                 self._save(starting, job=job)
         return bool(started)
