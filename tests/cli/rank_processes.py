@@ -79,7 +79,8 @@ def last_step(folder: Path) -> int:
 
 def leave_no_disk(process: int) -> None:
     """Simulates a full disk for a running process by a limit on file sizes, which fails alike."""
-    resource.prlimit(process, resource.RLIMIT_FSIZE, (4096, 4096))
+    # The files of its layers have more bytes, and what it reports then has fewer.
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (1024, 1024))
 
 
 def leave_no_memory(process: int) -> None:

@@ -162,6 +162,18 @@ def test_each_rank_has_its_steps_of_the_last_attempt_and_none_counts_twice(tmp_p
     assert (record.attempts, record.state) == (2, "killed")
 
 
+def test_a_rank_whose_record_ends_early_is_named_once_the_run_has_finished(tmp_path: Path):
+    with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
+        with rank_journal(run.path, 1, run.attempt) as other:
+            append_step(other, step(1))
+        for number in (1, 2, 3):
+            run.append_step(step(number))
+        assert load_run(run.path).faults == ()
+        run.end("finished")
+    (fault,) = load_run(run.path).faults
+    assert fault == "the record of rank 1 ends with step 1, that of rank 0 with 3"
+
+
 def test_only_steps_of_the_current_plan_are_compared_with_its_prediction(tmp_path: Path):
     with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
         run.append_step(step(1))

@@ -1,7 +1,7 @@
 """Loads a run folder as one value; a missing or damaged file does not hide the rest."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -143,15 +143,19 @@ def load_run(folder: Path) -> RunRecord:
     changed = changed_files(folder, events)
     numbers = sorted({step.step for step in steps})
     faults += journal_faults(run_id, files, events, numbers, changed)
+    state = run_state(folder, journals)
+    steps_by_rank = _steps_by_rank(folder, attempts[-1]) if attempts else ()
+    if state == "finished":
+        faults += _short_records(steps_by_rank)
     return RunRecord(
         id=run_id,
         folder=folder,
-        state=run_state(folder, journals),
+        state=state,
         steps=steps,
         events=events,
         attempts=len(attempts),
         current_plan_steps=read_steps(current),
-        steps_by_rank=_steps_by_rank(folder, attempts[-1]) if attempts else (),
+        steps_by_rank=steps_by_rank,
         request=_document(Request, folder / REQUEST_FILE, faults),
         plan=_document(Plan, folder / PLAN_FILE, faults),
         graph=_document(Graph, folder / GRAPH_FILE, faults),
@@ -185,6 +189,14 @@ def _steps_by_rank(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
         with contextlib.suppress(RecordError):
             steps[rank] = read_steps([read_head_and_tail(path)])
     return tuple(steps.get(rank, ()) for rank in range(max(files) + 1))
+
+
+def _short_records(steps_by_rank: Sequence[Sequence[Step]]) -> Iterator[str]:
+    """The ranks of a finished run whose record ends early, as after a disk that stayed full."""
+    last = [steps[-1].step if steps else 0 for steps in steps_by_rank]
+    for rank, step in enumerate(last):
+        if step < last[0]:
+            yield f"the record of rank {rank} ends with step {step}, that of rank 0 with {last[0]}"
 
 
 def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
