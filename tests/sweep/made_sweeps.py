@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windlass.sweep.driver import Driver, SweepStatus, Workplace
-from windlass.sweep.jobs import LocalJobs
+from windlass.sweep.jobs import Jobs, LocalJobs
 from windlass.sweep.sweep_file import SweepFolder, SweepRequest, Trial
 from windlass.tracking import create_run_folder, reopen_run_folder
 
@@ -45,6 +45,7 @@ def made_driver(
     observe: Callable[[SweepStatus], object] = lambda _: None,
     predict: Callable[[Trial], Trial] = predicted,
     capacity_bytes: int = 2**30,
+    jobs: Jobs | None = None,
 ) -> Driver:
     folder = SweepFolder(root, request.name)
     request = folder.adopt(request)
@@ -54,9 +55,12 @@ def made_driver(
         return (sys.executable, __file__, *words)
 
     workplace = Workplace(
-        jobs=LocalJobs(folder, 1), most_jobs=request.jobs or 1, capacity_bytes=capacity_bytes,
-        predict=predict, command=command,
-    )  # fmt: skip
+        jobs=jobs or LocalJobs(folder, 1),
+        most_jobs=request.jobs or 1,
+        capacity_bytes=capacity_bytes,
+        predict=predict,
+        command=command,
+    )
     return Driver(folder, request, workplace, stop=stop, observe=observe)
 
 
