@@ -14,7 +14,7 @@ from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.hardware import core_count
 from windlass.record import RUNS
-from windlass.schema import Request
+from windlass.schema import Machine, Request
 from windlass.sweep import (
     Driver,
     SweepFolder,
@@ -152,18 +152,9 @@ def sweep(
     try:
         request = folder.adopt(request)
         machine = find_machine(HERE, progress=progress)
-        is_local = request.executor == "local"
         if request.jobs is None:
-            jobs = _jobs(request) if is_local and machine.device.kind == "cpu" else 1
-            request = folder.adopt(request.model_copy(update={"jobs": jobs}))
-        count = request.jobs or 1
-        workplace = Workplace(
-            jobs=make_jobs(request, folder, max(1, core_count() // count) if is_local else 1),
-            most_jobs=count,
-            capacity_bytes=machine.device.memory.capacity_bytes if is_local else None,
-            predict=lambda trial: _predict(request, trial),
-            command=lambda trial: _command(folder, trial),
-        )
+            request = folder.adopt(request.model_copy(update={"jobs": _jobs(request, machine)}))
+        workplace = _workplace(folder, request, machine)
         driver = Driver(
             folder, request, workplace, stop=stop or (lambda: False), observe=observe or _ignore
         )
@@ -186,6 +177,18 @@ def load_sweep(name: str, *, root: Path | str = RUNS) -> Sweep:
     """
     request, trials = read_trials(Path(root), name)
     return Sweep(request=request, folder=SweepFolder(Path(root), name).path, trials=trials)
+
+
+def _workplace(folder: SweepFolder, request: SweepRequest, machine: Machine) -> Workplace:
+    """This machine, or Slurm, as the place where trials run."""
+    is_local, count = request.executor == "local", request.jobs or 1
+    return Workplace(
+        jobs=make_jobs(request, folder, max(1, core_count() // count) if is_local else 1),
+        most_jobs=count,
+        capacity_bytes=machine.device.memory.capacity_bytes if is_local else None,
+        predict=lambda trial: _predict(request, trial),
+        command=lambda trial: _command(folder, trial),
+    )
 
 
 def _ignore(status: SweepStatus) -> None:
@@ -215,8 +218,10 @@ def _command(folder: SweepFolder, trial: Trial) -> tuple[str, ...]:
     return (sys.executable, "-m", _TRIAL_MODULE, *words)
 
 
-def _jobs(request: SweepRequest) -> int:
+def _jobs(request: SweepRequest, machine: Machine) -> int:
     """Runs at a time, by the predicted memory of the first point that fits this machine."""
+    if request.executor != "local" or machine.device.kind != "cpu":
+        return 1
     for point in end_points(request.dimensions()):
         trial = Trial(number=0, params=point, run=request.name)
         try:
@@ -227,7 +232,7 @@ def _jobs(request: SweepRequest) -> int:
             core_count(),
             request.total,
             needed_bytes=predicted.predicted_bytes or 1,
-            capacity_bytes=find_machine(HERE).device.memory.capacity_bytes,
+            capacity_bytes=machine.device.memory.capacity_bytes,
         )
     return 1
 
