@@ -11,9 +11,10 @@ import pytest
 import calibrate
 from calibrate import (
     JOBS,
+    Constants,
+    Spread,
     calibration_rows,
     calibration_runs,
-    deviations,
     fit_steps,
     predict,
     with_constants,
@@ -37,6 +38,11 @@ def runs_of(folder: Path) -> list[PublishedRun]:
     ]  # fmt: skip
 
 
+def deviation(runs: list[PublishedRun], constants: Constants, leverages: dict[str, float]) -> float:
+    weights = {run.key: 1.0 for run in runs}
+    return Spread(constants, weights, leverages, {}).deviations(runs)[0]
+
+
 def test_calibration_rows_do_not_depend_on_what_was_measured(tmp_path: Path):
     runs = runs_of(tmp_path)
     others = [replace(run, step_seconds=1.0, peak_bytes=1e9) for run in reversed(runs)]
@@ -53,10 +59,11 @@ def test_a_stacks_constants_are_found_again_from_priors_that_are_off(tmp_path: P
     runs = [replace(run, step_seconds=predict(run, made).step_seconds) for run in runs_of(tmp_path)]
     priors = {key: Prior(value * 1.4, 0.5) for key, value in made.items()}
 
-    found = fit_steps(runs, priors)
+    found, leverages = fit_steps(runs, priors)
 
     assert found == pytest.approx(made, rel=FOUND)
-    assert deviations(runs, made)[0] < deviations(runs, {})[0]
+    assert deviation(runs, made, leverages) < deviation(runs, {}, leverages)
+    assert all(0 <= leverage < 1 for leverage in leverages.values())
 
 
 def test_constants_replace_those_of_their_own_stack_and_cluster_alone(tmp_path: Path):
@@ -78,7 +85,7 @@ def test_few_rows_that_happen_to_fit_do_not_make_a_narrow_interval(tmp_path: Pat
     run = run_of(tmp_path)
     exact = replace(run, step_seconds=predict(run, {}).step_seconds)
 
-    (few, _), (many, _) = (deviations([exact] * count, {}) for count in (2, 50))
+    few, many = (deviation([exact] * count, {}, {}) for count in (2, 50))
 
     assert many < few / 3
 

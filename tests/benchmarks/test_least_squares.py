@@ -20,7 +20,7 @@ def line(given: Mapping[str, float]) -> Column:
 def test_constants_that_made_the_rows_are_found_again():
     measured = line({"each": 0.3, "fixed": 2.0})
 
-    found = fit_constants(line, measured, {"each": LOOSE, "fixed": LOOSE})
+    found = fit_constants(line, measured, {"each": LOOSE, "fixed": LOOSE}).constants
 
     assert found == pytest.approx({"each": 0.3, "fixed": 2.0}, rel=FOUND)
 
@@ -29,7 +29,7 @@ def test_a_few_disturbed_runs_hardly_move_a_constant():
     measured = line({"each": 0.3, "fixed": 2.0})
     measured[::10] *= 3.0
 
-    found = fit_constants(line, measured, {"each": LOOSE, "fixed": LOOSE})
+    found = fit_constants(line, measured, {"each": LOOSE, "fixed": LOOSE}).constants
 
     assert line(found) == pytest.approx(line({"each": 0.3, "fixed": 2.0}), rel=0.1)
 
@@ -37,7 +37,7 @@ def test_a_few_disturbed_runs_hardly_move_a_constant():
 def test_a_constant_that_no_row_speaks_of_stays_at_its_prior():
     prior = {"each": LOOSE, "fixed": LOOSE, "idle": Prior(7.0, 1.0)}
 
-    found = fit_constants(line, line({"each": 0.3, "fixed": 2.0}), prior)
+    found = fit_constants(line, line({"each": 0.3, "fixed": 2.0}), prior).constants
 
     assert found["idle"] == pytest.approx(7.0, rel=1e-9)
 
@@ -49,7 +49,7 @@ def test_a_tight_prior_gives_way_less_than_a_loose_one():
     def law(given: Mapping[str, float]) -> Column:
         return line(given)[:2]
 
-    held = fit_constants(law, measured, {"each": tight, "fixed": tight})
-    free = fit_constants(law, measured, {"each": LOOSE, "fixed": LOOSE})
+    held = fit_constants(law, measured, {"each": tight, "fixed": tight}).constants
+    free = fit_constants(law, measured, {"each": LOOSE, "fixed": LOOSE}).constants
 
     assert 1.0 < held["each"] < free["each"]
