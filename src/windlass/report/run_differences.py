@@ -67,7 +67,8 @@ def describe_sigmas(result: ResultDifference, index: int) -> str:
 def _floor(noise: NoiseFloor) -> str:
     if not noise.peers:
         return f"no peers; runs usually vary by {100 * noise.deviation:.2g} %"
-    return f"{noise.peers} peers vary by {100 * noise.deviation:.2g} %"
+    peers = "1 peer varies" if noise.peers == 1 else f"{noise.peers} peers vary"
+    return f"{peers} by {100 * noise.deviation:.2g} %"
 
 
 def _value(value: float | None, unit: str) -> str:
