@@ -84,7 +84,17 @@ def trial_processes() -> list[psutil.Process]:
             continue
         if any(TRIAL in word for word in words[:4]):
             found.append(process)
-    return found
+    # Between fork and exec a child of a trial has the trial's words.
+    numbers = {process.pid for process in found}
+    return [process for process in found if process_parent(process) not in numbers]
+
+
+def process_parent(process: psutil.Process) -> int:
+    """The number of the process that started another; 0 if that has ended."""
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return 0
 
 
 def command(root: Path, name: str, trials: int) -> tuple[str, ...]:
@@ -167,8 +177,10 @@ def main() -> None:
         append_row("sweep", **row)
     if all((given.folder / name).is_dir() for name in ("killed", "undisturbed")):
         both = [outcome(given.folder / name, name)[0] for name in ("killed", "undisturbed")]
-        same = sum(one == other for one, other in zip(*both, strict=False))
-        print(f"{same} of {given.trials} trials ended the same way in both sweeps")
+        done = ("finished", "pruned", "failed")
+        pairs = [pair for pair in zip(*both, strict=False) if {pair[0][0], pair[1][0]} <= {*done}]
+        same = sum(one == other for one, other in pairs)
+        print(f"{same} of {len(pairs)} trials that ended in both sweeps ended the same way")
 
 
 if __name__ == "__main__":
