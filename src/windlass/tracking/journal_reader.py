@@ -24,7 +24,7 @@ from windlass.tracking.journal import (
     JournalRow,
 )
 
-_END_BYTES = 8192
+_END_BYTES = 2**15
 _KNOWN_KIND = re.compile(rb"[\x01-\x03]")
 _STEP_AND_TIME_BYTES = 16
 """Bytes of a row before its values, which have eight each."""
@@ -131,7 +131,7 @@ def journal_writer_id(content: bytes) -> str | None:
 
 
 def read_head_and_tail(path: Path) -> Journal:
-    """Reads only the first and last records of a journal: at most 16 KiB, however long the run.
+    """Reads only the first and last records of a journal: at most 64 KiB, however long the run.
 
     Raises:
         RecordError: the file is missing or cannot be read.
