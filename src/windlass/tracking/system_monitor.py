@@ -96,10 +96,11 @@ class HostReadings:
         seconds, cpu = grown.pop("seconds"), grown.pop("cpu_total", 0.0)
         row = {"seconds": seconds}
         if cpu > 0:
-            row["cpu"] = grown.pop("cpu_busy") / cpu
+            row["cpu"] = min(1.0, grown.pop("cpu_busy") / cpu)
         for name, value in grown.items():
             if name.endswith("_stall"):
-                row[name] = value / seconds if seconds > 0 else 0.0
+                # The kernel adds up stalls every two seconds only.
+                row[name] = min(1.0, value / seconds) if seconds > 0 else 0.0
             elif name.endswith("_bytes"):
                 row[name] = value
         for read in (self._memory, self._gpus):
