@@ -96,7 +96,8 @@ class HostReadings:
         seconds, cpu = grown.pop("seconds"), grown.pop("cpu_total", 0.0)
         row = {"seconds": seconds}
         if cpu > 0:
-            row["cpu"] = min(1.0, grown.pop("cpu_busy") / cpu)
+            # The kernel's counters of idle time may go back by a tick.
+            row["cpu"] = min(1.0, max(0.0, grown.pop("cpu_busy") / cpu))
         for name, value in grown.items():
             if name.endswith("_stall"):
                 # The kernel adds up stalls every two seconds only.
