@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from network import run_or_skip
 from windlass.runtime.distributed import local_launcher, rendezvous
 from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
 
@@ -135,13 +136,13 @@ def slow_link(pids: list[int], seed: int) -> Callable[[], None]:
     """The cable between the hosts falls to 250 Mbit/s."""
     del pids, seed
     for host, cable in zip(HOSTS, CABLES, strict=True):
-        _run("tc", "-n", host, "qdisc", "replace", "dev", cable, "root", *SLOW_LINK)
+        run_or_skip("tc", "-n", host, "qdisc", "replace", "dev", cable, "root", *SLOW_LINK)
     return _free_link
 
 
 def _free_link() -> None:
     for host, cable in zip(HOSTS, CABLES, strict=True):
-        _run("tc", "-n", host, "qdisc", "del", "dev", cable, "root")
+        run_or_skip("tc", "-n", host, "qdisc", "del", "dev", cable, "root")
 
 
 def hog_disk(pids: list[int], seed: int) -> Callable[[], None]:
@@ -203,26 +204,14 @@ def network() -> Iterator[None]:
     """Two namespaces joined by a cable; they are removed at the end."""
     try:
         for host in HOSTS:
-            _run("ip", "netns", "add", host)
-        _run("ip", "link", "add", CABLES[0], "type", "veth", "peer", "name", CABLES[1])
+            run_or_skip("ip", "netns", "add", host)
+        run_or_skip("ip", "link", "add", CABLES[0], "type", "veth", "peer", "name", CABLES[1])
         for host, address, cable in zip(HOSTS, ADDRESSES, CABLES, strict=True):
-            _run("ip", "link", "set", cable, "netns", host)
-            _run("ip", "-n", host, "addr", "add", f"{address}/24", "dev", cable)
-            _run("ip", "-n", host, "link", "set", "lo", "up")
-            _run("ip", "-n", host, "link", "set", cable, "up")
+            run_or_skip("ip", "link", "set", cable, "netns", host)
+            run_or_skip("ip", "-n", host, "addr", "add", f"{address}/24", "dev", cable)
+            run_or_skip("ip", "-n", host, "link", "set", "lo", "up")
+            run_or_skip("ip", "-n", host, "link", "set", cable, "up")
         yield
     finally:
         for host in HOSTS:
             subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False)
-
-
-def _run(*command: str) -> None:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise SystemExit(f"skipped: `{command[0]}` is not installed") from None
-    if result.returncode:
-        raise SystemExit(
-            f"skipped: networks cannot be created here, `{' '.join(command)}` says: "
-            f"{result.stderr.strip()}; it needs root and a kernel with veth and tbf"
-        )

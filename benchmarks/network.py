@@ -20,6 +20,7 @@ from pathlib import Path
 
 import windlass
 from results import append_row
+from windlass import api
 from windlass.atomic_files import cache_folder
 from windlass.hardware.local_machine import load_local_machine
 from windlass.schema.machine import Link, Machine
@@ -77,9 +78,9 @@ def compare(model: str, case: str, rate: int, rounds: int) -> tuple[float, float
     return predicted, measured
 
 
-def train(planned: windlass.api.Planned, folder: Path) -> float:
+def train(planned: api.Planned, folder: Path) -> float:
     """Trains on both hosts and returns the median seconds of a step."""
-    script = windlass.api.prepare_cluster_run(planned, nodes=2, per_node=1, folder=folder)
+    script = api.prepare_cluster_run(planned, nodes=2, per_node=1, folder=folder)
     head = next(iter(HOSTS.values()))
     processes = [
         subprocess.Popen(
@@ -94,7 +95,7 @@ def train(planned: windlass.api.Planned, folder: Path) -> float:
     errors = [process.communicate()[1] for process in processes]
     if any(process.returncode for process in processes):
         raise SystemExit("\n".join(errors))
-    return statistics.median(step.seconds for step in windlass.api.load(folder).steps[WARM:])
+    return statistics.median(step.seconds for step in api.load(folder).steps[WARM:])
 
 
 def two_hosts(rate: int) -> Machine:
@@ -122,7 +123,7 @@ def network(rate: int) -> Iterator[None]:
             _ip("-n", host, "link", "set", "lo", "up")
             _ip("-n", host, "link", "set", cable, "up")
             limit = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "400ms")
-            _run("tc", "-n", host, "qdisc", "add", "dev", cable, *limit)
+            run_or_skip("tc", "-n", host, "qdisc", "add", "dev", cable, *limit)
         yield
     finally:
         for host in HOSTS:
@@ -130,10 +131,11 @@ def network(rate: int) -> Iterator[None]:
 
 
 def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
+    run_or_skip("ip", *arguments)
 
 
-def _run(*command: str) -> None:
+def run_or_skip(*command: str) -> None:
+    """Runs a command that makes networks; without it, or root, the benchmark says so and ends."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

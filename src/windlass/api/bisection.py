@@ -18,7 +18,7 @@ import tomli_w
 from windlass.api.code_worktree import CodeVersion, code_versions, find_first_bad_commit
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS, load
-from windlass.api.short_run import ShortRun, metric_value, run_shortly
+from windlass.api.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.atomic_files import atomic_write
 from windlass.errors import RecordError, RequestError, RunBroken
 from windlass.judge import (
@@ -183,7 +183,7 @@ class _Experiment:
 
         def test(changes: tuple[_Factor, ...]) -> TestResult:
             value = worst if changes == self._factors else self._decided(changes)
-            result = self._judge(value, middle, worst)
+            result = nearer_side(value, middle, worst)
             names = tuple(change.name for change in changes)
             self._tests.append(BisectTest(changes=names, value=value, result=result))
             return result
@@ -228,15 +228,6 @@ class _Experiment:
             return False
         share = math.log(float(np.median(values)) / good) / math.log(bad / good)
         return abs(share - 0.5) < _BETWEEN
-
-    def _judge(self, value: float, good: float, bad: float) -> TestResult:
-        """Bad if it lies nearer to the bad run, on a logarithmic scale."""
-        if math.isnan(value):
-            return "bad" if math.isnan(bad) else "unresolved"
-        if math.isnan(bad):
-            return "good"
-        nearer_to_bad = abs(math.log(value / bad)) < abs(math.log(value / good))
-        return "bad" if nearer_to_bad else "good"
 
     def _value_of(self, record: RunRecord, changes: tuple[_Factor, ...]) -> float:
         """The metric of a recorded run; a step time is measured again, on today's machine."""

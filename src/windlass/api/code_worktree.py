@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.api.short_run import ShortRun, metric_value, run_shortly
+from windlass.api.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.atomic_files import atomic_write, cache_folder
 from windlass.errors import RecordError, RunBroken
 from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree
 
 _GIT_SECONDS = 60.0
-_SKIP = 125
-"""Exit code with which `git bisect run` leaves a commit out."""
+_EXIT_CODES = {"good": 0, "bad": 1, "unresolved": 125}
+"""Exit codes for `git bisect run`, which leaves a commit out at the last one."""
 _FIRST_BAD = re.compile(r"^([0-9a-f]{40}) is the first bad commit", re.MULTILINE)
 _PACKAGE = Path(__file__).parents[1]
 
@@ -198,12 +198,7 @@ def _judge_checked_out(arguments: Sequence[str]) -> int:
         value = metric_value(folder, content["metric"], run.steps)
     except RunBroken:
         value = math.nan
-    good, bad = content["values"]
-    if math.isnan(value):
-        return 1 if math.isnan(bad) else _SKIP
-    if math.isnan(bad):
-        return 0
-    return int(abs(math.log(value / bad)) < abs(math.log(value / good)))
+    return _EXIT_CODES[nearer_side(value, *content["values"])]
 
 
 if __name__ == "__main__":

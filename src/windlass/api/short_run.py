@@ -18,6 +18,7 @@ import numpy as np
 from windlass.api.plan import make_request, plan
 from windlass.api.training.train import train
 from windlass.errors import RunBroken, WindlassError
+from windlass.judge import TestResult
 from windlass.tracking import read_series
 
 _MODULE = "windlass.api.short_run"
@@ -92,6 +93,18 @@ def metric_value(folder: Path, metric: str, steps: int) -> float:
         return float(values[len(values) // 2 :].mean())
     warm = values[_WARM_UP_STEPS:] if len(values) > 2 * _WARM_UP_STEPS else values
     return float(np.median(warm))
+
+
+def nearer_side(value: float, good: float, bad: float) -> TestResult:
+    """Bad if a metric lies nearer to the bad run, on a logarithmic scale; NaN is no finite metric.
+
+    A run without a finite metric is bad only if the bad run has none either.
+    """
+    if math.isnan(value):
+        return "bad" if math.isnan(bad) else "unresolved"
+    if math.isnan(bad):
+        return "good"
+    return "bad" if abs(math.log(value / bad)) < abs(math.log(value / good)) else "good"
 
 
 def _take_steps(request: Path, plan_file: Path | None, folder: Path, group: str, last: int) -> None:

@@ -57,7 +57,7 @@ class SweepRequest(Document):
     executor: Executor = "local"
     """Where runs are started: here, or through submitit by Slurm."""
     slurm: dict[str, JsonValue] = Field(default_factory=dict)
-    """What submitit is told beyond memory, time and cores, such as `slurm_partition`."""
+    """Further parameters for submitit beside memory, time and cores, such as `slurm_partition`."""
 
     @field_validator("request", "space", mode="before")
     @classmethod

@@ -31,7 +31,7 @@ class TrialRow:
     step: int = 0
     steps: int | None = None
     predicted_seconds: float | None = None
-    """Of all steps."""
+    """Predicted time of all its steps together."""
     predicted_bytes: int | None = None
     reason: str | None = None
 
