@@ -52,7 +52,8 @@ def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
 def test_an_interrupted_run_saves_exits_130_and_resumes_bit_for_bit(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    words = (*TINY, *more, "train.steps=120", "train.evaluate_every=40", "train.save_every=1000")
+    # Enough steps that a busy machine's poll of the record sees the run long before its end.
+    words = (*TINY, *more, "train.steps=300", "train.evaluate_every=100", "train.save_every=1000")
     assert windlass("train", *words, "--folder", "whole").returncode == 0
 
     process = start(surroundings, tmp_path, "train", *words, "--folder", "stopped")
