@@ -1,1 +1,7 @@
-__all__: list[str] = []
+from .block_linear import (
+    block_linear,
+)
+
+__all__ = [
+    "block_linear",
+]

@@ -1,0 +1,130 @@
+"""A linear map whose weight stores only kept blocks: an operator of torch with both gradients.
+
+A dense weight `W[out, in]` is given by its kept blocks `values[n, i, j] = W[row * B + i,
+column * B + j]` with `(row, column) = blocks[n]`; blocks are in any order, and rows and columns may
+have none. No operator ever builds the dense weight.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import custom_op
+
+from windlass.errors import ModelError
+from windlass.sparsity import block_loops
+
+
+def block_linear(
+    x: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`x @ W.T + bias` of a weight of kept blocks; its gradient exists only where it is kept.
+
+    Args:
+        x: inputs `[... in]`.
+        values: kept blocks `[n B B]`, of the type of `x`.
+        blocks: row and column of each block, int32 `[n 2]`.
+        out_features: the weight's outputs; its inputs are those of `x`.
+        bias: `[out]`, or None for none.
+
+    Returns:
+        `[... out]`.
+
+    Raises:
+        ModelError: features that blocks do not divide, a block outside of the weight, or a type of
+            numbers for which no implementation exists.
+    """
+    return _linear_op(x, values, blocks, out_features, bias)
+
+
+@custom_op("windlass::block_linear", mutates_args=())
+def _linear_op(
+    x: Tensor, values: Tensor, blocks: Tensor, out_features: int, bias: Tensor | None
+) -> Tensor:
+    _require_divisible(x.shape[-1], out_features, values)
+    rows = x.reshape(-1, x.shape[-1])
+    out = block_loops.linear(rows, values, blocks, out_features)
+    if bias is not None:
+        out += bias
+    return out.view(*x.shape[:-1], out_features)
+
+
+@custom_op("windlass::block_linear_input_grad", mutates_args=())
+def _input_grad_op(gy: Tensor, values: Tensor, blocks: Tensor, in_features: int) -> Tensor:
+    rows = gy.reshape(-1, gy.shape[-1])
+    return block_loops.input_grad(rows, values, blocks, in_features).view(
+        *gy.shape[:-1], in_features
+    )
+
+
+@custom_op("windlass::block_linear_weight_grad", mutates_args=())
+def _weight_grad_op(gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor:
+    return block_loops.weight_grad(
+        gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1]), blocks, block
+    )
+
+
+@_linear_op.register_fake
+def _(
+    x: Tensor,
+    values: Tensor,
+    blocks: Tensor,  # noqa: ARG001
+    out_features: int,
+    bias: Tensor | None,  # noqa: ARG001
+) -> Tensor:
+    _require_divisible(x.shape[-1], out_features, values)
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_input_grad_op.register_fake
+def _(gy: Tensor, values: Tensor, blocks: Tensor, in_features: int) -> Tensor:  # noqa: ARG001
+    return gy.new_empty((*gy.shape[:-1], in_features))
+
+
+@_weight_grad_op.register_fake
+def _(gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor:  # noqa: ARG001
+    return gy.new_empty((blocks.shape[0], block, block))
+
+
+def _save_inputs(
+    ctx: Any,  # noqa: ANN401  torch's own context
+    inputs: tuple[Tensor, Tensor, Tensor, int, Tensor | None],
+    output: Tensor,  # noqa: ARG001
+) -> None:
+    x, values, blocks, _, _ = inputs
+    ctx.save_for_backward(x, values, blocks)
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, None, None, Tensor | None]
+
+
+def _backward(ctx: Any, gy: Tensor) -> _Gradients:  # noqa: ANN401
+    x, values, blocks = ctx.saved_tensors
+    needs_x, needs_values, _, _, needs_bias = ctx.needs_input_grad
+    return (
+        _input_grad_op(gy, values, blocks, x.shape[-1]) if needs_x else None,
+        _weight_grad_op(gy, x, blocks, values.shape[-1]) if needs_values else None,
+        None,
+        None,
+        gy.reshape(-1, gy.shape[-1]).sum(0) if needs_bias else None,
+    )
+
+
+_linear_op.register_autograd(_backward, setup_context=_save_inputs)
+
+
+def _require_divisible(in_features: int, out_features: int, values: Tensor) -> None:
+    """Raises if blocks do not divide both features.
+
+    Raises:
+        ModelError: they do not.
+    """
+    block = values.shape[-1]
+    if in_features % block or out_features % block:
+        raise ModelError(
+            f"blocks of {block} x {block} do not divide a weight of {out_features} outputs and "
+            f"{in_features} inputs; choose a size that divides both (`sparsity.block`)"
+        )
