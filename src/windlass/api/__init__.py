@@ -28,7 +28,6 @@ from windlass.api.runs import (
 from windlass.api.value_origins import ValueOrigin, value_origins
 
 if TYPE_CHECKING:
-    from windlass.api.bisection import Bisection, bisect
     from windlass.api.commands import (
         BATCH_SIZES,
         VERIFICATION_STEPS,
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
     )
     from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
     from windlass.api.data import data_statistics
+    from windlass.api.differences.bisection import Bisection, bisect
+    from windlass.api.differences.run_diff import diff, write_run_diff
     from windlass.api.distributed.cluster_launch import prepare_cluster_run
     from windlass.api.distributed.cluster_worker import (
         ClusterHost,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from windlass.api.distributed.kubernetes_jobset import KubernetesJob
     from windlass.api.distributed.launch_script import SlurmJob
     from windlass.api.distributed.rank_main import run_rank
-    from windlass.api.exchange import import_runs, mirror
     from windlass.api.judging.judge import (
         LiveJudge,
         follow_verdict,
@@ -81,11 +81,11 @@ if TYPE_CHECKING:
         write_plan_trace,
     )
     from windlass.api.plan_file import load_plan
-    from windlass.api.run_diff import diff, write_run_diff
-    from windlass.api.serving import SERVER_HOST, SERVER_PORT, read_token, serve
+    from windlass.api.record.exchange import import_runs, mirror
+    from windlass.api.record.serving import SERVER_HOST, SERVER_PORT, read_token, serve
+    from windlass.api.record.stores import follow_sync, merge_runs, sync_runs
     from windlass.api.size_search import largest_model, measure_largest_model, require_local
     from windlass.api.smallest_machine import smallest_machines
-    from windlass.api.stores import follow_sync, merge_runs, sync_runs
     from windlass.api.sweeping.sweep import Sweep, load_sweep, make_sweep_request, sweep
     from windlass.api.sweeping.sweep_view import draw_sweep, sweep_rows
     from windlass.api.training.instrumentation import Instrumentation
@@ -263,12 +263,12 @@ _LATE = {
     "downscale_plan": "windlass.api.verify.rehearse",
     "rehearsal": "windlass.api.verify.rehearse",
     "rehearse_as_is": "windlass.api.verify.rehearse",
-    "Bisection": "windlass.api.bisection",
-    "bisect": "windlass.api.bisection",
-    "diff": "windlass.api.run_diff",
-    "write_run_diff": "windlass.api.run_diff",
-    "import_runs": "windlass.api.exchange",
-    "mirror": "windlass.api.exchange",
+    "Bisection": "windlass.api.differences.bisection",
+    "bisect": "windlass.api.differences.bisection",
+    "diff": "windlass.api.differences.run_diff",
+    "write_run_diff": "windlass.api.differences.run_diff",
+    "import_runs": "windlass.api.record.exchange",
+    "mirror": "windlass.api.record.exchange",
     "LiveJudge": "windlass.api.judging.judge",
     "follow_verdict": "windlass.api.judging.judge",
     "judge": "windlass.api.judging.judge",
@@ -280,13 +280,13 @@ _LATE = {
     "ValidatedRun": "windlass.api.local_validation.validated_run",
     "validate_random_plans": "windlass.api.local_validation.validated_run",
     "validated_runs_file": "windlass.api.local_validation.validated_run",
-    "SERVER_HOST": "windlass.api.serving",
-    "SERVER_PORT": "windlass.api.serving",
-    "read_token": "windlass.api.serving",
-    "serve": "windlass.api.serving",
-    "follow_sync": "windlass.api.stores",
-    "merge_runs": "windlass.api.stores",
-    "sync_runs": "windlass.api.stores",
+    "SERVER_HOST": "windlass.api.record.serving",
+    "SERVER_PORT": "windlass.api.record.serving",
+    "read_token": "windlass.api.record.serving",
+    "serve": "windlass.api.record.serving",
+    "follow_sync": "windlass.api.record.stores",
+    "merge_runs": "windlass.api.record.stores",
+    "sync_runs": "windlass.api.record.stores",
     "Sweep": "windlass.api.sweeping.sweep",
     "load_sweep": "windlass.api.sweeping.sweep",
     "make_sweep_request": "windlass.api.sweeping.sweep",

@@ -1,7 +1,8 @@
 """Code of another version to run: a git worktree of a commit with the changes of a run.
 
-`python -m windlass.api.code_worktree SPEC.json` is what `git bisect run` calls: it takes a short
-run with the code that is checked out, and exits with 0 if it is good, 1 if bad, 125 if it fails.
+`python -m windlass.api.differences.code_worktree SPEC.json` is what `git bisect run` calls: it
+takes a short run with the code that is checked out, and exits with 0 if it is good, 1 if bad, 125
+if it fails.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.api.short_run import ShortRun, metric_value, nearer_side, run_shortly
+from windlass.api.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.atomic_files import atomic_write, cache_folder
 from windlass.errors import RecordError, RunBroken
 from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree
@@ -25,7 +26,7 @@ _GIT_SECONDS = 60.0
 _EXIT_CODES = {"good": 0, "bad": 1, "unresolved": 125}
 """Exit codes for `git bisect run`, which leaves a commit out at the last one."""
 _FIRST_BAD = re.compile(r"^([0-9a-f]{40}) is the first bad commit", re.MULTILINE)
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 
 
 class CodeVersion(NamedTuple):
@@ -113,7 +114,7 @@ def find_first_bad_commit(
     atomic_write(spec, json.dumps(content, default=str))
     try:
         _git(folder, "bisect", "start", bad.commit, good.commit)
-        command = (sys.executable, "-m", "windlass.api.code_worktree", str(spec))
+        command = (sys.executable, "-m", "windlass.api.differences.code_worktree", str(spec))
         output = _git(folder, "bisect", "run", *command, seconds=None)
     except RecordError:
         return None

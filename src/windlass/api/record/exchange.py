@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
-from windlass.integrations import ImportedRuns, Mirror, import_runs as import_from, mirror_run
+from windlass.integrations import (
+    ImportedRuns,
+    Mirror,
+    TrackedRun,
+    import_runs as import_from,
+    init,
+    mirror_run,
+)
 from windlass.record import RUNS
 from windlass.tracking import find_run
+
+__all__ = ["TrackedRun", "import_runs", "init", "mirror"]
 
 
 def mirror(run: str | Path, *to: str, root: Path | str = RUNS) -> tuple[Mirror, ...]:

@@ -1,7 +1,7 @@
 """A run of a few steps in a process of its own, for experiments that repeat one.
 
-`python -m windlass.api.short_run SPEC` trains the request of a file for some steps of its schedule,
-into a run folder of its own, and stops there; SPEC is JSON.
+`python -P short_run.py SPEC` trains the request of a file for some steps of its schedule, into a
+run folder of its own, and stops there; SPEC is JSON.
 """
 
 import json
@@ -21,7 +21,6 @@ from windlass.errors import RunBroken, WindlassError
 from windlass.judge import TestResult
 from windlass.tracking import read_series
 
-_MODULE = "windlass.api.short_run"
 _SHOWN = 300
 """Last characters of an error that a message shows."""
 _WARM_UP_STEPS = 3
@@ -66,7 +65,8 @@ def run_shortly(run: ShortRun) -> None:
                 for name, value in asdict(run).items() if isinstance(value, Path)}  # fmt: skip
     spec = json.dumps(asdict(run) | absolute, default=str)
     process = subprocess.run(  # noqa: S603  the arguments are a list, and no shell reads them
-        (sys.executable, "-m", _MODULE, spec),
+        # By its path, as the code of an older version may have no such module.
+        (sys.executable, "-P", __file__, spec),
         capture_output=True, text=True, check=False, env=environment, cwd=run.directory,
     )  # fmt: skip
     if process.returncode:

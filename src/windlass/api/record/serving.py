@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from windlass.api.differences.run_diff import diff
 from windlass.api.judging.judge import judge
 from windlass.api.machines import Progress
-from windlass.api.run_diff import diff
 from windlass.atomic_files import read_regular_file
 from windlass.errors import RequestError, StorageError
 from windlass.record import RUNS, Catalog

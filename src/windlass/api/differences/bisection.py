@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import tomli_w
 
-from windlass.api.code_worktree import CodeVersion, code_versions, find_first_bad_commit
+from windlass.api.differences.code_worktree import CodeVersion, code_versions, find_first_bad_commit
+from windlass.api.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS, load
-from windlass.api.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.atomic_files import atomic_write
 from windlass.errors import RecordError, RequestError, RunBroken
 from windlass.judge import (

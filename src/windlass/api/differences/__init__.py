@@ -1,0 +1,1 @@
+"""What differs between runs, and which difference made one bad, by short re-runs."""
