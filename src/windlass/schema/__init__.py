@@ -16,6 +16,7 @@ from windlass.schema.graph import (
     Collective,
     CollectiveKind,
     Graph,
+    KeptBlocks,
     LayerCost,
     LayerKind,
     LayerRun,
@@ -46,6 +47,7 @@ from windlass.schema.machine import (
     Point,
     ProductRate,
     ProductRole,
+    SparseProductRate,
     Tier,
     TileRate,
 )
@@ -136,6 +138,13 @@ from windlass.schema.run_record import (
     RunState,
     Step,
 )
+from windlass.schema.sparsity import (
+    BLOCK_PATTERNS,
+    BLOCK_SIZES,
+    ModelIdentity,
+    SparseRole,
+    SparsityRequest,
+)
 from windlass.schema.stack import (
     OWN_STACK,
     AttentionKernel,
@@ -165,6 +174,8 @@ from windlass.schema.verification import (
 
 __all__ = [
     "ATTEMPTS_FOLDER",
+    "BLOCK_PATTERNS",
+    "BLOCK_SIZES",
     "CACHED_BYTES",
     "CHECKPOINT_FOLDER",
     "CODE_FILE",
@@ -224,6 +235,7 @@ __all__ = [
     "Fusion",
     "Graph",
     "InputName",
+    "KeptBlocks",
     "LargestModelRun",
     "LayerCost",
     "LayerKind",
@@ -235,6 +247,7 @@ __all__ = [
     "MatmulShape",
     "MemoryClass",
     "Mismatch",
+    "ModelIdentity",
     "ModelRequest",
     "MomentFormat",
     "MomentRate",
@@ -271,6 +284,9 @@ __all__ = [
     "ShardingRequest",
     "SmallestMachine",
     "Source",
+    "SparseProductRate",
+    "SparseRole",
+    "SparsityRequest",
     "Stack",
     "StackMemory",
     "Stage",

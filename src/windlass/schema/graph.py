@@ -66,6 +66,15 @@ class MatmulShape(NamedTuple):
     k: Polynomial
 
 
+class KeptBlocks(NamedTuple):
+    """The part of a weight that a product with it uses."""
+
+    block: int
+    """Side of a kept block."""
+    density: float
+    """Kept share of the dense weight."""
+
+
 class Collective(NamedTuple):
     """The communication of one op with the other tensor-parallel ranks."""
 
@@ -97,7 +106,9 @@ class Op(Document):
     counts itself: parameters, the layer's input and, in backward, its output, the gradient of the
     output, and the parameter gradients that the pass makes."""
     shape: MatmulShape | None = None
-    """Set for a `matmul` only."""
+    """Set for a `matmul` only; of a product with a sparse weight that of the dense one."""
+    kept: KeptBlocks | None = None
+    """What is kept of a sparse weight; None for a product of dense factors."""
     collective: Collective | None = None
     """Set for a `collective` only."""
     calls: int = 1
@@ -186,6 +197,9 @@ class LayerKind(Document):
     selective_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
     """The costs, run eagerly, if only the outputs of large matrix products are saved: the backward
     passes begin with the recomputed ops. Empty if the layer cannot be recomputed selectively."""
+    fused_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
+    """The costs of the last layer with its projection to the vocabulary and the loss fused. Empty
+    for any other layer, and if they cannot be fused."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -235,8 +249,11 @@ class Graph(Document):
     """A model as a sequence of layers, with the cost of each kind in full and by tensor shard."""
 
     fingerprint_excludes = frozenset(
-        {"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs", "looks_ahead"}
-    )
+        {
+            "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
+            "kinds.fused_costs", "looks_ahead",
+        }
+    )  # fmt: skip
 
     name: str
     vocabulary: int
@@ -256,7 +273,7 @@ class Graph(Document):
     unshardable: dict[TensorDegree, tuple[str, ...]] = Field(default_factory=dict)
     """For each tensor-parallel degree that is impossible, the reasons and what to do instead."""
     unsharded: "Graph | None" = Field(default=None, repr=False)
-    """In a tensor-parallel shard: the full graph."""
+    """In a tensor-parallel shard, and with a fused loss: the full, plain graph."""
 
     @cached_property
     def label(self) -> str:
@@ -265,17 +282,46 @@ class Graph(Document):
             return self.unsharded.label
         return f"{self.name}@{self.fingerprint()}"
 
-    def shard(self, degree: int, tensor_rank: int = 0) -> "Graph":
+    @property
+    def can_fuse_loss(self) -> bool:
+        """Whether the last layer was captured with its loss fused."""
+        return bool(self.kinds[self.layer_runs[-1].kind].fused_costs)
+
+    @cached_property
+    def _with_fused_loss(self) -> "Graph":
+        """The same graph, whose last layer costs what it does with its loss fused."""
+        last = self.layer_runs[-1].kind
+        if not self.can_fuse_loss:
+            raise KeyError(f"{self.name} was not captured with a fused loss")
+        kind = self.kinds[last]
+        fused = kind.model_copy(update={"costs": kind.fused_costs})
+        return Graph.model_construct(
+            name=self.name,
+            vocabulary=self.vocabulary,
+            max_sequence=self.max_sequence,
+            layer_runs=self.layer_runs,
+            kinds=self.kinds | {last: fused},
+            unsharded=self,
+        )
+
+    def shard(
+        self, degree: int, tensor_rank: int = 0, *, loss: Literal["fused"] | None = None
+    ) -> "Graph":
         """The graph of one tensor-parallel rank: the same layers with sharded sizes.
 
         Parameters are those of `tensor_rank`. Costs are those of rank 0, which has the most rows of
         an uneven vocabulary: the other ranks wait for it.
 
+        Args:
+            degree: tensor-parallel degree; 1 is the full graph.
+            tensor_rank: the rank.
+            loss: `fused` for the costs of a fused loss, which has no shards.
+
         Raises:
-            KeyError: the graph was not captured for that degree.
+            KeyError: the graph was not captured for that degree, or without that loss.
         """
         if degree == 1:
-            return self
+            return self._with_fused_loss if loss == "fused" else self
         kinds = self.tensor_shards.get(degree)
         if kinds is None:
             raise KeyError(f"{self.name} was not captured for tensor-parallel degree {degree}")

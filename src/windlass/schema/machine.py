@@ -4,7 +4,7 @@ from bisect import bisect_left
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, exp, inf, log
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -173,6 +173,17 @@ class ProductRate(Document):
     write: BytesPerSecond | None = None
 
 
+class SparseProductRate(ProductRate):
+    """Measured time of products whose weight keeps some blocks, in the terms of `ProductRate`.
+
+    FLOP and bytes are those of the kept blocks. All factors count as read, because kernels arrange
+    them anew.
+    """
+
+    block: int = Field(ge=1)
+    """Side of a block."""
+
+
 class MatmulRate(Document):
     """Rate of matrix products and attention in one precision."""
 
@@ -187,6 +198,11 @@ class MatmulRate(Document):
     """Measured times by a product's sides and role, used in place of `curve` where they are."""
     biased: Curve | None = None
     """The same for a product with a bias; None means that a bias takes no extra time."""
+    sparse_products: tuple[SparseProductRate, ...] = ()
+    """Measured times of products with kept blocks of a weight, by side of a block and role."""
+    sparse_efficiency: Curve | None = None
+    """Rate of a product with kept blocks over that of the dense product, over the side of a block,
+    used where none were measured; None means the same rate."""
     attention: Curve
     """FLOP/s of fused attention over FLOP of one call."""
     attention_rates: tuple[AttentionRate, ...] = ()
@@ -299,14 +315,9 @@ class Device(Document):
                         name: _curve_over(getattr(rate, name), times)
                         for name in ("curve", "biased", "attention")
                     },
-                    "products": tuple(
-                        product.model_copy(
-                            update={
-                                name: _over(getattr(product, name), times)
-                                for name in ("flop_rate", "read", "write")
-                            }
-                        )
-                        for product in rate.products
+                    "products": tuple(_product_over(each, times) for each in rate.products),
+                    "sparse_products": tuple(
+                        _product_over(each, times) for each in rate.sparse_products
                     ),
                     "attention_rates": tuple(
                         attention.model_copy(
@@ -338,13 +349,27 @@ class Device(Document):
             }
         )
 
+    def with_ideal_sparsity(self) -> Self:
+        """This device with products of kept blocks at the rates of dense ones."""
+        matmul = tuple(
+            rate.model_copy(update={"sparse_products": (), "sparse_efficiency": None})
+            for rate in self.matmul
+        )
+        return self.model_copy(update={"matmul": matmul})
 
+
+ProductT = TypeVar("ProductT", bound=ProductRate)
 _TIER_RATES = ("read", "write", "both")
 _DEVICE_RATES = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
 
 
 def _over(rate: float | None, times: float) -> float | None:
     return None if rate is None else rate / times
+
+
+def _product_over(rate: ProductT, times: float) -> ProductT:
+    names = ("flop_rate", "read", "write")
+    return rate.model_copy(update={name: _over(getattr(rate, name), times) for name in names})
 
 
 def _curve_over(curve: Curve | None, times: float) -> Curve | None:

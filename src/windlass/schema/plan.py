@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import PRECISION_BYTES, Precision
-from windlass.schema.model_request import ModelRequest
+from windlass.schema.sparsity import ModelIdentity
 from windlass.schema.tensor_grid import TensorDegree
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -15,6 +15,11 @@ Recompute = Literal["none", "selective", "full"]
 """Activation checkpointing of a layer. `full` saves only the layer's input and runs its forward
 again right before its backward. `selective` saves the outputs of large matrix products, and
 recomputes the rest as its backward begins."""
+
+Loss = Literal["plain", "fused"]
+"""How the last layer computes the mean cross-entropy. `plain`: from all logits of a micro-batch at
+once. `fused` with the projection to the vocabulary: some tokens at a time, so that the logits never
+exist whole."""
 
 OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """The classes of tensors that a plan can offload."""
@@ -155,9 +160,9 @@ class Plan(Document):
     """`name@fingerprint` of the machine."""
     stack: str | None = None
     """Name of the software stack that it is for; None means Windlass's own runtime."""
-    model: ModelRequest | None = None
-    """The model that `graph` was captured from, with its dials; None means the one that `graph`
-    names, without any."""
+    model: ModelIdentity | None = None
+    """The model that `graph` was captured from, with its dials and its sparsity; None means the one
+    that `graph` names, without any."""
     precision: Precision = "float32"
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments; planning never chooses it."""
@@ -165,6 +170,8 @@ class Plan(Document):
     """Whether layers run as compiled code."""
     clip: bool = True
     """Whether the step needs the global gradient norm before it updates."""
+    loss: Literal["fused"] | None = None
+    """Whether the loss is fused with the projection to the vocabulary; None means plain."""
     parallel: Parallelism = Parallelism()
     sharding: ShardingDegrees = ShardingDegrees()
     offload: Offload = Offload()

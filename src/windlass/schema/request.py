@@ -18,7 +18,8 @@ from pydantic import (
 from windlass.document import Synonyms
 from windlass.schema.graph import Precision
 from windlass.schema.model_request import ModelRequest, Name, RequestTable, Size
-from windlass.schema.plan import MomentFormat, PipelineSchedule, Recompute
+from windlass.schema.plan import Loss, MomentFormat, PipelineSchedule, Recompute
+from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
 
@@ -198,6 +199,8 @@ class Request(RequestTable):
     """Model, machine, data, training, and the parts of the plan that the user fixes."""
 
     model: ModelRequest = ModelRequest()
+    sparsity: SparsityRequest | None = None
+    """Weights that are absent; None keeps all."""
     machine: Name = "here"
     """A name that `windlass machines` lists, `NAME:N` for N hosts of a family, or a `.toml` file
     of your own."""
@@ -225,6 +228,10 @@ class Request(RequestTable):
     """Number of recomputed layers in each stage, the first ones, at least 1; or one number for each
     pipeline stage, where 0 recomputes none. None means all that can be recomputed if `recompute` is
     set, else as few as make the plan fit."""
+    loss: Loss | None = None
+    """How the last layer computes its loss: `plain` from all logits at once, or `fused` with the
+    projection to the vocabulary, some tokens at a time, so that the logits never exist whole. None
+    means what is predicted faster where logits take much of the memory, else `plain`."""
     phases: Count | None = None
     """Number of phases in which layers take turns in device memory; 1 keeps all layers there, None
     means as few as fit."""
@@ -233,6 +240,14 @@ class Request(RequestTable):
     def synonyms(cls) -> Synonyms:
         """Words of other software for keys and values of a request."""
         return _synonyms()
+
+    @property
+    def model_identity(self) -> ModelIdentity:
+        """The model with its sparsity: all that decides its layers."""
+        fields = {name: getattr(self.model, name) for name in self.model.model_fields_set}
+        if self.sparsity is not None:
+            fields["sparsity"] = self.sparsity
+        return ModelIdentity.model_validate(fields)
 
     @field_validator("recompute_layers", mode="before")
     @classmethod

@@ -1,0 +1,107 @@
+"""A linear layer that stores only the kept blocks of its weight."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from windlass.sparsity.block_linear import block_linear
+from windlass.sparsity.block_masks import BlockPart, column_groups, draw_block_mask
+
+
+class BlockSparseLinear(nn.Module):
+    """A linear map whose weight consists of blocks, most of them absent.
+
+    `values[n, i, j] = W[row * B + i, column * B + j]` of the dense weight `W[out, in]`, where
+    `blocks[n] = (row, column)`. Blocks are sorted by row, then by column.
+    """
+
+    blocks: Tensor
+    """Block row and block column of each kept block, `Int32[n 2]`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        block: int,
+        parts: Sequence[BlockPart],
+        std: float | None = None,
+        diagonal: bool = False,
+    ) -> None:
+        """A layer with a mask and weights drawn from torch's default generator.
+
+        Args:
+            inputs: input features, a multiple of the block.
+            outputs: output features, a multiple of the block.
+            bias: whether it adds a bias, which is dense.
+            block: rows and columns B of a block.
+            parts: kept blocks a row, for all block rows of the outputs.
+            std: standard deviation of the kept weights at the start; the bias then starts at zero.
+                None draws both as `nn.Linear` of the same size does.
+            diagonal: whether kept blocks form dense tiles.
+        """
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.block, self.parts = block, tuple(parts)
+        self.std, self.diagonal = std, diagonal
+        kept = sum(part.rows * part.kept for part in self.parts)
+        self.values = nn.Parameter(torch.empty(kept, block, block))
+        self.register_buffer("blocks", torch.empty(kept, 2, dtype=torch.int32))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.reset_parameters()
+
+    @property
+    def groups(self) -> int:
+        """Column groups in which every row keeps equally many blocks."""
+        columns = self.in_features // self.block
+        return min(column_groups(columns, part.kept) for part in self.parts)
+
+    @property
+    def density(self) -> float:
+        """Share of the dense weight that is kept."""
+        return self.values.numel() / (self.in_features * self.out_features)
+
+    def reset_parameters(self) -> None:
+        """Draws mask and weights; kept weights start as those of a dense layer, not rescaled."""
+        if self.values.is_meta:
+            return
+        mask = draw_block_mask(self.parts, self.in_features // self.block, diagonal=self.diagonal)
+        with torch.no_grad():
+            self.blocks.copy_(mask)
+            if self.std is not None:
+                self.values.normal_(std=self.std)
+                if self.bias is not None:
+                    self.bias.zero_()
+            else:
+                limit = self.in_features**-0.5
+                self.values.uniform_(-limit, limit)
+                if self.bias is not None:
+                    self.bias.uniform_(-limit, limit)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[... in]` to `[... out]`."""
+        return block_linear(x, self.values, self.blocks, self.out_features, self.bias)
+
+    def dense_weight(self) -> Tensor:
+        """The weight `[out in]`, zero where blocks are absent."""
+        rows, columns = self.out_features // self.block, self.in_features // self.block
+        grid = self.values.new_zeros(rows, columns, self.block, self.block)
+        row, column = self.blocks.long().unbind(1)
+        grid = grid.index_put((row, column), self.values)
+        return grid.transpose(1, 2).reshape(self.out_features, self.in_features)
+
+    @torch.no_grad()
+    def take_dense_weight(self, weight: Tensor) -> None:
+        """Takes over the kept blocks of a dense weight `[out in]`."""
+        grid = weight.unflatten(1, (-1, self.block)).unflatten(0, (-1, self.block)).transpose(1, 2)
+        row, column = self.blocks.long().unbind(1)
+        self.values.copy_(grid[row, column])
+
+    def extra_repr(self) -> str:
+        """What torch prints of the layer."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, block={self.block}, density={self.density:.4g}"
+        )
