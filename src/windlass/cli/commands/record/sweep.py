@@ -17,7 +17,7 @@ from windlass.cli.console import (
 )
 from windlass.cli.flags import AsJson
 from windlass.report import sweep_line, sweep_table, trial_line
-from windlass.sweep import SweepStatus
+from windlass.sweep import SweepStatus, sweep_names
 
 _SHOWN_TRIALS = 20
 _DRAW_SECONDS = 1.0
@@ -103,7 +103,7 @@ def show_sweep(
         runs: The folder that holds the run folders.
         as_json: Print the trials as JSON.
     """
-    names = api.sweep_names(runs) if name is None else (name,)
+    names = sweep_names(runs) if name is None else (name,)
     found = [api.load_sweep(each, root=runs) for each in names]
     if as_json:
         print_json([{"request": each.request, "trials": each.trials} for each in found])

@@ -1,0 +1,279 @@
+from .commands import (
+    BATCH_SIZES,
+    VERIFICATION_STEPS,
+    Check,
+    Fit,
+    batch,
+    check,
+    evaluate_tables,
+    fit,
+    keys,
+    launch,
+    models,
+    rehearse,
+    validate,
+    verified_numerics,
+)
+from .compare import (
+    ALL_MACHINES,
+    compare_batches,
+    compare_machines,
+)
+from .data import (
+    data_statistics,
+)
+from .differences.bisection import (
+    Bisection,
+    bisect,
+)
+from .differences.run_diff import (
+    diff,
+    write_run_diff,
+)
+from .distributed.cluster_launch import (
+    prepare_cluster_run,
+)
+from .distributed.cluster_worker import (
+    ClusterHost,
+    ClusterRank,
+    run_cluster_rank,
+    run_host,
+)
+from .distributed.elastic import (
+    ElasticRecovery,
+)
+from .distributed.kubernetes_jobset import (
+    KubernetesJob,
+)
+from .distributed.launch_script import (
+    SlurmJob,
+)
+from .distributed.rank_main import (
+    run_rank,
+)
+from .judging.judge import (
+    LiveJudge,
+    follow_verdict,
+    judge,
+    require_alert,
+    send_alert,
+)
+from .judging.noise import (
+    Noise,
+    noise,
+)
+from .local_validation.validated_run import (
+    Measurement,
+    ValidatedRun,
+    validate_random_plans,
+    validated_runs_file,
+)
+from .machines import (
+    HERE,
+    Progress,
+    find_machine,
+    machines,
+    probe,
+    write_machine,
+)
+from .model_graph import (
+    capture,
+)
+from .plan import (
+    Planned,
+    make_request,
+    plan,
+    request_origins,
+)
+from .plan_figures import (
+    draw_figure,
+    draw_plan,
+    forecast,
+    require_drawable,
+    write_plan_trace,
+)
+from .plan_file import (
+    load_plan,
+)
+from .record.exchange import (
+    TrackedRun,
+    import_runs,
+    init,
+    mirror,
+)
+from .record.serving import (
+    SERVER_HOST,
+    SERVER_PORT,
+    read_token,
+    serve,
+)
+from .record.stores import (
+    follow_sync,
+    merge_runs,
+    sync_runs,
+)
+from .runs import (
+    RUNS,
+    annotate,
+    load,
+    report,
+    require_trace_file,
+    runs,
+    write_run_trace,
+)
+from .size_search import (
+    largest_model,
+    measure_largest_model,
+    require_local,
+)
+from .smallest_machine import (
+    smallest_machines,
+)
+from .sweeping.sweep import (
+    Sweep,
+    load_sweep,
+    make_sweep_request,
+    sweep,
+)
+from .sweeping.sweep_view import (
+    draw_sweep,
+    sweep_rows,
+)
+from .training.instrumentation import (
+    Instrumentation,
+)
+from .training.parent import (
+    ParentRun,
+    find_parent,
+)
+from .training.resume import (
+    resume,
+    sample,
+    write_sample,
+)
+from .training.train import (
+    Run,
+    train,
+)
+from .value_origins import (
+    ValueOrigin,
+    value_origins,
+)
+from .verify.check import (
+    FaultResult,
+    Verifier,
+    verification,
+)
+from .verify.rehearse import (
+    MAX_PROCESSES,
+    downscale_plan,
+    rehearsal,
+    rehearse_as_is,
+)
+
+__all__ = [
+    "ALL_MACHINES",
+    "BATCH_SIZES",
+    "HERE",
+    "MAX_PROCESSES",
+    "RUNS",
+    "SERVER_HOST",
+    "SERVER_PORT",
+    "VERIFICATION_STEPS",
+    "Bisection",
+    "Check",
+    "ClusterHost",
+    "ClusterRank",
+    "ElasticRecovery",
+    "FaultResult",
+    "Fit",
+    "Instrumentation",
+    "KubernetesJob",
+    "LiveJudge",
+    "Measurement",
+    "Noise",
+    "ParentRun",
+    "Planned",
+    "Progress",
+    "Run",
+    "SlurmJob",
+    "Sweep",
+    "TrackedRun",
+    "ValidatedRun",
+    "ValueOrigin",
+    "Verifier",
+    "annotate",
+    "batch",
+    "bisect",
+    "capture",
+    "check",
+    "compare_batches",
+    "compare_machines",
+    "data_statistics",
+    "diff",
+    "downscale_plan",
+    "draw_figure",
+    "draw_plan",
+    "draw_sweep",
+    "evaluate_tables",
+    "find_machine",
+    "find_parent",
+    "fit",
+    "follow_sync",
+    "follow_verdict",
+    "forecast",
+    "import_runs",
+    "init",
+    "judge",
+    "keys",
+    "largest_model",
+    "launch",
+    "load",
+    "load_plan",
+    "load_sweep",
+    "machines",
+    "make_request",
+    "make_sweep_request",
+    "measure_largest_model",
+    "merge_runs",
+    "mirror",
+    "models",
+    "noise",
+    "plan",
+    "prepare_cluster_run",
+    "probe",
+    "read_token",
+    "rehearsal",
+    "rehearse",
+    "rehearse_as_is",
+    "report",
+    "request_origins",
+    "require_alert",
+    "require_drawable",
+    "require_local",
+    "require_trace_file",
+    "resume",
+    "run_cluster_rank",
+    "run_host",
+    "run_rank",
+    "runs",
+    "sample",
+    "send_alert",
+    "serve",
+    "smallest_machines",
+    "sweep",
+    "sweep_rows",
+    "sync_runs",
+    "train",
+    "validate",
+    "validate_random_plans",
+    "validated_runs_file",
+    "value_origins",
+    "verification",
+    "verified_numerics",
+    "write_machine",
+    "write_plan_trace",
+    "write_run_diff",
+    "write_run_trace",
+    "write_sample",
+]
