@@ -11,8 +11,10 @@ from windlass.errors import ModelError
 from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
+from windlass.models.sparse_layers import make_sparse
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
+from windlass.schema import SparsityRequest
 
 
 def build_layer_stack(
@@ -22,6 +24,7 @@ def build_layer_stack(
     device: str,
     seed: int = 0,
     sharding_rules: Mapping[str, str] | None = None,
+    sparsity: SparsityRequest | None = None,
 ) -> LayerStack:
     """Builds the layer stack of a model.
 
@@ -35,6 +38,7 @@ def build_layer_stack(
         seed: random seed of all weights.
         sharding_rules: tensor-parallel rules by pattern of module names, in the syntax of
             `parse_sharding_rule`, in addition to those that catalog models define themselves.
+        sparsity: which weights are absent; None keeps all.
 
     Raises:
         ModelError: the model is unknown, arguments or rules do not fit it, or it is not a sequence
@@ -42,10 +46,14 @@ def build_layer_stack(
     """
     if ":" in name or name.endswith(".py"):
         user_module = build_user_model(name, arguments, device=device, seed=seed)
+        if sparsity is not None:
+            make_sparse(user_module, name, sparsity, seed=seed)
         return layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
     config = apply_model_arguments(model_config(name), arguments)
     with torch.device("meta"):
         module = build_transformer(config)
+    if sparsity is not None:
+        make_sparse(module, name, sparsity, seed=seed)
     stack = layer_stack_from_module(
         module,
         name,
@@ -64,6 +72,7 @@ def layer_stack_of(
     device: str,
     seed: int,
     sharding_rules: Mapping[str, str] | None = None,
+    sparsity: SparsityRequest | None = None,
 ) -> LayerStack:
     """The layer stack of a module, or of what a function builds.
 
@@ -74,6 +83,7 @@ def layer_stack_of(
         device: torch's default device while a function runs.
         seed: seed of torch's generator while a function runs.
         sharding_rules: tensor-parallel rules by pattern of module names.
+        sparsity: which weights are absent; a module loses them. None keeps all.
 
     Raises:
         ModelError: the function fails, or the module is not a sequence of layers.
@@ -84,6 +94,8 @@ def layer_stack_of(
     elif arguments:
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
+    if sparsity is not None:
+        make_sparse(model, name, sparsity, seed=seed)
     return layer_stack_from_module(model, name, sharding_rules=sharding_rules)
 
 

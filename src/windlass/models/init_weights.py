@@ -1,5 +1,6 @@
 """Draws weights for modules on the meta device, each from (seed, parameter name) alone."""
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
@@ -47,11 +48,19 @@ def init_from_seed(
                 f"`{full_name}`, a `{type(submodule).__name__}`, has no `reset_parameters`, so its "
                 "weights cannot be drawn alone; give it one, or build the whole model on the CPU"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(_generator_seed(seed, full_name))
+        with keyed_generator(seed, full_name):
             reset()
         _replace_by_empty(real, [each for each in names if each in empty])
     return real
+
+
+@contextlib.contextmanager
+def keyed_generator(seed: int, name: str) -> Iterator[None]:
+    """Lets torch's CPU generator depend on (seed, name) alone for the block."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(digest, "little"))
+        yield
 
 
 def _replace_by_empty(module: nn.Module, names: Iterable[str]) -> None:
@@ -79,8 +88,3 @@ def parameters_and_buffers(module: nn.Module, *, recurse: bool = True) -> Iterat
     """All tensors that a module owns."""
     yield from module.parameters(recurse=recurse)
     yield from module.buffers(recurse=recurse)
-
-
-def _generator_seed(seed: int, name: str) -> int:
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import TransformerConfig
+from windlass.models.sparse_layers import RoleOutputs, Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 INIT_STD = 0.02
@@ -87,7 +88,7 @@ class RotaryEmbedding(nn.Module):
         return torch.cat((*rotated, *unrotated), dim=-1)
 
 
-class Attention(nn.Module, TensorShardable):
+class Attention(nn.Module, TensorShardable, Sparsifiable):
     """Multi-head self-attention, causal or not, optionally with grouped queries.
 
     Attention weights are never dropped: the fused kernels that make attention fast on every device
@@ -131,8 +132,16 @@ class Attention(nn.Module, TensorShardable):
             "kv_width": ShardingRule(style="count"),
         }
 
+    def sparse_roles(self) -> Mapping[str, RoleOutputs]:
+        """Queries, keys and values are parts of one weight."""
+        query, kv = self.query_width, self.kv_width
+        return {
+            "input": (("query", query), ("key", kv), ("value", kv)),
+            "output": (("projection", self.output.out_features),),
+        }
 
-class FeedForward(nn.Module, TensorShardable):
+
+class FeedForward(nn.Module, TensorShardable, Sparsifiable):
     """Two projections with a GELU between them."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -154,8 +163,15 @@ class FeedForward(nn.Module, TensorShardable):
             "output": ShardingRule(style="row"),
         }
 
+    def sparse_roles(self) -> Mapping[str, RoleOutputs]:
+        """Up to the inner features, and down from them."""
+        return {
+            "input": (("up", self.input.out_features),),
+            "output": (("down", self.output.out_features),),
+        }
 
-class GatedFeedForward(nn.Module, TensorShardable):
+
+class GatedFeedForward(nn.Module, TensorShardable, Sparsifiable):
     """SwiGLU: `(silu(x G) * x U) D`. Source: Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -175,6 +191,14 @@ class GatedFeedForward(nn.Module, TensorShardable):
             "gate": ShardingRule(style="column"),
             "input": ShardingRule(style="column"),
             "output": ShardingRule(style="row"),
+        }
+
+    def sparse_roles(self) -> Mapping[str, RoleOutputs]:
+        """The gate goes up as the input does."""
+        return {
+            "gate": (("up", self.gate.out_features),),
+            "input": (("up", self.input.out_features),),
+            "output": (("down", self.output.out_features),),
         }
 
 

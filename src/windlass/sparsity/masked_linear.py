@@ -82,6 +82,11 @@ class MaskedLinear(nn.Linear):
         mask[torch.randperm(weights, device="cpu")[: part.kept]] = True
         return mask.view(part.outputs, self.in_features)
 
+    @torch.no_grad()
+    def take_dense_weight(self, weight: Tensor) -> None:
+        """Takes over the kept weights of a dense weight `[out in]`."""
+        self.weight.copy_(weight * self.mask)
+
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[... in]` to `[... out]`."""
         return functional.linear(x, self.weight * self.mask, self.bias)
