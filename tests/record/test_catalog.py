@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,19 @@ def test_a_run_that_goes_on_is_read_again(tmp_path: Path):
         assert (row.step, row.loss, row.state) == (4, 0.5, "running")
         assert not catalog.refresh()
     run.close()
+
+
+def test_a_list_is_answered_while_another_thread_reads_runs(tmp_path: Path):
+    for _ in range(3):
+        make_run(tmp_path, losses=(3.0,))
+    answers: list[int] = []
+    with Catalog.open(tmp_path) as catalog, ThreadPoolExecutor(1) as reader:
+
+        def ask(*_: object) -> None:
+            answers.append(len(reader.submit(catalog.rows).result(timeout=10)))
+
+        catalog.refresh(ask)
+    assert answers == [0, 1, 2]
 
 
 def test_a_second_process_sees_what_the_first_one_read(tmp_path: Path):

@@ -49,13 +49,15 @@ _SAVED = Table("saved", {"file": "text", "state": "text"}, key=1)
 class Catalog(RunQueries):
     """The runs under a folder. `open` makes one; close it, or use it as a context manager.
 
-    Several threads may ask it at once.
+    Several threads may ask it at once, also while one of them refreshes it: what reads run folders
+    holds `_refreshing`, and `_mutex` only while it changes the tables. A thread that needs both
+    takes `_refreshing` first.
     """
 
     def __init__(self, root: Path, files: Path | None) -> None:
         self._root = root
         self._files = files
-        self._mutex = threading.RLock()
+        self._refreshing, self._mutex = threading.RLock(), threading.RLock()
         self._stamps: dict[str, str] = {}
         self._unsaved: set[str] = set()
         self._saved_at = -_SAVE_SECONDS
@@ -92,11 +94,12 @@ class Catalog(RunQueries):
         Args:
             progress: called with how many runs are read.
         """
-        with self._mutex:
+        with self._refreshing:
             try:
                 return self._refresh(progress)
             except (sqlite3.DatabaseError, StorageError) as error:
-                self._start_anew(error)
+                with self._mutex:
+                    self._start_anew(error)
                 return self._refresh(progress)
 
     def unread_folders(self) -> tuple[str, ...]:
@@ -112,7 +115,7 @@ class Catalog(RunQueries):
 
     def rows_of_run(self, folder: str) -> Rows:
         """All rows of one run, by table."""
-        with self._mutex:
+        with self._refreshing, self._mutex:
             fetched = ((self._fetch, RUN_TABLES), (self._fetch_curves, CURVE_TABLES))
             return {
                 table.name: fetch(f"SELECT * FROM {table.name} WHERE run = ?", (folder,))  # noqa: S608
@@ -126,7 +129,7 @@ class Catalog(RunQueries):
         Raises:
             StorageError: the disk is full.
         """
-        with self._mutex, self._transaction():
+        with self._refreshing, self._mutex, self._transaction():
             if self._loaded != self._file_state():
                 self._loaded = _UNKNOWN  # another process has saved since: read what it wrote
             elif self._files is not None and self._unsaved:
@@ -146,7 +149,7 @@ class Catalog(RunQueries):
         Raises:
             StorageError: the file exists, or the disk is full.
         """
-        with self._mutex:
+        with self._refreshing, self._mutex:
             # It counts changes of the tables, and stands in the file.
             self._runs.execute("PRAGMA schema_version = 1")
             try:
@@ -156,7 +159,7 @@ class Catalog(RunQueries):
 
     def close(self) -> None:
         """Saves the catalogue, if the disk has room for it, and closes it."""
-        with self._mutex, contextlib.suppress(sqlite3.Error, StorageError):
+        with contextlib.suppress(sqlite3.Error, StorageError):
             self.save()
         self._runs.close()
         self._curves.close()
@@ -166,10 +169,11 @@ class Catalog(RunQueries):
             return self._runs.execute(sql, parameters).fetchall()
 
     def _fetch_curves(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        with self._mutex:
-            try:
+        try:
+            with self._mutex:
                 return self._curves.execute(sql, parameters).fetchall()
-            except sqlite3.DatabaseError as error:
+        except sqlite3.DatabaseError as error:
+            with self._refreshing, self._mutex:
                 self._start_anew(error)
                 self._refresh(None)
                 return self._curves.execute(sql, parameters).fetchall()
@@ -212,7 +216,8 @@ class Catalog(RunQueries):
         if changed or self._loaded != self._file_state():
             with self._transaction():
                 if self._loaded != self._file_state():
-                    self._load()
+                    with self._mutex:
+                        self._load()
                 changed = self._read_changed(stamps, progress) or changed
         changed = self._update_states() or changed
         if self._unsaved and time.monotonic() - self._saved_at > _SAVE_SECONDS:
@@ -243,15 +248,18 @@ class Catalog(RunQueries):
         """Reads the runs whose state is another one than was noted; returns whether any was."""
         gone = sorted(self._stamps.keys() - stamps.keys())
         changed = [name for name, stamp in stamps.items() if self._stamps.get(name) != stamp]
-        self._runs.execute("BEGIN")
-        for name in gone:
-            self._replace(name, {})
-            del self._stamps[name]
+        with self._mutex:
+            self._runs.execute("BEGIN")
+            for name in gone:
+                self._replace(name, {})
+                del self._stamps[name]
         for done, name in enumerate(changed):
             if progress is not None:
                 progress("reading runs", done, len(changed))
-            self._replace(name, _read_rows(self._root / name))
-            self._stamps[name] = stamps[name]
+            rows = _read_rows(self._root / name)
+            with self._mutex:
+                self._replace(name, rows)
+                self._stamps[name] = stamps[name]
         self._runs.execute("COMMIT")
         return bool(gone or changed)
 
@@ -266,15 +274,14 @@ class Catalog(RunQueries):
 
     def _update_states(self) -> bool:
         """Tells runs that are going on from those that were killed; returns whether any changed."""
-        going = self._runs.execute(
-            "SELECT run, state FROM run WHERE state IN ('killed', 'running')"
-        ).fetchall()
+        going = self._fetch("SELECT run, state FROM run WHERE state IN ('killed', 'running')")
         states = {
             name: "running" if is_locked(self._root / name / LOCK_FILE) else "killed"
             for name, _ in going
         }
         changed = [(states[name], name) for name, state in going if states[name] != state]
-        self._runs.executemany("UPDATE run SET state = ? WHERE run = ?", changed)
+        with self._mutex:
+            self._runs.executemany("UPDATE run SET state = ? WHERE run = ?", changed)
         self._unsaved |= {name for _, name in changed}
         return bool(changed)
 
