@@ -57,6 +57,23 @@ def test_a_ratio_outside_the_interval_is_coloured(tmp_path: Path):
     assert [one.outside_interval for one in (row, inside, outside)] == [False, False, True]
 
 
+def test_a_long_list_of_differences_stands_below(tmp_path: Path):
+    for _ in range(3):
+        make_record(tmp_path, count=3)
+    newest, *others = rows(tmp_path)
+    settings = {f"train.setting_{number}": number for number in range(12)}
+    text = render(runs_table([replace(newest, settings=settings), *others], NOW), 120)
+    assert "what differs" in text.splitlines()[-4]
+
+
+def test_a_name_that_a_run_was_given_is_shown(tmp_path: Path):
+    make_record(tmp_path, count=3)
+    (row,) = rows(tmp_path)
+    assert row.name == row.folder
+    assert "differs" not in render(runs_table([row], NOW), 120)
+    assert "baseline" in render(runs_table([replace(row, name="baseline")], NOW), 120)
+
+
 def test_names_with_markup_are_shown_as_they_are(record: Callable[..., RunRecord]):
     run = record(count=1, name="[bold]x[/]")
     assert "[bold]x[/]" in render(runs_table(rows(run.folder.parent), NOW), 120)

@@ -14,14 +14,14 @@ from windlass.record import COLUMNS, RunRow, Setting
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, fact_table
 from windlass.units import format_bytes, format_seconds
 
-_WIDE = 100
-"""Columns from which on the list of runs has a column of what differs."""
 _DIFFERENCE_CELLS = 18
+_MOST_LINES = 2
+"""Lines that what differs may take in a column of the list; what is longer stands below."""
 _ABSENT = "–"
 
 
 def runs_table(runs: Sequence[RunRow], now: float) -> RenderableType:
-    """One row for each run; a column, or below 100 columns a list, says what differs among them.
+    """One row for each run; a column, or a list where it has no room, says what differs among them.
 
     Args:
         runs: rows, in this order.
@@ -44,10 +44,12 @@ class _RunsTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the table."""
-        del console
-        wide = options.max_width >= _WIDE
-        yield self._table(with_differences=wide and any(self._differences))
-        if not wide and any(self._differences):
+        table = self._table(with_differences=False)
+        room = options.max_width - console.measure(table).maximum
+        longest = max(map(len, self._differences), default=0)
+        is_wide = room >= max(_DIFFERENCE_CELLS, longest / _MOST_LINES)
+        yield self._table(with_differences=True) if is_wide and longest else table
+        if longest and not is_wide:
             below = fact_table()
             for run, words in zip(self._runs, self._differences, strict=True):
                 below.add_row(run.short_id, Text(words or "–"))
@@ -82,7 +84,9 @@ class _RunsTable:
 
 
 def _marks(run: RunRow) -> Iterator[str]:
-    """What people and verdicts say of a run, in short words."""
+    """What people and verdicts say of a run, in short words; first the name that it was given."""
+    if not run.name.endswith(run.short_id):
+        yield run.name
     if run.verdict in ("slow", "broken"):
         yield f"verdict {run.verdict}"
     if run.broken:
@@ -144,7 +148,9 @@ def _shown(value: object, unit: str) -> str:
         return _ABSENT
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
-    if isinstance(value, bool | str | Mapping):
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_shown(one, '')}" for key, one in value.items())
+    if isinstance(value, bool | str):
         return str(value).lower() if isinstance(value, bool) else str(value)
     number = float(value)  # type: ignore[arg-type]  # all other values are numbers
     if unit == "time":
