@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.errors import RankError, RunBroken
-from windlass.hardware import core_count
 from windlass.program import Program, mesh_coord
 from windlass.schema import CHECKPOINT_FOLDER, Step
 
@@ -47,6 +46,8 @@ def train_local_ranks(
     Raises:
         WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
     """
+    import torch
+
     from windlass.runtime import LocalLauncher, remove_temporaries
 
     parallel, instrumentation = planned.plan.parallel, hooks.instrumentation
@@ -55,7 +56,8 @@ def train_local_ranks(
         command += ["--checkpoint", str(checkpoint)]
     command += instrumentation.command_options() if instrumentation else []
     coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
-    threads = max(1, core_count() // parallel.devices)
+    # Those of this process, which may be a part of the cores, as for one of several jobs.
+    threads = max(1, torch.get_num_threads() // parallel.devices)
     checkpoints = folder / CHECKPOINT_FOLDER
     launcher = LocalLauncher(
         folder, command, programs, coords, timeouts=watchdog_timeouts(planned), threads=threads
