@@ -29,7 +29,7 @@ def compare_machines(
     Raises:
         WindlassError: what is wrong with the request, the model or a machine's name.
     """
-    graph = capture(request.model, stack=find_stack(request.stack))
+    graph = capture(request.model_identity, stack=find_stack(request.stack))
     by_name = {name: find_machine(name, progress=progress) for name in _names(machines)}
     # All train the same batch: the default for the first accelerator, if there is one.
     first = min(by_name.values(), key=lambda machine: machine.device.kind == "cpu")
@@ -57,7 +57,7 @@ def compare_batches(
         WindlassError: what is wrong with the request, the model or the machine.
     """
     machine = find_machine(request.machine, progress=progress)
-    capture(request.model, stack=find_stack(request.stack))
+    capture(request.model_identity, stack=find_stack(request.stack))
     for index, size in enumerate(sizes):
         if progress is not None:
             progress(f"planning for {size} sequences a step", index, len(sizes))

@@ -12,7 +12,9 @@ from windlass.errors import StorageError
 from windlass.planner import PlanningResult
 from windlass.schema import Graph, Machine, Request
 
-_DECIDING_PACKAGES = ("api", "capture", "cost", "models", "planner", "program", "schema", "stacks")
+_DECIDING_PACKAGES = (
+    "api", "capture", "cost", "models", "planner", "program", "schema", "sparsity", "stacks",
+)  # fmt: skip
 """Packages whose code decides a plan and its prediction."""
 _MOST_KEPT = 200
 """Plans that are kept; the oldest go first."""

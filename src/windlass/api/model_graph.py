@@ -23,7 +23,7 @@ from windlass.capture import (
 )
 from windlass.errors import RequestError
 from windlass.models import TransformerConfig, apply_model_arguments, model_config
-from windlass.schema import Graph, Machine, ModelRequest, ResolvedRequest, Stack, grid_columns
+from windlass.schema import Graph, Machine, ModelIdentity, ResolvedRequest, Stack, grid_columns
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MOST_PARAMETERS_TRIED = 500_000_000
 
 
 def capture(
-    model: ModelRequest, objects: PlannedObjects = NO_OBJECTS, stack: Stack | None = None
+    model: ModelIdentity, objects: PlannedObjects = NO_OBJECTS, stack: Stack | None = None
 ) -> Graph:
     """The graph of a model; what is captured is cached until the model or Windlass changes.
 
@@ -70,7 +70,7 @@ def capture(
     return graph
 
 
-def _catalogue_config(model: ModelRequest, objects: PlannedObjects) -> TransformerConfig | None:
+def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> TransformerConfig | None:
     """The configuration from which a model's graph follows; None if it must be captured.
 
     Raises:
@@ -78,13 +78,13 @@ def _catalogue_config(model: ModelRequest, objects: PlannedObjects) -> Transform
     """
     if not objects.is_rebuildable or model.sharding_rules or ".py" in model.name:
         return None
-    if ":" in model.name:
+    if ":" in model.name or model.sparsity is not None:
         return None
     return apply_model_arguments(model_config(model.name), model_arguments(model))
 
 
 def _graph_on_stack(
-    model: ModelRequest, stack: Stack, degrees: Iterable[int], objects: PlannedObjects
+    model: ModelIdentity, stack: Stack, degrees: Iterable[int], objects: PlannedObjects
 ) -> Graph:
     """The graph of a catalogue model on another stack, with some tensor-parallel degrees.
 
@@ -113,7 +113,7 @@ def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str
     return (note,)
 
 
-def _with_look_ahead(graph: Graph, model: ModelRequest, objects: PlannedObjects) -> Graph:
+def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects) -> Graph:
     """The graph with the layer of a user's model, if any, in which a token sees later ones.
 
     A large model is not tried, because that takes its weights.
@@ -156,14 +156,14 @@ def capture_open_tensor_degrees(
         # Only Windlass's own runtime has grids.
         wanted = planner.open_tensor_degrees(request, machine, every=every_grid)
         ranks = [int(degree) for degree in wanted if grid_columns(degree) == 1]
-        return _graph_on_stack(request.model, machine.stack, ranks, objects)
+        return _graph_on_stack(request.model_identity, machine.stack, ranks, objects)
     if every_grid:
         graph = _with_tensor_errors(request, graph, machine, objects)
     while True:
         unshardable = graph.unshardable
         degrees = planner.open_tensor_degrees(request, machine, unshardable, every=every_grid)
         graph = capture_tensor_degrees(
-            request.model, graph, degrees, objects=objects, progress=progress
+            request.model_identity, graph, degrees, objects=objects, progress=progress
         )
         if graph.unshardable == unshardable:
             return graph
@@ -174,16 +174,16 @@ def _with_tensor_errors(
 ) -> Graph:
     """The graph with why its model cannot be sharded over some of all degrees."""
     degrees = planner.every_tensor_degree(request, machine)
-    config = _catalogue_config(request.model, objects)
+    config = _catalogue_config(request.model_identity, objects)
     if config is not None:
         return check_analytic_degrees(config, graph, degrees)
     from windlass.capture import check_tensor_degrees
 
-    return check_tensor_degrees(objects.stack(request.model, seed=None), graph, degrees)
+    return check_tensor_degrees(objects.stack(request.model_identity, seed=None), graph, degrees)
 
 
 def capture_tensor_degrees(
-    model: ModelRequest,
+    model: ModelIdentity,
     graph: Graph,
     degrees: Iterable[int],
     *,
@@ -232,13 +232,13 @@ def capture_tensor_degrees(
     return graph
 
 
-def _cache_entry(model: ModelRequest) -> tuple[Path, str]:
+def _cache_entry(model: ModelIdentity) -> tuple[Path, str]:
     """The folder and the key under which a model's graph is cached."""
     user_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
     return cache_folder() / "graphs", graph_key(model.to_json(), user_file)
 
 
-def build_requested_model(model: ModelRequest, *, seed: int | None = None) -> "LayerStack":
+def build_requested_model(model: ModelIdentity, *, seed: int | None = None) -> "LayerStack":
     """The layers of a requested model, on the meta device unless its own code makes the weights.
 
     Args:

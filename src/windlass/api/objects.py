@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from windlass.atomic_files import atomic_write, cache_folder
 from windlass.errors import DataError, RequestError
-from windlass.schema import ModelRequest, Request, ResolvedRequest
+from windlass.schema import ModelIdentity, ModelRequest, Request, ResolvedRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,11 +46,11 @@ class PlannedObjects:
         """Whether another process can build the model from the request alone."""
         return not self.names
 
-    def stack(self, request: ModelRequest, *, seed: int | None) -> "LayerStack":
+    def stack(self, request: ModelIdentity, *, seed: int | None) -> "LayerStack":
         """The layers, with weights; an `nn.Module` is copied, and stays as it is.
 
         Args:
-            request: the model's name and the arguments of its function.
+            request: the model's name, the arguments of its function, and its sparsity.
             seed: the run's seed; None needs no weights.
 
         Raises:
@@ -67,12 +67,13 @@ class PlannedObjects:
                 device="meta" if seed is None else "cpu",
                 seed=seed or 0,
                 sharding_rules=request.sharding_rules,
+                sparsity=request.sparsity,
             )
         else:
             device = "cpu" if seed is not None and ".py" in request.name else "meta"
             stack = build_layer_stack(
                 request.name, arguments, device=device, seed=seed or 0,
-                sharding_rules=request.sharding_rules,
+                sharding_rules=request.sharding_rules, sparsity=request.sparsity,
             )  # fmt: skip
         if self.loss is not None:
             set_layer_loss(stack.layers[-1], _function(self.loss))
@@ -81,7 +82,7 @@ class PlannedObjects:
 
 def model_arguments(request: ModelRequest) -> dict[str, int | float]:
     """What a request says of a model beside its name and its sharding."""
-    return request.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
+    return request.model_dump(exclude={"name", "sharding_rules", "sparsity"}, exclude_none=True)
 
 
 NO_OBJECTS = PlannedObjects()

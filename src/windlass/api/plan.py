@@ -257,7 +257,8 @@ def plan_request(
     # A capture takes seconds, and a measurement of this machine longer: unknown names come first.
     named = None if request.machine == HERE else find_machine(request.machine)
     stack = find_stack(request.stack)
-    graph = capture(request.model, objects, stack)
+    model = request.model_identity
+    graph = capture(model, objects, stack)
     target = on_stack(named or here or find_machine(HERE, progress=progress), stack)
     devices = pinned_parallelism(request).devices
     if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
@@ -271,13 +272,15 @@ def plan_request(
     else:
         outcome = kept
         if kept.result.plan is not None:
-            graph = with_tensor_shards(request.model, graph, kept.result.plan, objects, stack)
+            graph = with_tensor_shards(
+                request.model_identity, graph, kept.result.plan, objects, stack
+            )
     resolved, defaults = resolve_defaults(
         request, graph, target, most_sequences=outcome.most_sequences
     )
     result = outcome.result
     if result.plan is not None:
-        result = replace(result, plan=result.plan.model_copy(update={"model": request.model}))
+        result = replace(result, plan=result.plan.model_copy(update={"model": model}))
     if progress is not None:
         progress("searching", 1, 1)
     return Planned(

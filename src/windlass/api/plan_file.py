@@ -8,7 +8,7 @@ from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_s
 from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.errors import RequestError, StackError
-from windlass.schema import OWN_STACK, Graph, Machine, ModelRequest, Plan, Request, Stack
+from windlass.schema import OWN_STACK, Graph, Machine, ModelIdentity, Plan, Request, Stack
 from windlass.stacks import stack_names
 
 
@@ -39,7 +39,7 @@ def load_plan(path: Path, request: Request) -> tuple[Plan, Request]:
     """
     plan = Plan.load(path)
     agreed = planner.request_of_plan(plan, request)
-    return plan, agreed.model_copy(update={"model": model_of_plan(plan, request.model)})
+    return plan, _with_model(agreed, model_of_plan(plan, request.model_identity))
 
 
 def plan_context(
@@ -63,7 +63,7 @@ def plan_context(
         RequestError: the plan is for another model than the one that is named.
         InputErrors: every value of the request of which the plan has another.
     """
-    model = model_of_plan(plan, request.model)
+    model = model_of_plan(plan, request.model_identity)
     stack = stack_of_plan(plan, request)
     graph = capture(model, objects, stack)
     if graph.label != plan.graph:
@@ -80,8 +80,8 @@ def plan_context(
         notes = (f"the plan was made for {what}; it is predicted anew for `{machine.label}`",)
     return PlanContext(
         plan=plan.model_copy(update={"machine": machine.label, "model": model}),
-        request=agreed.model_copy(
-            update={"model": model, "machine": asked, "stack": request.stack or plan.stack}
+        request=_with_model(agreed, model).model_copy(
+            update={"machine": asked, "stack": request.stack or plan.stack}
         ),
         graph=with_tensor_shards(model, graph, plan, objects, stack),
         machine=machine,
@@ -89,13 +89,17 @@ def plan_context(
     )
 
 
-def model_of_plan(plan: Plan, asked: ModelRequest) -> ModelRequest:
+def model_of_plan(plan: Plan, asked: ModelIdentity) -> ModelIdentity:
     """The plan's model, with whatever `asked` names in its place."""
-    model = plan.model or ModelRequest(name=plan.graph.rpartition("@")[0])
+    model = plan.model or ModelIdentity(name=plan.graph.rpartition("@")[0])
     changes = {name: getattr(asked, name) for name in asked.model_fields_set}
     if changes.get("name", model.name) != model.name:
         return asked
     return model.model_copy(update=changes)
+
+
+def _with_model(request: Request, model: ModelIdentity) -> Request:
+    return request.model_copy(update={"model": model.dense, "sparsity": model.sparsity})
 
 
 def stack_of_plan(plan: Plan, request: Request) -> Stack | None:
@@ -127,7 +131,7 @@ def split_machine(plan: Plan, machine: Machine) -> Machine:
 
 
 def with_tensor_shards(
-    model: ModelRequest,
+    model: ModelIdentity,
     graph: Graph,
     plan: Plan,
     objects: PlannedObjects = NO_OBJECTS,
@@ -140,10 +144,13 @@ def with_tensor_shards(
     return capture_tensor_degrees(model, graph, (degree,), objects=objects, stack=stack)
 
 
-def _other_model(plan: Plan, model: ModelRequest, graph: Graph, *, is_asked: bool) -> str:
+def _other_model(plan: Plan, model: ModelIdentity, graph: Graph, *, is_asked: bool) -> str:
     """Why the model is not the plan's: other dials are asked for, or its code has changed."""
-    dials = model.model_dump(exclude={"name"}, exclude_none=True)
+    dials = model.model_dump(exclude={"name", "sparsity"}, exclude_none=True)
     words = " ".join((model.name, *(f"model.{name}={value}" for name, value in dials.items())))
+    if model.sparsity is not None:
+        dials = model.sparsity.model_dump(exclude_none=True, exclude_defaults=True)
+        words += "".join(f" sparsity.{name}={value}" for name, value in dials.items())
     again = f"plan this one by `windlass plan {words}`"
     way_out = f"name the plan's own model and its `model.*`, or {again}" if is_asked else again
     return f"the plan is for the model `{plan.graph}`, but `{words}` is `{graph.label}`; {way_out}"

@@ -175,7 +175,7 @@ def _one_step_request(model: str, overrides: tuple[str, ...], memory: str | None
         without_dropout = request.model.model_copy(update={"dropout": 0.0})
         request = request.model_copy(update={"model": without_dropout})
     train = request.train
-    max_sequence = capture(request.model).max_sequence or MIN_STEP_TOKENS
+    max_sequence = capture(request.model_identity).max_sequence or MIN_STEP_TOKENS
     sequence = train.sequence or min(MIN_STEP_TOKENS, max_sequence)
     batch = train.batch or -(-MIN_STEP_TOKENS // sequence)
     if batch * sequence < MIN_STEP_TOKENS:
@@ -209,7 +209,7 @@ def _compare_to_reference(
     from windlass.runtime import compare_to_reference, reference_step
 
     plan, settings = planned.plan, planned.request.train
-    stack = build_requested_model(planned.request.model, seed=settings.seed)
+    stack = build_requested_model(planned.request.model_identity, seed=settings.seed)
     reference = reference_step(
         stack,
         prepare_batches(planned),

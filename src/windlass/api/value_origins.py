@@ -7,7 +7,7 @@ from windlass.api.plan import Planned
 from windlass.document import Document, leaf_fields
 from windlass.schema import Plan, Request
 
-_NOT_PLANNED = ("model", "machine", "stack", "memory", "data", "train")
+_NOT_PLANNED = ("model", "sparsity", "machine", "stack", "memory", "data", "train")
 """Keys and tables that no planner decides."""
 
 
@@ -58,7 +58,7 @@ def _planned_value(plan: Plan, key: str) -> object:
 def _value(document: Document, key: str) -> object:
     value: object = document
     for part in key.split("."):
-        value = getattr(value, part)
+        value = None if value is None else getattr(value, part)
     return value
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from windlass.atomic_files import atomic_write, seal, source_digest, unseal
 from windlass.schema import Graph
 
-_SOURCE_PACKAGES = ("capture", "models", "schema")
+_SOURCE_PACKAGES = ("capture", "models", "schema", "sparsity")
 """Packages whose code decides the content of a graph."""
 
 

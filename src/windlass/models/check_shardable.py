@@ -1,6 +1,7 @@
 """Checks whether a layer stack can be sharded over tensor-parallel ranks, and says why not."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from windlass.models.tensor_parallel.shard_params import (
     sharded_norm_paths,
 )
 from windlass.models.tensor_parallel.sharding_rules import LayerSharding, ShardingRule
+from windlass.models.tensor_parallel.sparse_shards import is_sparse, sparse_shard_error
 
 _TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 """Modules of torch that compute each token's vector from that vector only."""
@@ -73,7 +75,14 @@ def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) ->
                 for error in _rule_errors(layer, sharding, path, rule, degree, last=last)
             ]
     errors += _dropout_errors(layer, sharding)
-    if tp_rank.columns > 1 and not sharding.is_first:
+    if tp_rank.columns > 1:
+        sparse = (path for path, module in layer.named_modules() if is_sparse(module))
+        errors += [
+            f"`{path}` is sparse, which a grid of ranks does not cut; set `parallel.tensor` to one "
+            "number"
+            for path in islice(sparse, 1)
+        ]
+    if tp_rank.columns > 1 and not sharding.is_first and not errors:
         errors += _feature_errors(layer, sharding, tp_rank)
     # Counts follow from what is sharded, whose errors say it better.
     return errors or list(_count_errors(layer, sharding, tp_rank))
@@ -171,14 +180,17 @@ def _region_errors(sharding: LayerSharding, path: str) -> Iterator[str]:
 def _column_or_row_errors(
     sharding: LayerSharding, path: str, module: nn.Module, rule: ShardingRule, degree: int
 ) -> Iterator[str]:
-    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+    has_torch_forward = type(module).forward is nn.Linear.forward
+    if not is_sparse(module) and not (isinstance(module, nn.Linear) and has_torch_forward):
         yield f"is a `{type(module).__name__}`; only an `nn.Linear` can be a {rule.style}"
         return
     if sharding.enclosing_region(path) is None:
         yield f"is a {rule.style} outside of any region; name the module around it a `region`"
-    outputs, inputs = module.weight.shape
-    if error := rule.divisibility_error(outputs if rule.style == "column" else inputs, degree):
+    total = module.out_features if rule.style == "column" else module.in_features
+    if error := rule.divisibility_error(int(total), degree):
         yield f"has {error}"
+    elif error := sparse_shard_error(module, rule, degree):
+        yield error
 
 
 def _linear_errors(

@@ -187,7 +187,8 @@ def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) 
     if not is_sharded(checkpoint.manifest):
         return checkpoint
     merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
-    return merge_shards(checkpoint, planned.objects.stack(planned.request.model, seed=None), merged)
+    stack = planned.objects.stack(planned.request.model_identity, seed=None)
+    return merge_shards(checkpoint, stack, merged)
 
 
 def remove_merged_checkpoint(

@@ -324,7 +324,7 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
-    stack = _objects(record, model=model).stack(planned.request.model, seed=None)
+    stack = _objects(record, model=model).stack(planned.request.model_identity, seed=None)
     tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
         generated = generate_text(

@@ -192,7 +192,7 @@ def _refuse_running_statistics(planned: Planned) -> None:
     """
     from windlass.models import running_statistics
 
-    stack = planned.objects.stack(planned.request.model, seed=None)
+    stack = planned.objects.stack(planned.request.model_identity, seed=None)
     for name, layer in zip(stack.names, stack.layers, strict=True):
         if statistics := sorted(running_statistics(layer)):
             raise PlanError(
@@ -275,7 +275,9 @@ def make_training_loop(
     """
     if len(programs) == 1:
         _prepare_memory(planned)
-        stack = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
+        stack = planned.objects.stack(
+            planned.request.model_identity, seed=planned.request.train.seed
+        )
         return lambda: _training_loop(
             planned, stack, batches, programs[0], folder.path, checkpoint, hooks
         )
@@ -306,7 +308,8 @@ def train_rank(
     _prepare_memory(planned)
     tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
     batches = make_batches(planned, tokens)
-    stack = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
+    request = planned.request
+    stack = planned.objects.stack(request.model_identity, seed=request.train.seed)
     program = lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
     return _training_loop(planned, stack, batches, program, folder, start, hooks)
@@ -346,7 +349,8 @@ def _training_loop(
 
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
-        new = planned.objects.stack(planned.request.model, seed=planned.request.train.seed)
+        request = planned.request
+        new = planned.objects.stack(request.model_identity, seed=request.train.seed)
         stopped = replace(hooks, stop=stop)
         return _attempt(planned, new, batches, program, folder, checkpoint, stopped)
 

@@ -102,7 +102,7 @@ class Verifier:
                 fault or "plan", self._planned, Instrumentation(fault=fault, restart_after=restart)
             ),
             plain,
-            build_requested_model(request.model),
+            build_requested_model(request.model_identity),
             request.train,
             precision=plan.precision,
             moments=plan.moments,
@@ -143,7 +143,7 @@ class Verifier:
         return compare_to_plain_pytorch(
             run,
             planned.plan,
-            build_requested_model(planned.request.model, seed=settings.seed),
+            build_requested_model(planned.request.model_identity, seed=settings.seed),
             make_batches(planned, open_dataset(excerpt) or tokens),
             settings,
             schedule=schedule,
@@ -276,7 +276,7 @@ def plain_plan(planned: Planned) -> Planned:
         ),
         stages=(Stage(phases=((0, planned.graph.layers),)),),
     )
-    kept = {name: getattr(request, name) for name in ("model", "data", "train")}
+    kept = {name: getattr(request, name) for name in ("model", "sparsity", "data", "train")}
     pinned = {"precision": plan.precision, "moments": plan.moments, "compile": False}
     resolved = ResolvedRequest(**kept, **pinned)
     return with_plan(replace(planned, request=resolved, machine=machine), plain)

@@ -81,11 +81,11 @@ def rehearse_as_is(
     """
     if plan.parallel.devices > MAX_PROCESSES:
         return None
-    graph = capture(request.model)
+    graph = capture(request.model_identity)
     if graph.label != plan.graph:
         return None
     machine = split_machine(plan, find_machine(HERE, progress=progress))
-    graph = with_tensor_shards(request.model, graph, plan)
+    graph = with_tensor_shards(request.model_identity, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
     if plan_errors(plan, graph, machine):
         return None
@@ -126,12 +126,13 @@ def downscale_plan(
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
     small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
     machine = split_machine(small.plan, find_machine(HERE, progress=progress))
-    graph = with_tensor_shards(small.model, capture(small.model), small.plan)
+    model = Request(model=small.model).model_identity
+    graph = with_tensor_shards(model, capture(model), small.plan)
     text = DataRequest(
         source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
         text_field=request.data.text_field,
     )  # fmt: skip
-    request = request.model_copy(update={"model": small.model, "data": text})
+    request = request.model_copy(update={"model": small.model, "sparsity": None, "data": text})
     plan = small.plan.model_copy(update={"graph": graph.label, "machine": machine.label})
     require_valid_plan(plan, graph, machine)
     return _planned(plan, request, graph, machine), (*notes, *small.notes)
@@ -150,7 +151,9 @@ def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Pl
     train = request.train.model_copy(
         update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
     )
-    request = Request(model=request.model, data=request.data, train=train)
+    request = Request(
+        model=request.model, sparsity=request.sparsity, data=request.data, train=train
+    )
     resolved, _ = resolve_defaults(request, graph, machine)
     result = PlanningResult(plan=plan, prediction=predict_plan(plan, graph, machine))
     return Planned(request=resolved, graph=graph, machine=machine, result=result)

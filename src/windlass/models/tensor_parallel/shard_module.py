@@ -47,6 +47,11 @@ from windlass.models.tensor_parallel.sharding_rules import (
     ShardingRule,
     ShardingStyle,
 )
+from windlass.models.tensor_parallel.sparse_shards import (
+    SparseShard,
+    is_sparse,
+    shard_sparse_module,
+)
 
 _SHARDED_LINEARS: dict[ShardingStyle, type[nn.Linear]] = {
     "column": GridColumnLinear,
@@ -117,6 +122,8 @@ def _shard_submodule(
     if rule.style == "region":
         module.register_forward_pre_hook(GatherTokens(tp_rank), with_kwargs=True)
         module.register_forward_hook(ScatterTokens(tp_rank))
+    elif is_sparse(module) and rule.style in ("column", "row"):
+        shard_sparse_module(module, SparseShard(rule, shard.number, shard.total))
     elif isinstance(module, nn.Embedding) and rule.style == "vocabulary":
         _shard_embedding(module, rule, tp_rank)
     elif isinstance(module, nn.Linear) and rule.style == "linear":

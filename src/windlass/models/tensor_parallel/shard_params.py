@@ -13,7 +13,9 @@ from windlass.models.tensor_parallel.sharding_rules import (
     LayerSharding,
     ShardingRule,
 )
+from windlass.models.tensor_parallel.sparse_shards import SparseShard, value_ranges
 from windlass.schema import TensorAxis
+from windlass.sparsity import BlockSparseLinear
 
 
 class EqualShard(NamedTuple):
@@ -103,8 +105,15 @@ def param_shards(
         if path in norms:
             shards[name] = _feature_shard(shape, tp_rank)
         else:
-            shard = inner_shard(layer, sharding, path, tp_rank)
-            shards[name] = _param_shard(shape, sharding.rules.get(path), leaf, tp_rank, shard)
+            rule, shard = sharding.rules.get(path), inner_shard(layer, sharding, path, tp_rank)
+            module = layer.get_submodule(path)
+            if isinstance(module, BlockSparseLinear) and rule is not None and leaf == "values":
+                ranges = value_ranges(module, SparseShard(rule, shard.number, shard.total))
+                shards[name] = ParamShard(
+                    full_shape=shape, ranges=(ranges, None, None), replicated_over=None
+                )
+            else:
+                shards[name] = _param_shard(shape, rule, leaf, tp_rank, shard)
     return shards
 
 
