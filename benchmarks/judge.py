@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -229,7 +229,7 @@ def replayed_alarms(root: Path, count: int) -> int:
     alarms = 0
     for index in range(count if folders else 0):
         folder = folders[index % len(folders)]
-        drawn = replayed(rng, evidence[folder])
+        drawn = replayed(rng, evidence[folder], list(evidence.values()))
         history = histories[folder]
         verdict = judge(replace(drawn, peers=history.peers, prior=history.prior))
         if verdict.is_alarm:
@@ -238,39 +238,38 @@ def replayed_alarms(root: Path, count: int) -> int:
     return alarms
 
 
-def replayed(rng: np.random.Generator, evidence: Evidence, block: int = 10) -> Evidence:
+def replayed(
+    rng: np.random.Generator, evidence: Evidence, runs: Sequence[Evidence], block: int = 10
+) -> Evidence:
     """The same run with its blocks of 10 steps drawn again, with replacement.
 
-    Losses and gradient norms fall over a run, so that only what they differ by from their own
-    running median is drawn again.
+    Step times are drawn from the run itself. Losses and gradient norms fall over a run, steeply at
+    first, so that a block of them is another run's at the same steps.
+
+    Args:
+        rng: source of what is drawn.
+        evidence: a clean run.
+        runs: all clean runs.
+        block: steps that are drawn together.
     """
     count = len(evidence.seconds.steps) // block
     order = np.concatenate(
         [np.arange(at * block, (at + 1) * block) for at in rng.integers(0, count, count)]
     )
     steps = evidence.seconds.steps[: len(order)]
+    sources = np.repeat(rng.integers(0, len(runs), count), block)
 
-    def drawn(curve: Curve) -> Curve:
-        middle = running_median(curve.values)
-        factors = curve.values / middle
-        return Curve(steps, middle[: len(order)] * factors[order])
+    def drawn(name: str) -> Curve:
+        rows = np.stack([run.curves[name].values[: len(steps)] for run in runs])
+        return Curve(steps, rows[sources, np.arange(len(steps))])
 
     ranks = {
         rank: RankTimes(times.coord, steps, {k: v[order] for k, v in times.kinds.items()})
         for rank, times in evidence.ranks.items()
     }
-    curves = {
-        name: Curve(steps, curve.values[: len(order)]) if name == "learning_rate" else drawn(curve)
-        for name, curve in evidence.curves.items()
-    }
+    curves = {name: drawn(name) for name in evidence.curves}
     seconds = Curve(steps, evidence.seconds.values[order])
     return replace(evidence, seconds=seconds, ranks=ranks, curves=curves)
-
-
-def running_median(values: np.ndarray, window: int = 11) -> np.ndarray:
-    """Median of the values around each."""
-    padded = np.pad(values, window // 2, mode="reflect")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
 
 
 if __name__ == "__main__":
