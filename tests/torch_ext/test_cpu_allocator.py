@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from windlass.torch_ext.cpu_allocator import (
     AllocatorStats,
-    _build,
     allocator_stats,
     install_allocator,
     set_memory_limit,
@@ -104,15 +102,3 @@ def test_content_is_preserved_and_the_limit_holds_under_random_allocations(seed:
         assert stats().reserved <= limit
     for value, tensor in tensors:
         assert int(tensor.min()) == int(tensor.max()) == value
-
-
-@pytest.mark.slow
-def test_a_damaged_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = _build()
-    assert library is not None
-    good = library.read_bytes()
-    library.write_bytes(good[: len(good) // 2])
-
-    assert _build() == library
-    assert library.read_bytes() == good

@@ -1,5 +1,6 @@
-from .block_linear import (
+from .block_linear_ops import (
     block_linear,
+    implementation,
 )
 from .block_masks import (
     BlockPart,
@@ -16,6 +17,10 @@ from .levels import (
 from .masked_linear import (
     MaskedLinear,
     MaskedPart,
+)
+from .native_library import (
+    BuildProgress,
+    build_native_library,
 )
 from .regrow import (
     BlockGrid,
@@ -38,14 +43,17 @@ __all__ = [
     "BlockGrid",
     "BlockPart",
     "BlockSparseLinear",
+    "BuildProgress",
     "Leg",
     "MaskUpdate",
     "MaskedLinear",
     "MaskedPart",
     "WeightPart",
     "block_linear",
+    "build_native_library",
     "column_groups",
     "drop_share",
+    "implementation",
     "kept_counts",
     "kept_share",
     "largest_blocks",

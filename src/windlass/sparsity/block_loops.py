@@ -10,23 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from windlass.errors import ModelError
+
 
 def linear(
-    x: Tensor,
-    values: Tensor,
-    blocks: Tensor,
-    out_features: int,
+    x: Tensor, values: Tensor, blocks: Tensor, out_features: int, bias: Tensor | None
 ) -> Tensor:
-    """`x @ W.T`, `[t out]`, of inputs `[t in]`."""
-    return _product(x, values.transpose(1, 2), blocks, out_features)
+    """`x @ W.T + bias`, `[t out]`, of inputs `[t in]`."""
+    y = _product(x, values.transpose(1, 2), blocks, out_features)
+    return y if bias is None else y.add_(bias)
 
 
-def input_grad(
-    gy: Tensor,
-    values: Tensor,
-    blocks: Tensor,
-    in_features: int,
-) -> Tensor:
+def input_grad(gy: Tensor, values: Tensor, blocks: Tensor, in_features: int) -> Tensor:
     """`gy @ W`, `[t in]`, of gradients `[t out]`."""
     return _product(gy, values, blocks.flip(1), in_features)
 
@@ -35,9 +30,27 @@ def weight_grad(gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor:
     """The kept blocks `[n B B]` of `gy.T @ x`, of `[t out]` and `[t in]`."""
     grad = gy.new_empty((len(blocks), block, block))
     outputs, inputs = _by_block(gy, block), _by_block(x, block)
+    require_blocks_inside(blocks, outputs.shape[1], inputs.shape[1])
     for index, (row, column) in enumerate(blocks.tolist()):
         torch.mm(outputs[:, row].T, inputs[:, column], out=grad[index])
     return grad
+
+
+def require_blocks_inside(blocks: Tensor, rows: int, columns: int) -> None:
+    """Raises if a block lies outside of a weight of so many block rows and block columns.
+
+    Raises:
+        ModelError: one does, and how many do.
+    """
+    size = torch.tensor((rows, columns), device=blocks.device)
+    outside = ((blocks < 0) | (blocks >= size)).any(1)
+    if bool(outside.any()):
+        row, column = blocks[outside][0].tolist()
+        raise ModelError(
+            f"{int(outside.sum())} of {len(blocks)} blocks are outside of a weight of {rows} block "
+            f"rows and {columns} block columns, the first at row {row}, column {column}; it is the "
+            "mask of another layer"
+        )
 
 
 class _Group(NamedTuple):
@@ -54,6 +67,7 @@ def _product(source: Tensor, matrices: Tensor, blocks: Tensor, features: int) ->
     block = matrices.shape[-1]
     out = source.new_zeros((len(source), features))
     inputs, outputs = _by_block(source, block), _by_block(out, block)
+    require_blocks_inside(blocks, outputs.shape[1], inputs.shape[1])
     for group in _groups(blocks):
         x = inputs[:, list(group.sources)].flatten(1)
         weight = matrices[torch.tensor(group.matrices, device=matrices.device)]
@@ -77,4 +91,4 @@ def _groups(blocks: Tensor) -> Iterator[_Group]:
 
 def _by_block(x: Tensor, block: int) -> Tensor:
     """`[t, features]` as `[t, features / block, block]`."""
-    return x.unflatten(1, (-1, block))
+    return x.reshape(len(x), x.shape[1] // block, block)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from windlass.sparsity.block_linear import block_linear
+from windlass.sparsity.block_linear_ops import block_linear
 from windlass.sparsity.block_masks import BlockPart, column_groups, draw_block_mask
 
 

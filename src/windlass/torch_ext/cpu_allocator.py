@@ -18,18 +18,13 @@ and peak reserved memory, beside the predicted peak of allocated memory.
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
 from functools import cache
-from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.atomic_files import cache_folder, hash_file
+from windlass.errors import WindlassError
+from windlass.sparsity import build_native_library
 
 FREE_MEMORY_BYTES = 32 * 2**20
 """Free memory kept beyond that of live tensors, counted as memory of the process. Without any, a
@@ -37,9 +32,7 @@ step that alternates between many sizes remaps pages all the time: gpt-mini, 2 x
 compiled, recompute takes 166 ms a step without and 133 to 141 ms with it. Five percent of the peak
 in its place make no step faster, up to tensors of 2.1 GiB."""
 
-_SOURCE = "blocks.cpp"
-_HASH_DIGITS = 16
-_COMPILERS = ("c++", "g++", "clang++")
+_SOURCE = Path(__file__).with_name("blocks.cpp")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
 
@@ -107,49 +100,15 @@ def _library() -> ctypes.CDLL | None:
     """The library, installed as torch's allocator; None if it cannot be built."""
     if not sys.platform.startswith("linux"):
         return None
-    path = _build()
-    if path is None:
+    try:
+        path = build_native_library(_SOURCE)
+    except WindlassError:  # no compiler, or a cache that cannot be written
         return None
     import torch  # noqa: F401  its libraries must be there before ours
 
     library = ctypes.CDLL(str(path))
     library.windlass_blocks_install()
     return library
-
-
-def _build() -> Path | None:
-    """The library on disk, built if this version of torch has none yet; takes about a second.
-
-    Its name ends with the hash of its content: a damaged one is not loaded but built anew.
-    """
-    source = resources.files(__package__).joinpath(_SOURCE).read_bytes()
-    name = f"blocks-{hashlib.sha256(source + version('torch').encode()).hexdigest()[:16]}"
-    folder = cache_folder()
-    for library in folder.glob(f"{name}-*.so"):
-        if library.stem == f"{name}-{hash_file(library)[:_HASH_DIGITS]}":
-            return library
-        library.unlink(missing_ok=True)
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        return None
-    torch = Path(_torch_folder())
-    temporary = folder / f".{name}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    result = subprocess.run(  # noqa: S603  our own words, no shell
-        (compiler, "-x", "c++", "-", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", str(temporary),
-         f"-I{torch / 'include'}", f"-L{torch / 'lib'}", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
-        input=source, capture_output=True, check=False,
-    )  # fmt: skip
-    if result.returncode:
-        temporary.unlink(missing_ok=True)
-        return None
-    return temporary.replace(folder / f"{name}-{hash_file(temporary)[:_HASH_DIGITS]}.so")
-
-
-def _torch_folder() -> str:
-    import torch
-
-    return torch.__path__[0]
 
 
 def _keep_heap() -> None:

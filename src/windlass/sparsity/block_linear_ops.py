@@ -7,11 +7,16 @@ have none. No operator ever builds the dense weight.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from windlass.errors import ModelError
-from windlass.sparsity import block_loops
+from windlass.sparsity import block_batches, block_loops
+from windlass.sparsity.block_kernels import BlockKernels, load_block_kernels
+from windlass.sparsity.native_library import BuildProgress
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def block_linear(
@@ -37,34 +42,66 @@ def block_linear(
         ModelError: features that blocks do not divide, a block outside of the weight, or a type of
             numbers for which no implementation exists.
     """
-    return _linear_op(x, values, blocks, out_features, bias)
+    y: Tensor = _linear_op(x, values, blocks, out_features, bias)
+    return y
+
+
+def implementation(
+    device: torch.device, dtype: torch.dtype, *, progress: BuildProgress | None = None
+) -> str:
+    """Which code multiplies kept blocks there, and why, in a few words.
+
+    Args:
+        device: where layers compute.
+        dtype: in which numbers.
+        progress: called if C++ code is built, and that takes long.
+
+    Raises:
+        ModelError: there is none for these numbers.
+    """
+    _require_dtype(dtype)
+    if device.type != "cpu":
+        return "batched `bmm` in PyTorch, which no GPU has run yet"
+    kernels = load_block_kernels(progress)
+    if not isinstance(kernels, BlockKernels):
+        return f"a loop of `mm` in PyTorch: {kernels.reason}"
+    if dtype in kernels.dtypes:
+        return "C++ on torch's brgemm kernels"
+    return f"a loop of `mm` in PyTorch: torch has no brgemm kernel for {dtype} on this processor"
+
+
+def _products(x: Tensor) -> Any:  # noqa: ANN401  a module, or an object of the same three functions
+    """What multiplies kept blocks where `x` is: C++, or else PyTorch."""
+    _require_dtype(x.dtype)
+    if x.device.type != "cpu":
+        return block_batches
+    kernels = load_block_kernels()
+    has_kernel = isinstance(kernels, BlockKernels) and x.dtype in kernels.dtypes
+    return kernels if has_kernel else block_loops
 
 
 @custom_op("windlass::block_linear", mutates_args=())
 def _linear_op(
     x: Tensor, values: Tensor, blocks: Tensor, out_features: int, bias: Tensor | None
 ) -> Tensor:
-    _require_divisible(x.shape[-1], out_features, values)
+    _require_sizes(x, values, out_features)
     rows = x.reshape(-1, x.shape[-1])
-    out = block_loops.linear(rows, values, blocks, out_features)
-    if bias is not None:
-        out += bias
+    out: Tensor = _products(x).linear(rows, values, blocks, out_features, bias)
     return out.view(*x.shape[:-1], out_features)
 
 
 @custom_op("windlass::block_linear_input_grad", mutates_args=())
 def _input_grad_op(gy: Tensor, values: Tensor, blocks: Tensor, in_features: int) -> Tensor:
     rows = gy.reshape(-1, gy.shape[-1])
-    return block_loops.input_grad(rows, values, blocks, in_features).view(
-        *gy.shape[:-1], in_features
-    )
+    grad: Tensor = _products(gy).input_grad(rows, values, blocks, in_features)
+    return grad.view(*gy.shape[:-1], in_features)
 
 
 @custom_op("windlass::block_linear_weight_grad", mutates_args=())
 def _weight_grad_op(gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor:
-    return block_loops.weight_grad(
-        gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1]), blocks, block
-    )
+    outputs, inputs = gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1])
+    grad: Tensor = _products(gy).weight_grad(outputs, inputs, blocks, block)
+    return grad
 
 
 @_linear_op.register_fake
@@ -75,7 +112,7 @@ def _(
     out_features: int,
     bias: Tensor | None,  # noqa: ARG001
 ) -> Tensor:
-    _require_divisible(x.shape[-1], out_features, values)
+    _require_sizes(x, values, out_features)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -116,15 +153,32 @@ def _backward(ctx: Any, gy: Tensor) -> _Gradients:  # noqa: ANN401
 _linear_op.register_autograd(_backward, setup_context=_save_inputs)
 
 
-def _require_divisible(in_features: int, out_features: int, values: Tensor) -> None:
-    """Raises if blocks do not divide both features.
+def _require_dtype(dtype: torch.dtype) -> None:
+    """Raises if no implementation computes in such numbers.
 
     Raises:
-        ModelError: they do not.
+        ModelError: none does.
     """
-    block = values.shape[-1]
+    if dtype not in _DTYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+        raise ModelError(
+            f"sparse layers compute in {names}, not in {str(dtype).removeprefix('torch.')}"
+        )
+
+
+def _require_sizes(x: Tensor, values: Tensor, out_features: int) -> None:
+    """Raises if blocks do not divide the weight, or types of numbers differ.
+
+    Raises:
+        ModelError: they do.
+    """
+    block, in_features = values.shape[-1], x.shape[-1]
     if in_features % block or out_features % block:
         raise ModelError(
             f"blocks of {block} x {block} do not divide a weight of {out_features} outputs and "
             f"{in_features} inputs; choose a size that divides both (`sparsity.block`)"
+        )
+    if x.dtype != values.dtype:
+        raise ModelError(
+            f"inputs of {x.dtype} cannot be multiplied with kept blocks of {values.dtype}; cast one"
         )
