@@ -17,6 +17,9 @@ BLOCK_PATTERNS = ("block", "block-diagonal")
 """Patterns of whole blocks, of which only the kept ones are stored and computed."""
 BLOCK_SIZES = (16, 32, 64, 128)
 _DEFAULT_LEVEL = 0.875
+_LEGS: dict[str, int] = {"gradual": 5, "then-dense": 2}
+"""Number of legs by schedule. `gradual` prunes at the end of each but the last, and each is a new
+plan whose layers are compiled again: so they are few."""
 _N_OF_M = re.compile(r"([1-9]\d?):([1-9]\d?)")
 
 
@@ -68,6 +71,9 @@ class SparsityRequest(RequestTable):
     """Steps from one change of the mask to the next."""
     drop: float = Field(default=0.3, gt=0, lt=1)
     """Share of the blocks that the first change replaces; later ones follow half a cosine to 0."""
+    leg: int = Field(default=0, ge=0)
+    """Leg of the run whose layers are meant: weights keep their shapes in a leg. `then-dense` has
+    two, `gradual` five, any other schedule one. A run begins with 0 and changes it by itself."""
 
     @field_validator("block")
     @classmethod
@@ -105,6 +111,11 @@ class SparsityRequest(RequestTable):
             raise ValueError("; ".join(faults))
         return self
 
+    def __hash__(self) -> int:
+        """Hash of everything but the roles, which are not hashable."""
+        names = type(self).model_fields.keys() - {"roles"}
+        return hash(tuple(getattr(self, name) for name in sorted(names)))
+
     @property
     def n_of_m(self) -> tuple[int, int] | None:
         """N and m of an n:m pattern; None for any other."""
@@ -120,6 +131,16 @@ class SparsityRequest(RequestTable):
     def is_blocked(self) -> bool:
         """Whether whole blocks are absent, so that only kept ones are stored and computed."""
         return self.pattern in BLOCK_PATTERNS
+
+    @property
+    def changes_masks(self) -> bool:
+        """Whether blocks are replaced by others while weights keep their shapes."""
+        return self.schedule in ("set", "rigl")
+
+    @property
+    def legs(self) -> int:
+        """Number of legs of a run."""
+        return _LEGS.get(self.schedule, 1)
 
     @property
     def target_level(self) -> float:
@@ -153,6 +174,24 @@ class SparsityRequest(RequestTable):
                 for name in ("level", "roles", "modules")
                 if getattr(self, name) is not None
             ]
+        return faults + self._schedule_faults()
+
+    def _schedule_faults(self) -> list[str]:
+        """What the schedule cannot do, a sentence each."""
+        faults = []
+        schedule = f"`schedule` = {self.schedule}"
+        if self.pattern != "block" and self.schedule in ("set", "rigl", "gradual"):
+            faults.append(
+                f"{schedule} with `pattern` = {self.pattern}: it changes which blocks are kept; "
+                "take `pattern` = block, or `schedule` = static or then-dense"
+            )
+        if self.mask is not None and self.schedule == "gradual":
+            faults.append(f"{schedule} with `mask`: it begins dense; leave one of them out")
+        if self.leg >= self.legs:
+            faults.append(
+                f"`leg` = {self.leg}, but {schedule} has {self.legs} "
+                f"{'leg' if self.legs == 1 else 'legs'}, counted from 0; leave it out"
+            )
         return faults
 
 

@@ -1,0 +1,1 @@
+"""Masks that change during a run, and checkpoints whose layers become sparser or dense."""
