@@ -48,7 +48,8 @@ def build_layer_stack(
         user_module = build_user_model(name, arguments, device=device, seed=seed)
         if sparsity is not None:
             make_sparse(user_module, name, sparsity, seed=seed)
-        return layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
+        stack = layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
+        return _with_mask_file(stack, sparsity)
     config = apply_model_arguments(model_config(name), arguments)
     with torch.device("meta"):
         module = build_transformer(config)
@@ -61,6 +62,7 @@ def build_layer_stack(
         max_sequence=config.sequence,
         sharding_rules=sharding_rules,
     )
+    stack = _with_mask_file(stack, sparsity)
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
@@ -96,7 +98,15 @@ def layer_stack_of(
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
     if sparsity is not None:
         make_sparse(model, name, sparsity, seed=seed)
-    return layer_stack_from_module(model, name, sharding_rules=sharding_rules)
+    stack = layer_stack_from_module(model, name, sharding_rules=sharding_rules)
+    return _with_mask_file(stack, sparsity)
+
+
+def _with_mask_file(stack: LayerStack, sparsity: SparsityRequest | None) -> LayerStack:
+    """The stack, which knows where the masks of its layers come from."""
+    if sparsity is None or sparsity.mask is None:
+        return stack
+    return replace(stack, mask_file=Path(sparsity.mask))
 
 
 def _with_weights(stack: LayerStack, *, seed: int, device: str) -> LayerStack:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from windlass.errors import ModelError
+from windlass.models.imported_masks import put_masks
 from windlass.models.init_weights import (
     init_from_seed,
     parameters_and_buffers,
@@ -54,6 +56,8 @@ class LayerStack:
     sharding_rules: Mapping[str, ShardingRule] = field(default_factory=dict)
     """Tensor-parallel rules by pattern of full module names, in addition to those that modules
     define themselves; `*` matches one name between dots."""
+    mask_file: Path | None = None
+    """File with the masks of sparse layers; None draws them with the weights."""
 
 
 def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
@@ -174,6 +178,8 @@ def materialize_layer(
         if full_name.startswith(f"{name}.")
     }
     real = init_from_seed(layer, name, seed, empty=owners.keys())
+    if stack.mask_file is not None:
+        put_masks(real, name, stack.mask_file, seed=seed)
     for path, owner in owners.items():
         if tied or owner.startswith(f"{name}."):
             set_parameter(real, path, _owner_parameter(stack, real, name, owner, seed))

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from windlass.errors import InputErrors, ModelError
+from windlass.models.imported_masks import RoleOutputs, SparseLinear, layers_of_masks, put_masks
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import SparsityRequest
 from windlass.sparsity import (
@@ -17,10 +19,8 @@ from windlass.sparsity import (
     MaskedPart,
     WeightPart,
     kept_counts,
+    sparsity_of_leg,
 )
-
-RoleOutputs = tuple[tuple[str, int], ...]
-"""The roles that are fused in the outputs of a linear layer, each with its number of outputs."""
 
 
 class Sparsifiable:
@@ -39,28 +39,62 @@ def make_sparse(model: nn.Module, name: str, request: SparsityRequest, *, seed: 
             later; otherwise they keep their weights where the mask does, and the mask depends on
             the seed and the layer's full name alone.
         name: the model's name in messages.
-        request: which layers, and what is absent in them.
+        request: which layers, and what is absent in them; those of a dense leg stay as they are.
         seed: random seed of all weights of the model.
 
     Raises:
         ModelError: what cannot be, with a way out.
         InputErrors: several such faults.
     """
+    for path, sparse in _sparse_layers(model, name, request).items():
+        linear = _linear(model.get_submodule(path))
+        sparse.to(linear.weight.dtype)
+        if not linear.weight.is_meta:
+            sparse.to_empty(device=linear.weight.device)
+            with keyed_generator(seed, path):
+                sparse.reset_parameters()
+            if request.mask is not None:
+                put_masks(sparse, path, Path(request.mask), seed=seed)
+            sparse.take_dense_weight(linear.weight)
+            if linear.bias is not None and sparse.bias is not None:
+                sparse.bias.data.copy_(linear.bias)
+        owner, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, sparse.train(linear.training))
+
+
+def _sparse_layers(
+    model: nn.Module, name: str, request: SparsityRequest
+) -> dict[str, SparseLinear]:
+    """The sparse layers of a model on the meta device, by full name.
+
+    Raises:
+        ModelError: what cannot be, with a way out.
+        InputErrors: several such faults.
+    """
+    if request.mask is not None:
+        if sparsity_of_leg(request) is None:
+            return {}
+        named = model.named_modules()
+        linears = {path: module for path, module in named if isinstance(module, nn.Linear)}
+        return layers_of_masks(linears, dict(_known_roles(model)), request)
     roles = _selected_roles(model, name, request)
-    linears = {path: model.get_submodule(path) for path in roles}
+    linears = {path: _linear(model.get_submodule(path)) for path in roles}
     parts = Counter(
-        WeightPart(role, outputs, _linear(linears[path]).in_features)
+        WeightPart(role, outputs, linears[path].in_features)
         for path, parts_of_linear in roles.items()
         for role, outputs in parts_of_linear
     )
-    counts = kept_counts(request, parts)
-    for path, linear in linears.items():
-        inputs = _linear(linear).in_features
-        kept = {part: counts[WeightPart(*part, inputs)] for part in roles[path]}
-        sparse = _sparse_layer(_linear(linear), request, roles[path], kept, seed=seed, name=path)
-        if sparse is not None:
-            owner, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, sparse)
+    counts = kept_counts(request, parts)  # also in a dense leg, which leads to this level
+    of_leg = sparsity_of_leg(request)
+    if of_leg is None:
+        return {}
+    if of_leg != request:
+        counts = kept_counts(of_leg, parts)
+    layers = (
+        (path, _sparse_layer(linear, request, roles[path], counts))
+        for path, linear in linears.items()
+    )
+    return {path: layer for path, layer in layers if layer is not None}
 
 
 def _linear(module: nn.Module) -> nn.Linear:
@@ -73,38 +107,26 @@ def _sparse_layer(
     linear: nn.Linear,
     request: SparsityRequest,
     roles: RoleOutputs,
-    kept: Mapping[tuple[str, int], int],
-    *,
-    seed: int,
-    name: str,
-) -> BlockSparseLinear | MaskedLinear | None:
+    counts: Mapping[WeightPart, int],
+) -> SparseLinear | None:
     """The sparse layer in place of a linear one; None if all of it is kept."""
     inputs, outputs, block = linear.in_features, linear.out_features, request.block
+    kept = [counts[WeightPart(*role, inputs)] for role in roles]
     std: float | None = getattr(linear, "std", None)
     bias = linear.bias is not None
-    layer: BlockSparseLinear | MaskedLinear
-    with keyed_generator(seed, name), torch.device(linear.weight.device):
+    with torch.device("meta"):
         if request.is_blocked:
-            parts = [BlockPart(part[1] // block, kept[part]) for part in roles]
-            if all(part.kept * block == inputs for part in parts):
+            blocks = [BlockPart(n // block, k) for (_, n), k in zip(roles, kept, strict=True)]
+            if all(part.kept * block == inputs for part in blocks):
                 return None
             diagonal = request.pattern == "block-diagonal"
-            layer = BlockSparseLinear(
-                inputs, outputs, bias=bias, block=block, parts=parts, std=std, diagonal=diagonal
+            return BlockSparseLinear(
+                inputs, outputs, bias=bias, block=block, parts=blocks, std=std, diagonal=diagonal
             )
-        else:
-            masked = [MaskedPart(part[1], kept[part]) for part in roles]
-            if all(part.kept == part.outputs * inputs for part in masked):
-                return None
-            layer = MaskedLinear(
-                inputs, outputs, bias=bias, parts=masked, n_of_m=request.n_of_m, std=std
-            )
-    layer.to(linear.weight.dtype)
-    if not linear.weight.is_meta:
-        layer.take_dense_weight(linear.weight)
-        if linear.bias is not None and layer.bias is not None:
-            layer.bias.data.copy_(linear.bias)
-    return layer.train(linear.training)
+        parts = [MaskedPart(n, k) for (_, n), k in zip(roles, kept, strict=True)]
+        if all(part.kept == part.outputs * inputs for part in parts):
+            return None
+        return MaskedLinear(inputs, outputs, bias=bias, parts=parts, n_of_m=request.n_of_m, std=std)
 
 
 def _selected_roles(

@@ -16,6 +16,10 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.export_weights import (
+    export_masks,
+    export_weights,
+)
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
 )
@@ -132,6 +136,8 @@ __all__ = [
     "connect_watchdog_store",
     "create_store_file",
     "destroy_process_group",
+    "export_masks",
+    "export_weights",
     "faulty_layer",
     "generate_text",
     "heartbeat_file",

@@ -2,17 +2,21 @@ from .block_linear_ops import (
     block_linear,
     implementation,
 )
-from .block_masks import (
-    BlockPart,
-    column_groups,
-)
 from .block_sparse_linear import (
     BlockSparseLinear,
 )
 from .levels import (
+    BlockPart,
     WeightPart,
+    column_groups,
     kept_counts,
     kept_share,
+)
+from .mask_file import (
+    LayerMask,
+    kept_rows,
+    load_masks,
+    save_masks,
 )
 from .masked_linear import (
     MaskedLinear,
@@ -31,7 +35,10 @@ from .regrow import (
 )
 from .schedule import (
     Leg,
+    describe_leg,
+    describe_legs,
     drop_share,
+    leg_before_others,
     leg_of_step,
     legs,
     level_share,
@@ -44,6 +51,7 @@ __all__ = [
     "BlockPart",
     "BlockSparseLinear",
     "BuildProgress",
+    "LayerMask",
     "Leg",
     "MaskUpdate",
     "MaskedLinear",
@@ -52,16 +60,22 @@ __all__ = [
     "block_linear",
     "build_native_library",
     "column_groups",
+    "describe_leg",
+    "describe_legs",
     "drop_share",
     "implementation",
     "kept_counts",
+    "kept_rows",
     "kept_share",
     "largest_blocks",
+    "leg_before_others",
     "leg_of_step",
     "legs",
     "level_share",
+    "load_masks",
     "mask_update",
     "random_scores",
+    "save_masks",
     "sparsity_of_leg",
     "updates_masks",
 ]

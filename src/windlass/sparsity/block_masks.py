@@ -6,33 +6,11 @@ gradient, and of the slices that tensor-parallel ranks have. Which blocks are ke
 
 from collections.abc import Sequence
 from math import gcd
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_MOST_GROUPS = 8
-"""Groups of columns that keep as many blocks: the largest tensor-parallel degree that can divide
-the columns of a weight."""
-
-
-class BlockPart(NamedTuple):
-    """Consecutive block rows of a weight that keep equal numbers of blocks, such as the queries."""
-
-    rows: int
-    """Block rows."""
-    kept: int
-    """Kept blocks in each of them."""
-
-
-def column_groups(columns: int, kept: int) -> int:
-    """Number of column groups of equal counts: the largest power of two up to 8 that divides both.
-
-    Args:
-        columns: block columns of a weight.
-        kept: kept blocks a row.
-    """
-    return gcd(_MOST_GROUPS, columns, kept)
+from windlass.sparsity.levels import BlockPart, column_groups
 
 
 def draw_block_mask(parts: Sequence[BlockPart], columns: int, *, diagonal: bool) -> Tensor:

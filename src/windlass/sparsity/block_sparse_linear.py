@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from windlass.sparsity.block_linear_ops import block_linear
-from windlass.sparsity.block_masks import BlockPart, column_groups, draw_block_mask
+from windlass.sparsity.block_masks import draw_block_mask
+from windlass.sparsity.levels import BlockPart, column_groups
 
 
 class BlockSparseLinear(nn.Module):
@@ -29,6 +30,7 @@ class BlockSparseLinear(nn.Module):
         parts: Sequence[BlockPart],
         std: float | None = None,
         diagonal: bool = False,
+        given_groups: int | None = None,
     ) -> None:
         """A layer with a mask and weights drawn from torch's default generator.
 
@@ -41,11 +43,13 @@ class BlockSparseLinear(nn.Module):
             std: standard deviation of the kept weights at the start; the bias then starts at zero.
                 None draws both as `nn.Linear` of the same size does.
             diagonal: whether kept blocks form dense tiles.
+            given_groups: column groups of equal counts in a mask that `take_mask` puts in later;
+                None draws a mask.
         """
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
         self.block, self.parts = block, tuple(parts)
-        self.std, self.diagonal = std, diagonal
+        self.std, self.diagonal, self.given_groups = std, diagonal, given_groups
         kept = sum(part.rows * part.kept for part in self.parts)
         self.values = nn.Parameter(torch.empty(kept, block, block))
         self.register_buffer("blocks", torch.empty(kept, 2, dtype=torch.int32))
@@ -55,6 +59,8 @@ class BlockSparseLinear(nn.Module):
     @property
     def groups(self) -> int:
         """Column groups in which every row keeps equally many blocks."""
+        if self.given_groups is not None:
+            return self.given_groups
         columns = self.in_features // self.block
         return min(column_groups(columns, part.kept) for part in self.parts)
 
@@ -67,9 +73,12 @@ class BlockSparseLinear(nn.Module):
         """Draws mask and weights; kept weights start as those of a dense layer, not rescaled."""
         if self.values.is_meta:
             return
-        mask = draw_block_mask(self.parts, self.in_features // self.block, diagonal=self.diagonal)
+        columns = self.in_features // self.block
         with torch.no_grad():
-            self.blocks.copy_(mask)
+            if self.given_groups is None:
+                self.blocks.copy_(draw_block_mask(self.parts, columns, diagonal=self.diagonal))
+            else:
+                self.blocks.zero_()
             if self.std is not None:
                 self.values.normal_(std=self.std)
                 if self.bias is not None:
@@ -91,6 +100,11 @@ class BlockSparseLinear(nn.Module):
         row, column = self.blocks.long().unbind(1)
         grid = grid.index_put((row, column), self.values)
         return grid.transpose(1, 2).reshape(self.out_features, self.in_features)
+
+    def take_mask(self, blocks: Tensor) -> None:
+        """Takes over a mask `Int32[n 2]` in any order."""
+        columns = self.in_features // self.block
+        self.blocks.copy_(blocks[(blocks[:, 0].long() * columns + blocks[:, 1]).argsort()])
 
     @torch.no_grad()
     def take_dense_weight(self, weight: Tensor) -> None:

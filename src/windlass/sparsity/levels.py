@@ -1,6 +1,7 @@
 """How many blocks or weights each part of a model keeps; this module does not import torch."""
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import NamedTuple
 
 from windlass.errors import InputErrors, ModelError
@@ -8,11 +9,33 @@ from windlass.schema import BLOCK_SIZES, SparsityRequest
 
 LEAST_KEPT_BLOCKS = 2
 """Kept blocks a row below which blocks train worse than single weights of the same number."""
+_MOST_GROUPS = 8
+"""Groups of columns that keep as many blocks: the largest tensor-parallel degree that can divide
+the columns of a weight."""
 _TOLERANCE = 0.025
 """Relative difference of the kept share up to which a level means the legal one beside it: 0.833
 means 10 of 12 blocks."""
 _SCALES = 201
 """Scales of the Erdos-Renyi distribution that are tried around the one that needs no rounding."""
+
+
+class BlockPart(NamedTuple):
+    """Consecutive block rows of a weight that keep equal numbers of blocks, such as the queries."""
+
+    rows: int
+    """Block rows."""
+    kept: int
+    """Kept blocks in each of them."""
+
+
+def column_groups(columns: int, kept: int) -> int:
+    """Number of column groups of equal counts: the largest power of two up to 8 that divides both.
+
+    Args:
+        columns: block columns of a weight.
+        kept: kept blocks a row.
+    """
+    return gcd(_MOST_GROUPS, columns, kept)
 
 
 class WeightPart(NamedTuple):
@@ -38,7 +61,10 @@ def kept_counts(request: SparsityRequest, parts: Mapping[WeightPart, int]) -> di
         ModelError: what cannot be, with the nearest legal level.
         InputErrors: several such faults.
     """
-    faults = list(_shape_faults(request, parts)) or list(_level_faults(request, parts))
+    faults = list(_shape_faults(request, parts))
+    # The level of a leg on the way to the one that is asked for is rounded, however far that is.
+    if not faults and request.leg in (0, request.legs - 1):
+        faults = list(_level_faults(request, parts))
     if len(faults) == 1:
         raise ModelError(faults[0])
     if faults:

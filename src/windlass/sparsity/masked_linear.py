@@ -57,7 +57,11 @@ class MaskedLinear(nn.Linear):
         """Draws mask and weights; kept weights start as those of a dense layer, not rescaled."""
         if "mask" not in self._buffers or self.weight.is_meta:
             return
-        self.mask.copy_(self._draw_mask())
+        self.take_mask(self._draw_mask())
+
+    def take_mask(self, mask: Tensor) -> None:
+        """Takes over a mask `Bool[out in]`, and draws the weights anew."""
+        self.mask.copy_(mask)
         if self.std is None:
             super().reset_parameters()
         else:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from windlass.atomic_files import storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
 
@@ -69,6 +70,31 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChec
         file.flush()
         os.fsync(file.fileno())
     return FileChecksum(bytes=size, sha256=digest.hexdigest())
+
+
+def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
+    """Writes a file from tensors that are made one after another; replaces it when it is complete.
+
+    Args:
+        path: the file.
+        shapes: tensors of the same shapes on any device, by name.
+        tensors: the tensors, in the order of `shapes`; they get the types that `shapes` have.
+
+    Raises:
+        StorageError: the disk is full or not writable.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(_header(shapes))
+                for shape, tensor in zip(shapes.values(), tensors, strict=True):
+                    file.write(tensor_bytes(tensor.to(shape.dtype)))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:

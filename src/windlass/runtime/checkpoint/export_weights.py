@@ -1,0 +1,121 @@
+"""Writes the weights of a checkpoint as one file with dense weights, and its masks as another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from windlass.errors import CheckpointError
+from windlass.models import LayerStack, meta_copy
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
+from windlass.runtime.checkpoint.safetensors_io import stream_tensors
+from windlass.sparsity import BlockSparseLinear, LayerMask, MaskedLinear, save_masks
+
+
+def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
+    """Writes a safetensors file with all weights in full, zero where they are absent.
+
+    Weights have the names and shapes of the dense model. A tied weight stands under the name of
+    its owner alone. One layer at a time is in memory.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model; its weights are not touched.
+        to: the file, which is replaced.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+        StorageError: the disk is full or not writable.
+    """
+    with torch.device("meta"):
+        shapes = {
+            name: tensor
+            for index in range(len(stack.layers))
+            for name, tensor in _dense_tensors(stack, index, None)
+        }
+    source = (
+        tensor
+        for index in range(len(stack.layers))
+        for _, tensor in _dense_tensors(stack, index, checkpoint)
+    )
+    stream_tensors(to, shapes, source)
+
+
+def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
+    """Writes the masks of a checkpoint's sparse layers to a file; returns how many there are.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model.
+        to: the file, which is replaced.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model, or no layer is
+            sparse.
+        StorageError: the disk is full or not writable.
+    """
+    masks: dict[str, LayerMask] = {}
+    for index, (layer_name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):
+        for path, module in layer.named_modules():
+            name = f"{layer_name}.{path}" if path else layer_name
+            file = checkpoint.path / layer_file(index)
+            size = (getattr(module, "out_features", 0), getattr(module, "in_features", 0))
+            if isinstance(module, BlockSparseLinear):
+                masks[name] = LayerMask(*size, module.block, _read(file, f"buffer/{name}.blocks"))
+            elif isinstance(module, MaskedLinear):
+                masks[name] = LayerMask(*size, None, _read(file, f"buffer/{name}.mask"))
+    if not masks:
+        raise CheckpointError(
+            f"`{stack.name}` of `{checkpoint.path}` has no sparse layer; leave `--masks` out"
+        )
+    save_masks(to, masks)
+    return len(masks)
+
+
+def _dense_tensors(
+    stack: LayerStack, index: int, checkpoint: Checkpoint | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and dense value of each tensor of a layer; on the meta device without a checkpoint."""
+    name = stack.names[index]
+    layer = meta_copy(stack.layers[index])
+    file = checkpoint and checkpoint.path / layer_file(index)
+    sparse = {path: module for path, module in layer.named_modules() if isinstance(module, _SPARSE)}
+    for path, tensor in (*layer.named_parameters(), *_persistent_buffers(layer)):
+        full_name = f"{name}.{path}"
+        owner, _, leaf = path.rpartition(".")
+        module = sparse.get(owner)
+        if full_name in stack.tied_weights or (module is not None and leaf in _MASKS):
+            continue
+        kind = "weight" if isinstance(tensor, nn.Parameter) else "buffer"
+        value = tensor if file is None else _read(file, f"{kind}/{full_name}")
+        if isinstance(module, BlockSparseLinear) and leaf == "values":
+            module.values = nn.Parameter(value, requires_grad=False)
+            if file is not None:
+                module.blocks = _read(file, f"buffer/{name}.{owner}.blocks")
+            full_name, value = f"{full_name.removesuffix('values')}weight", module.dense_weight()
+        yield full_name, value
+
+
+_SPARSE = (BlockSparseLinear, MaskedLinear)
+_MASKS = ("blocks", "mask")
+
+
+def _persistent_buffers(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    persistent = layer.state_dict(keep_vars=True)
+    return ((name, buffer) for name, buffer in layer.named_buffers() if name in persistent)
+
+
+def _read(file: Path, key: str) -> Tensor:
+    """One tensor of a layer's file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has no such tensor.
+    """
+    try:
+        with safe_open(file, framework="pt") as content:
+            tensor: Tensor = content.get_tensor(key)
+            return tensor
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"`{file}` has no `{key}`: {error}") from None
