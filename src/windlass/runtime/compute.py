@@ -1,7 +1,7 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ class ComputeHandlers:
     def _backward(self, layer: int, micro: int) -> None:
         x, output = self.state.autograd_graphs.pop((layer, micro))
         used = self._layers[layer].used
-        wanted = [weight.working for weight in used]
+        wanted = self._leaves(layer)
         gradient = self._output_gradient(layer, micro)
         self._free_input(layer, micro)
         if layer > 0:
@@ -213,6 +213,8 @@ class ComputeHandlers:
         del x, output, gradient, wanted
         if layer > 0:
             self._pass_to_previous(layer, micro, gradients.pop())
+        self._add_scores(layer, gradients[len(used) :])
+        del gradients[len(used) :]
         for weight in reversed(used):
             self._accumulate(weight, gradients.pop())
 
@@ -220,9 +222,8 @@ class ComputeHandlers:
         if layer == 0:
             return  # its input needs no gradient: the weight-gradient pass does all
         x, output = self.state.autograd_graphs[layer, micro]
-        weights = [weight.working for weight in self._layers[layer].used]
         gradient = self._output_gradient(layer, micro)
-        input_gradient, deferred = backward_input(x, output, gradient, weights)
+        input_gradient, deferred = backward_input(x, output, gradient, self._leaves(layer))
         self.state.deferred_weight_grads[layer, micro] = deferred
         self._pass_to_previous(layer, micro, input_gradient)
 
@@ -234,9 +235,22 @@ class ComputeHandlers:
         self._free_input(layer, micro)
         used = self._layers[layer].used
         deferred = self.state.deferred_weight_grads.pop((layer, micro))
-        gradients = backward_weight([weight.working for weight in used], deferred)
+        gradients = backward_weight(self._leaves(layer), deferred)
+        self._add_scores(layer, gradients[len(used) :])
         for weight in used:
             self._accumulate(weight, gradients.pop(0))
+
+    def _leaves(self, layer: int) -> list[Tensor]:
+        """The weights of a layer, and the inputs whose gradients are scores of absent blocks."""
+        weights = [weight.working for weight in self._layers[layer].used]
+        return [*weights, *self._templates[layer].score_leaves]
+
+    def _add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
+        """Adds a micro-batch's scores of absent blocks, one tensor for each sparse module."""
+        new = [score for score in scores if score is not None]
+        sums = self.state.block_scores.setdefault(layer, new)
+        for total, score in zip(sums, new, strict=True) if sums is not new else ():
+            total.add_(score)
 
     def _output_gradient(self, layer: int, micro: int) -> Tensor:
         if layer == self._last:

@@ -32,6 +32,7 @@ from windlass.runtime.keyed_dropout import (
     replace_dropout,
 )
 
+from windlass.runtime.sparsity.block_scores import BlockScores
 
 class LayerTemplate:
     """One layer type as a function of its weights.
@@ -57,6 +58,7 @@ class LayerTemplate:
         self._keyed = replace_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
+        self._scores: BlockScores | None = None
         # Embedding lookups gain nothing from compilation, which has no sparse gradients either.
         self.compiled = compiled and not is_embedding_only(self._module)
         """Whether it runs as compiled code."""
@@ -76,6 +78,24 @@ class LayerTemplate:
 
     @property
     def has_running_statistics(self) -> bool:
+    def score_blocks(self, device: torch.device) -> None:
+        """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
+
+        Args:
+            device: the device that computes.
+        """
+        self._scores = BlockScores(self._module, device)
+
+    def ask_for_scores(self, *, active: bool) -> None:
+        """Says whether backward passes from now on compute scores of absent blocks."""
+        if self._scores is not None:
+            self._scores.activate(active=active)
+
+    @property
+    def score_leaves(self) -> tuple[Tensor, ...]:
+        """Inputs beside the weights, whose gradients are the scores of absent blocks."""
+        return self._scores.leaves if self._scores is not None else ()
+
         """Whether a forward pass in training changes buffers, as that of a batch norm does."""
         return bool(self._statistics)
 

@@ -18,8 +18,10 @@ from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.parameters import (
     LayerParameters,
+    MasterParameter,
     ModelParameter,
     ResidentLayer,
+    block_norms,
     resident_layers,
 )
 from windlass.runtime.rank_context import RankContext
@@ -146,6 +148,31 @@ class InMemoryStore:
 
     def free_layers(self, layers: Sequence[int]) -> None:
         """Does nothing, as all layers stay in device memory."""
+
+    def block_norms(self, layer: int, name: str) -> Tensor:
+        """`Float32[n]`: norm of each kept block of a sparse weight.
+
+        Args:
+            layer: index of the layer.
+            name: full name of the values, `[n B B]`.
+        """
+        return block_norms(self._owned(layer, name).working)
+
+    def reset_blocks(self, layer: int, name: str, slots: Tensor) -> None:
+        """Zeroes kept blocks of a sparse weight and their optimizer state, between two steps.
+
+        Args:
+            layer: index of the layer.
+            name: full name of the values, `[n B B]`.
+            slots: positions of the blocks in the values, `Int64[m]`.
+        """
+        weight = self._owned(layer, name)
+        size = weight.master[0].numel()
+        for slot in slots.tolist():
+            weight.reset_elements(slot * size, (slot + 1) * size)
+
+    def _owned(self, layer: int, name: str) -> MasterParameter:
+        return next(weight for weight in self.layers[layer].owned if weight.name == name)
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Writes the layer's tensors without copying them."""

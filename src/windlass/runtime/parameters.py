@@ -121,6 +121,18 @@ class MasterParameter(ModelParameter):
         if self.working is not self.master:
             self.working.detach().copy_(self.master)
 
+    def reset_elements(self, first: int, last: int) -> None:
+        """Zeroes some elements of the full weight and their moments, as far as they are here.
+
+        Args:
+            first: first element, of this tensor-parallel rank's part of the weight.
+            last: the one after the last element.
+        """
+        begin, end = max(0, first - self.offset), min(self.master.numel(), last - self.offset)
+        if begin < end:
+            for tensor in (self.master, self.working, self.moment1, self.moment2):
+                tensor.detach().view(-1)[begin:end] = 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerParameters:
@@ -287,6 +299,11 @@ def new_master_parameter(
         decays=decays,
         offset=offset,
     )
+
+
+def block_norms(values: Tensor) -> Tensor:
+    """`Float32[n]`: norm of each of some blocks, `[n B B]`."""
+    return torch.linalg.vector_norm(values.detach(), dim=(1, 2), dtype=torch.float32)
 
 
 def persistent_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from windlass.models import LayerStack
 from windlass.program import Program
 from windlass.runtime.memory_stats import MemoryLimit
-from windlass.schema import STATE_FOLDER, Graph, Plan, TrainSettings
+from windlass.schema import STATE_FOLDER, Graph, Plan, SparsityRequest, TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,11 @@ class RankContext:
     def seed(self) -> int:
         """Seed of initial weights and dropout masks."""
         return self.settings.seed
+
+    @property
+    def sparsity(self) -> SparsityRequest | None:
+        """Which weights the model's layers lack, and when that changes; None if they are dense."""
+        return self.plan.model.sparsity if self.plan.model is not None else None
 
     @property
     def state_folder(self) -> Path:

@@ -26,5 +26,7 @@ class StepState:
     """Gradients of layer outputs, as the next layer's backward pass leaves them."""
     deferred_weight_grads: dict[_Key, DeferredWeightGrad] = field(default_factory=dict)
     """Results of the input-gradient pass that the weight-gradient pass still needs."""
+    block_scores: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Sums of scores of absent blocks over micro-batches, by layer; one for each sparse module."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Losses, by micro-batch."""

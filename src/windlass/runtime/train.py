@@ -37,8 +37,10 @@ from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedSto
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
+from windlass.runtime.sparsity.mask_updates import MaskUpdates
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
+from windlass.sparsity import legs
 from windlass.torch_ext import install_allocator, sealed_compile_cache
 
 
@@ -69,9 +71,9 @@ def train_loop(
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
-    The first step is 1, or the one after `resume`; the last is `settings.steps`, after which a
-    checkpoint is on the disk. The yielded steps and the weights are bit-identical however often
-    the run was stopped or killed and resumed.
+    The first step is 1, or the one after `resume`; the last is `settings.steps`, or the last one
+    of the leg whose layers the plan has, after which a checkpoint is on the disk. The yielded steps
+    and the weights are bit-identical however often the run was stopped or killed and resumed.
 
     Args:
         context: what this rank runs. With a graph, this process is one of several ranks, has
@@ -135,7 +137,9 @@ class _Run:
         optimizer = AdamW(context.settings, device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._heartbeat = heartbeat
-        graph = context.graph
+        graph, sparsity = context.graph, context.sparsity
+        leg = legs(sparsity, context.settings.steps)[sparsity.leg if sparsity else 0]
+        self._last_step = leg.last
         self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
         self._dist: DistContext = self._groups or SingleProcess()
         self._queue = transfer_queue_for(plan, device)
@@ -165,6 +169,12 @@ class _Run:
             activations=self._activations,
         )
         handlers = dict(self._compute.handlers())
+        self._mask_updates: MaskUpdates | None = None
+        changes = sparsity if sparsity is not None and sparsity.changes_masks else None
+        if changes is not None and isinstance(self.store, InMemoryStore | ShardedStore):
+            self._mask_updates = MaskUpdates(
+                context, changes, self.store, self._templates, self._groups
+            )
         self._p2p: P2PCommunicator | None = None
         if self._groups:
             self._p2p = P2PCommunicator(context, self._groups, self.store.layers, self._templates)
@@ -214,7 +224,7 @@ class _Run:
         self.store.initialize(resume)
         # A pipeline stage has no input and no gradient of its own to warm up with.
         alone = self._plan.parallel.pipeline == 1
-        if self._plan.compile and alone and done < self._settings.steps:
+        if self._plan.compile and alone and done < self._last_step:
             try:
                 with sealed_compile_cache():
                     self._compute.warm_up(done + 1)
@@ -223,7 +233,7 @@ class _Run:
         # Transfers and waits before the first step belong to no step.
         self._take_transfer_stats()
         self._take_contention()
-        for step in range(done + 1, self._settings.steps + 1):
+        for step in range(done + 1, self._last_step + 1):
             self.saver.raise_if_failed()
             try:
                 self._run_step(step, recorder)
@@ -231,7 +241,7 @@ class _Run:
                 raise self._interrupted(step - 1) from None
             except RunBroken as broken:
                 raise RunBroken(f"{broken}; {self.last_good_checkpoint()}") from None
-            is_last = step == self._settings.steps
+            is_last = step == self._last_step
             saves = is_last or step % self._settings.save_every == 0
             try:
                 yield self._measured(step, saves=saves)
@@ -267,6 +277,8 @@ class _Run:
             self._heartbeat[0] = step
         self._compute.begin_step(step)
         if self._p2p:
+        if self._mask_updates:
+            self._mask_updates.begin_step(step)
             self._p2p.step_state = self._compute.state
         cpu_start = time.process_time()
         if recorder is None or step not in recorder.steps:
@@ -277,6 +289,8 @@ class _Run:
         if self._groups:
             self._groups.wait_for_sends()
         self._cpu_seconds = time.process_time() - cpu_start
+        if self._mask_updates:
+            self._mask_updates.end_step(step, self._compute.state.block_scores)
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
 

@@ -204,6 +204,19 @@ class ProcessGroups:
         """The largest value over all ranks."""
         return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
 
+    def sum_over_stage(self, tensor: Tensor) -> None:
+        """Sums a tensor in place over all ranks that compute the same layers."""
+        self.sum_over_tensor_parallel(tensor)
+        for data_ranks in (gradient_scatter_group, gradient_reduce_group):
+            ranks = self._ranks(data_ranks)
+            if len(ranks) > 1:
+                dist.all_reduce(tensor, group=self._groups.get(ranks))
+
+    def sum_over_tensor_parallel(self, tensor: Tensor) -> None:
+        """Sums a tensor in place over the tensor-parallel ranks; not counted in `sent_bytes`."""
+        if self.tensor_parallel.degree > 1:
+            dist.all_reduce(tensor, group=self._tensor_groups["all"])
+
     def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, op)

@@ -7,13 +7,13 @@ parameter sharding the shard is the full layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from windlass.models import materialize_layer
+from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
@@ -31,6 +31,7 @@ from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,
     ModelParameter,
+    block_norms,
     checkpoint_tensors,
     new_master_parameter,
 )
@@ -233,6 +234,43 @@ class ShardedStore:
             needed = {i for layer in layers for i in (layer, *self._owner_layers[layer])}
             yield from sorted(i for i in needed if i in self._local and self.layers[i].owned)
 
+    def block_norms(self, layer: int, name: str) -> Tensor:
+        """`Float32[n]`: norm of each kept block of a sparse weight, the same on all its ranks.
+
+        Args:
+            layer: index of the layer.
+            name: full name of the values, `[n B B]`.
+        """
+        self.load_layers((layer,))
+        weight = next(weight for weight in self.layers[layer].owned if weight.name == name)
+        norms = block_norms(weight.working)
+        self.free_layers((layer,))
+        piece = self._local[layer].shard.pieces[name]
+        if not piece.is_sharded:
+            return norms
+        full = norms.new_zeros(piece.full_shape[0])
+        replace(piece, full_shape=full.shape, ranges=piece.ranges[:1]).write_into(full, norms)
+        self._groups.sum_over_tensor_parallel(full)
+        return full
+
+    def reset_blocks(self, layer: int, name: str, slots: Tensor) -> None:
+        """Zeroes what this rank holds of kept blocks of a sparse weight, and of their moments.
+
+        Args:
+            layer: index of the layer.
+            name: full name of the values, `[n B B]`.
+            slots: positions of the blocks in the full values, `Int64[m]`.
+        """
+        local = self._local[layer]
+        weight = next(weight for weight in local.shard.parameters if weight.name == name)
+        size, begin = weight.shape[1:].numel(), weight.flat_offset - local.shard.param_shard_begin
+        for slot in _local_positions(local.shard.pieces[name], slots):
+            first = begin + slot * size
+            local.working[max(0, first) : max(0, first + size)] = 0
+            for segment in local.parameters:
+                if segment.name == name:
+                    segment.reset_elements(slot * size, (slot + 1) * size)
+
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Writes this rank's shard of a layer, unless another rank writes the same."""
         if layer not in self._local or not writes_checkpoint(layer, self._plan, self._groups):
@@ -247,3 +285,14 @@ class ShardedStore:
 
     def close(self) -> None:
         """Does nothing: no transfer is running."""
+
+
+def _local_positions(piece: ParamShard, slots: Tensor) -> Iterator[int]:
+    """Where some positions of a full tensor's first dimension are in a rank's part of it."""
+    ranges, positions, first = piece.ranges[0], slots.tolist(), 0
+    if ranges is None:
+        yield from positions
+        return
+    for start, stop in ranges:
+        yield from (first + slot - start for slot in positions if start <= slot < stop)
+        first += stop - start

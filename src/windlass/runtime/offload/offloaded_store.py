@@ -20,7 +20,7 @@ from windlass.models import materialize_layer
 from windlass.program import Program, layers_of_stage
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.checkpoint.safetensors_io import SavedFile, read_tensors
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
@@ -150,6 +150,8 @@ class OffloadedStore:
                 if layer.owned or layer.persistent_buffers:
                     file = checkpoint.path / layer_file(index)
                     manifest = checkpoint.manifest
+                    buffers = layer.persistent_buffers.items()
+                    read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
                     state.adopt_checkpoint(file, manifest.step, self._staging, seed=manifest.seed)
 
     # Instructions.
