@@ -139,6 +139,10 @@ from .sweeping.sweep_view import (
     draw_sweep,
     sweep_rows,
 )
+from .training.export import (
+    ExportedFiles,
+    export,
+)
 from .training.instrumentation import (
     Instrumentation,
 )
@@ -186,6 +190,7 @@ __all__ = [
     "ClusterRank",
     "ElasticRecovery",
     "FaultResult",
+    "ExportedFiles",
     "Fit",
     "Instrumentation",
     "KubernetesJob",
@@ -216,6 +221,7 @@ __all__ = [
     "draw_plan",
     "draw_sweep",
     "evaluate_tables",
+    "export",
     "find_machine",
     "find_parent",
     "fit",

@@ -25,6 +25,7 @@ _COMMANDS = {
     "resume": "train:resume",
     "launch": "launch:launch",
     "sample": "record.show:sample",
+    "export": "record.exchange:export",
     "plan": "plan:plan",
     "fit": "plan:fit",
     "data": "data:data",

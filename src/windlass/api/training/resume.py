@@ -100,7 +100,7 @@ def resume(
     record = load(run, root=root)
     if restore_replaced_plan(record):
         record = load(record.folder)
-    objects = _objects(record, model=model, loss=loss)
+    objects = objects_of_record(record, model=model, loss=loss)
     planned = _planned(record, overrides, objects, progress)
     require_local_machine(planned)
     programs = verified_programs(planned)
@@ -235,7 +235,7 @@ def _other_versions(record: RunRecord) -> str:
     return f" ({' and '.join(changed)})" if changed else ""
 
 
-def _objects(record: RunRecord, **given: Any) -> PlannedObjects:  # noqa: ANN401  of two types
+def objects_of_record(record: RunRecord, **given: Any) -> PlannedObjects:  # noqa: ANN401  of two types
     """The objects that a run was given, given again.
 
     Args:
@@ -324,7 +324,7 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
-    stack = _objects(record, model=model).stack(planned.request.model_identity, seed=None)
+    stack = objects_of_record(record, model=model).stack(planned.request.model_identity, seed=None)
     tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
         generated = generate_text(

@@ -1,4 +1,4 @@
-"""`windlass mirror` and `windlass import-runs`: runs to and from other trackers."""
+"""`windlass mirror`, `import-runs` and `export`: runs to and from other software."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +35,35 @@ def mirror(
         return
     for copy in mirrors:
         print_line(f"{copy.target.partition(':')[0]:<12} {copy.place}")
+
+
+def export(
+    run: str = "last",
+    *,
+    to: Path | None = None,
+    masks: Path | None = None,
+    runs: Path = api.RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Write the weights of a run as one safetensors file, in full: absent ones are zeros.
+
+    For example: `windlass export last --to weights.safetensors --masks masks.safetensors`.
+
+    Args:
+        run: Folder, name, the first characters of its id, or `last`.
+        to: The file of the weights.
+        masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
+        runs: The folder that holds the run folders.
+        as_json: Print what was written as JSON.
+    """
+    exported = api.export(run, to=to, masks=masks, root=runs)
+    if as_json:
+        print_json(exported)
+        return
+    if exported.weights is not None:
+        print_line(f"weights  {exported.weights}, after step {exported.step}")
+    if exported.masks is not None:
+        print_line(f"masks    {exported.masks}, of {exported.sparse_layers} layers")
 
 
 def import_runs(
