@@ -72,6 +72,9 @@ from windlass.runtime.rank_context import (
 from windlass.runtime.train import (
     TimelineRecorder,
     train_loop,
+from windlass.runtime.sparsity.convert_layers import (
+    convert_checkpoint,
+)
 )
 from windlass.runtime.verify.activation_fingerprints import (
     ActivationFingerprints,
@@ -137,6 +140,7 @@ __all__ = [
     "create_store_file",
     "destroy_process_group",
     "export_masks",
+    "convert_checkpoint",
     "export_weights",
     "faulty_layer",
     "generate_text",

@@ -51,10 +51,16 @@ def prepare_cluster_run(
         The path of what the user starts or submits.
 
     Raises:
-        PlanError: the plan is for another number of devices.
+        PlanError: the plan is for another number of devices, or the run has several legs.
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
-    parallel = planned.plan.parallel
+    parallel, sparsity = planned.plan.parallel, planned.request.sparsity
+    if sparsity is not None and sparsity.legs > 1:
+        raise PlanError(
+            f"`sparsity.schedule` = {sparsity.schedule} plans anew in the middle of a run, which "
+            "the ranks of several hosts cannot do yet; train on one host, or launch a run with "
+            "`sparsity.schedule` = static, set or rigl"
+        )
     if parallel.devices != nodes * per_node:
         devices = f"{parallel.devices} device{'s' if parallel.devices > 1 else ''}"
         raise PlanError(

@@ -16,6 +16,7 @@ from windlass.api.training.run_files import require_unchanged
 from windlass.errors import CheckpointError, InputErrors, PlanError, RecordError, RequestError
 from windlass.schema import (
     CHECKPOINT_FOLDER,
+    CONVERTED_CHECKPOINT_FOLDER,
     GRAPH_FILE,
     MERGED_CHECKPOINT_FOLDER,
     REQUEST_FILE,
@@ -194,12 +195,13 @@ def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) 
 def remove_merged_checkpoint(
     steps: Callable[[], Generator[Step]], folder: Path
 ) -> Callable[[], Generator[Step]]:
-    """The same steps; the first one removes the merged checkpoint, which all ranks have read."""
-    merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
+    """The same steps; the first removes merged and converted checkpoints, which all have read."""
+    checkpoints = folder / CHECKPOINT_FOLDER
 
     def generate() -> Generator[Step]:
         for step in steps():
-            shutil.rmtree(merged, ignore_errors=True)
+            for name in (MERGED_CHECKPOINT_FOLDER, CONVERTED_CHECKPOINT_FOLDER):
+                shutil.rmtree(checkpoints / name, ignore_errors=True)
             yield step
 
     return generate

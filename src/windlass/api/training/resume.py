@@ -13,7 +13,8 @@ from windlass.api.plan import Planned, plan_request
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
-from windlass.api.training.parent import remove_merged_checkpoint, with_whole_layers
+from windlass.api.training.legs import request_at_step, start_of_leg
+from windlass.api.training.parent import remove_merged_checkpoint
 from windlass.api.training.run_files import (
     input_documents,
     planned_from_record,
@@ -101,15 +102,17 @@ def resume(
     if restore_replaced_plan(record):
         record = load(record.folder)
     objects = objects_of_record(record, model=model, loss=loss)
-    planned = _planned(record, overrides, objects, progress)
+    planned, is_new = _planned(record, overrides, objects, progress)
     require_local_machine(planned)
     programs = verified_programs(planned)
-    reopened = reopen_run(record, planned, progress, programs=programs if overrides else None)
+    reopened = reopen_run(record, planned, progress, programs=programs if is_new else None)
     batches, hooks = make_batches(planned, reopened.tokens), LoopHooks(stop=stop or never_stop)
     steps = make_training_loop(
         planned, batches, programs, reopened.folder, reopened.checkpoint, hooks
     )
-    return continue_run(planned, reopened, steps)
+    resumed = continue_run(planned, reopened, steps)
+    resumed.next_leg = lambda: resume(resumed.folder, model=model, loss=loss, stop=stop)
+    return resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +189,7 @@ def reopen_run(
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
     notes += record.faults
     if checkpoint:
-        checkpoint = with_whole_layers(checkpoint, planned, record.folder)
+        checkpoint = start_of_leg(checkpoint, planned, record.folder)
     return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
@@ -263,10 +266,16 @@ def _planned(
     overrides: tuple[str, ...],
     objects: PlannedObjects,
     progress: Progress | None,
-) -> Planned:
-    """What the next attempt runs: the same plan, or a new one if there are overrides."""
+) -> tuple[Planned, bool]:
+    """What the next attempt runs, and whether under a new plan.
+
+    The plan is new if there are overrides, or if the next step is in another leg of the run.
+    """
     if not overrides:
-        return replace(planned_from_record(record), objects=objects)
+        planned = replace(planned_from_record(record), objects=objects)
+        of_leg = request_at_step(planned.request, _next_step(record, planned.request))
+        is_new = of_leg != planned.request
+        return (plan_request(of_leg, objects, progress) if is_new else planned), is_new
     fixed = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _CHANGEABLE]
     if fixed:
         raise RequestError(
@@ -274,7 +283,18 @@ def _planned(
         )
     require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
-    return plan_request(request, objects, progress)
+    request = request_at_step(request, _next_step(record, request))
+    return plan_request(request, objects, progress), True
+
+
+def _next_step(record: RunRecord, request: Request) -> int:
+    """The step after the newest good checkpoint, which is looked for if legs depend on it."""
+    from windlass.runtime import latest_checkpoint
+
+    if request.sparsity is None or request.sparsity.legs == 1:
+        return 1
+    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
+    return checkpoint.manifest.step + 1 if checkpoint else 1
 
 
 def sample(
@@ -324,7 +344,9 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
-    stack = objects_of_record(record, model=model).stack(planned.request.model_identity, seed=None)
+    # A run that was killed as a leg began has a checkpoint of the leg before.
+    identity = request_at_step(planned.request, checkpoint.manifest.step).model_identity
+    stack = objects_of_record(record, model=model).stack(identity, seed=None)
     tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
         generated = generate_text(

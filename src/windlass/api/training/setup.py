@@ -174,6 +174,7 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
+    _refuse_offloaded_masks(planned)
     if ".py" in planned.request.model.name and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
     programs = lower(plan, graph)
@@ -182,6 +183,22 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     capacities[device.memory.name] = _tensor_budget_bytes(planned)
     verify_programs(programs, plan, graph, capacities)
     return programs
+
+
+def _refuse_offloaded_masks(planned: Planned) -> None:
+    """Refuses masks that change while optimizer state is offloaded.
+
+    Raises:
+        PlanError: the schedule changes masks, and the optimizer state is offloaded.
+    """
+    sparsity = planned.request.sparsity
+    if sparsity is None or not sparsity.changes_masks or not planned.plan.is_offloaded("optimizer"):
+        return
+    raise PlanError(
+        f"`sparsity.schedule` = {sparsity.schedule} resets blocks of the optimizer state, which "
+        "must be in device memory for that and is offloaded in this plan; allow more `memory`, "
+        "set `phases` = 1, or set `sparsity.schedule` = static, gradual or then-dense"
+    )
 
 
 def _refuse_running_statistics(planned: Planned) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.training.disk_check import require_disk_space
+from windlass.api.training.legs import plan_later_legs
 from windlass.api.training.parent import (
     ParentRun,
     plan_of_child,
@@ -73,6 +74,7 @@ def start_run(
         require_no_other_content(folder)
     if parent is not None:
         planned = plan_of_child(planned, parent)
+    planned = plan_later_legs(planned, parent, progress)
     require_own_runtime(planned)
     require_one_process(planned)
     require_disk_space(planned, folder or Path(root))

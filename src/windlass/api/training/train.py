@@ -28,6 +28,7 @@ from windlass.errors import (
 )
 from windlass.report import run_notebook
 from windlass.schema import CHECKPOINT_FOLDER, REQUEST_FILE, Request, RunState, Step
+from windlass.sparsity import leg_before_others
 from windlass.tracking import RunFolder, SystemMonitor
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Run:
         """Number of steps that earlier attempts have completed."""
         self.notes = notes
         """What a user should know before the run starts, a sentence each."""
+        self.next_leg: Callable[[], Run] | None = None
+        """Goes on with the next leg of a run whose weights change their shapes; None cannot."""
         self._run_folder = folder
         self._steps = steps
         self._started = False
@@ -83,14 +86,25 @@ class Run:
                 f"run `{self.folder.name}` was iterated over before; continue it with `resume`"
             )
         self._started = True
+        while not (yield from self._leg()) and self.next_leg is not None:
+            following = self.next_leg()
+            self.planned, self.notes = following.planned, following.notes
+            self._run_folder, self._steps = following._run_folder, following._steps  # noqa: SLF001
+
+    def _leg(self) -> Generator[Step, None, bool]:
+        """Trains one leg of the run; returns whether it was the last one."""
         state: RunState = "broken"
         reason = "the program failed"
         out_of_memory: OutOfMemory | None = None
+        request = self.planned.request
         try:
             with closing(self._steps()) as steps, SystemMonitor(self._run_folder.journal):
                 for step in steps:
                     self._run_folder.append_step(step)
                     yield step
+            if leg := leg_before_others(request.sparsity, request.train.steps):
+                state, reason = "interrupted", f"{leg} is complete"
+                return False
             self._take_trained_weights()
             state, reason = "finished", ""
         except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
@@ -113,6 +127,7 @@ class Run:
                 self._run_folder.end(state, reason=reason)
         if out_of_memory is not None:
             raise with_advice(out_of_memory, self.planned, self.folder)
+        return True
 
     @property
     def record_fault(self) -> str | None:
@@ -196,4 +211,13 @@ def train(
     )
     done = run.checkpoint.manifest.step if run.checkpoint else 0
     steps = remove_merged_checkpoint(steps, run.folder.path)
-    return Run(run.planned, run.folder, steps, done=done, notes=run.planned.notes)
+    started = Run(run.planned, run.folder, steps, done=done, notes=run.planned.notes)
+
+    def next_leg() -> Run:
+        from windlass.api.training.resume import resume  # which makes runs too
+
+        objects = run.planned.objects
+        return resume(started.folder, model=objects.model, loss=objects.loss, stop=stop)
+
+    started.next_leg = next_leg
+    return started

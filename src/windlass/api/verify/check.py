@@ -9,6 +9,7 @@ from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.legs import as_single_leg
 from windlass.api.training.setup import make_batches, prepare_tokens
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
@@ -227,6 +228,7 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
         keep: those of `precision`, `moments` and `compile` that stay as they are.
     """
     plan, settings = planned.plan, planned.request.train
+    planned = as_single_leg(planned)
     float64 = not plan.offloads and (plan.moments == "float32" or "moments" not in keep)
     exact = {
         "precision": "float64" if float64 else "float32", "moments": "float32", "compile": False,

@@ -36,6 +36,7 @@ from windlass.judge import Verdict
 from windlass.models import is_causal
 from windlass.report import TrainingView
 from windlass.schema import Step
+from windlass.sparsity import describe_leg
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20
@@ -168,13 +169,13 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
     try:
         if console.is_terminal:
             with Live(view, console=console, refresh_per_second=4):
-                for step in _steps(run):
+                for step in _steps(run, view):
                     view.update(step)
                     _print_known(judge.observe(step))
             return
         last = run.planned.request.train.steps
         every = max(1, last // _PRINTED_LINES)
-        for step in _steps(run):
+        for step in _steps(run, view):
             view.update(step)
             if step.step % every == 0 or step.step in (1, last):
                 console.print(view.line(), soft_wrap=True)
@@ -184,15 +185,29 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
         raise RunInterrupted(message) from None
 
 
-def _steps(run: api.Run) -> Iterator[Step]:
-    """The steps of a run; says when the disk stops taking its record, and when it has all of it."""
-    fault = None
+def _steps(run: api.Run, view: TrainingView) -> Iterator[Step]:
+    """The steps of a run; says when another leg begins, and when the disk takes no record."""
+    fault, planned = None, run.planned
     for step in run:
+        if run.planned is not planned:
+            planned = run.planned
+            view.begin_leg(planned.prediction)
+            _print_leg(planned, step.step)
         if run.record_fault != fault:
             fault = run.record_fault
             what = f"{fault}; training goes on, and its record waits" if fault else "complete again"
             error_console.print(Text.assemble(("record:", "yellow"), f" {what}"), soft_wrap=True)
         yield step
+
+
+def _print_leg(planned: api.Planned, step: int) -> None:
+    """Prints the leg of a run that a step begins, and what is predicted for it."""
+    request, prediction = planned.request, planned.prediction
+    words = describe_leg(request.sparsity, step, request.train.steps)
+    seconds, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    console.print(
+        f"{words}: predicted {seconds} a step, {format_bytes(peak)} at the peak", soft_wrap=True
+    )
 
 
 def _print_known(verdict: Verdict | None) -> None:

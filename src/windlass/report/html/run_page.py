@@ -26,6 +26,7 @@ from windlass.report.html.run_figures import (
 )
 from windlass.report.predicted_vs_measured import headline_metrics, step_time_notes
 from windlass.schema import Environment
+from windlass.sparsity import describe_legs
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_count, format_seconds
 
@@ -68,6 +69,9 @@ def _header(record: RunRecord) -> str:
         facts.append(f"attempt {record.attempts}")
     lines = [_capital(describe_plan(record.plan))] if record.plan else []
     lines = [describe_graph(record.graph), *lines] if record.graph else lines
+    if record.request is not None and record.request.train.steps is not None:
+        legs = describe_legs(record.request.sparsity, record.request.train.steps)
+        lines += [_capital(", ".join(legs))] if legs else []
     pill = f'<span class="pill {record.state}">{record.state}</span>'
     return (
         f'<header><div class="brand">Windlass run</div><h1>{escape(record.model)}{pill}</h1>'

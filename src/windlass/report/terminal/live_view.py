@@ -61,6 +61,11 @@ class TrainingView:
             (step.saved for step in reversed(earlier_steps) if step.saved is not None), None
         )
 
+    def begin_leg(self, prediction: Prediction) -> None:
+        """Goes on under another plan of the run, with whose prediction steps are compared now."""
+        self._prediction = prediction
+        self._seconds, self._contention, self._traffic_bytes = [], [], []
+
     def update(self, step: Step) -> None:
         """Adds a step."""
         # The first step of an attempt also compiles; it counts only until there is a second.

@@ -26,6 +26,7 @@ from windlass.report.predicted_vs_measured import (
     step_time_notes,
 )
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
+from windlass.sparsity import describe_legs
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_seconds
 
@@ -54,6 +55,9 @@ def record_table(record: RunRecord) -> RenderableType:
     if record.steps:
         requested = record.request.train.steps if record.request else record.meta.get("steps", "?")
         table.add_row("steps", f"{record.steps[-1].step} of {requested}")
+        if record.request is not None and isinstance(requested, int):
+            for words in describe_legs(record.request.sparsity, requested):
+                table.add_row("", words)
         first, last = record.steps[0], record.steps[-1]
         table.add_row(
             "loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats per token"
