@@ -69,12 +69,12 @@ from windlass.runtime.memory_stats import (
 from windlass.runtime.rank_context import (
     RankContext,
 )
-from windlass.runtime.train import (
-    TimelineRecorder,
-    train_loop,
 from windlass.runtime.sparsity.convert_layers import (
     convert_checkpoint,
 )
+from windlass.runtime.train import (
+    TimelineRecorder,
+    train_loop,
 )
 from windlass.runtime.verify.activation_fingerprints import (
     ActivationFingerprints,
@@ -137,10 +137,10 @@ __all__ = [
     "compare_to_reference",
     "compare_to_single_device",
     "connect_watchdog_store",
+    "convert_checkpoint",
     "create_store_file",
     "destroy_process_group",
     "export_masks",
-    "convert_checkpoint",
     "export_weights",
     "faulty_layer",
     "generate_text",

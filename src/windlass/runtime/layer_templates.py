@@ -31,8 +31,8 @@ from windlass.runtime.keyed_dropout import (
     key_buffers,
     replace_dropout,
 )
-
 from windlass.runtime.sparsity.block_scores import BlockScores
+
 
 class LayerTemplate:
     """One layer type as a function of its weights.
@@ -51,6 +51,7 @@ class LayerTemplate:
         """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
         """Buffer names inside the layer, in the order of `buffers`."""
+        self._scores: BlockScores | None = None
         self._statistics = running_statistics(self._module)
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
         self._has_ties = names > len(self.parameters)
@@ -58,7 +59,6 @@ class LayerTemplate:
         self._keyed = replace_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
-        self._scores: BlockScores | None = None
         # Embedding lookups gain nothing from compilation, which has no sparse gradients either.
         self.compiled = compiled and not is_embedding_only(self._module)
         """Whether it runs as compiled code."""
@@ -71,13 +71,6 @@ class LayerTemplate:
                 MethodType(_with_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
             )
 
-    @property
-    def has_dropout(self) -> bool:
-        """Whether it contains dropout, and so needs keys."""
-        return bool(self._keyed)
-
-    @property
-    def has_running_statistics(self) -> bool:
     def score_blocks(self, device: torch.device) -> None:
         """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
 
@@ -96,6 +89,13 @@ class LayerTemplate:
         """Inputs beside the weights, whose gradients are the scores of absent blocks."""
         return self._scores.leaves if self._scores is not None else ()
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether it contains dropout, and so needs keys."""
+        return bool(self._keyed)
+
+    @property
+    def has_running_statistics(self) -> bool:
         """Whether a forward pass in training changes buffers, as that of a batch norm does."""
         return bool(self._statistics)
 

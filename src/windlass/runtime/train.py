@@ -168,13 +168,13 @@ class _Run:
             dist=self._dist,
             activations=self._activations,
         )
-        handlers = dict(self._compute.handlers())
         self._mask_updates: MaskUpdates | None = None
         changes = sparsity if sparsity is not None and sparsity.changes_masks else None
         if changes is not None and isinstance(self.store, InMemoryStore | ShardedStore):
             self._mask_updates = MaskUpdates(
                 context, changes, self.store, self._templates, self._groups
             )
+        handlers = dict(self._compute.handlers())
         self._p2p: P2PCommunicator | None = None
         if self._groups:
             self._p2p = P2PCommunicator(context, self._groups, self.store.layers, self._templates)
@@ -276,9 +276,9 @@ class _Run:
         if self._heartbeat is not None:
             self._heartbeat[0] = step
         self._compute.begin_step(step)
-        if self._p2p:
         if self._mask_updates:
             self._mask_updates.begin_step(step)
+        if self._p2p:
             self._p2p.step_state = self._compute.state
         cpu_start = time.process_time()
         if recorder is None or step not in recorder.steps:
@@ -288,9 +288,9 @@ class _Run:
             recorder.record(step, self._interpreter.timeline(memory))
         if self._groups:
             self._groups.wait_for_sends()
-        self._cpu_seconds = time.process_time() - cpu_start
         if self._mask_updates:
             self._mask_updates.end_step(step, self._compute.state.block_scores)
+        self._cpu_seconds = time.process_time() - cpu_start
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
 

@@ -227,8 +227,8 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
         steps: number of steps.
         keep: those of `precision`, `moments` and `compile` that stay as they are.
     """
-    plan, settings = planned.plan, planned.request.train
     planned = as_single_leg(planned)
+    plan, settings = planned.plan, planned.request.train
     float64 = not plan.offloads and (plan.moments == "float32" or "moments" not in keep)
     exact = {
         "precision": "float64" if float64 else "float32", "moments": "float32", "compile": False,
