@@ -95,6 +95,17 @@ from .plan_figures import (
 from .plan_file import (
     load_plan,
 )
+from .recipes.recipe import (
+    RECIPE_SEEDS,
+    Recipe,
+    RecipeResult,
+    known_recipes,
+    plan_recipe,
+    run_recipe,
+)
+from .recipes.recipe_plan import (
+    RecipePlan,
+)
 from .record.exchange import (
     TrackedRun,
     import_runs,
@@ -155,6 +166,9 @@ from .training.resume import (
     sample,
     write_sample,
 )
+from .training.score import (
+    score,
+)
 from .training.train import (
     Run,
     train,
@@ -180,6 +194,7 @@ __all__ = [
     "BATCH_SIZES",
     "HERE",
     "MAX_PROCESSES",
+    "RECIPE_SEEDS",
     "RUNS",
     "SERVER_HOST",
     "SERVER_PORT",
@@ -200,6 +215,9 @@ __all__ = [
     "ParentRun",
     "Planned",
     "Progress",
+    "Recipe",
+    "RecipePlan",
+    "RecipeResult",
     "Run",
     "SlurmJob",
     "Sweep",
@@ -232,6 +250,7 @@ __all__ = [
     "init",
     "judge",
     "keys",
+    "known_recipes",
     "largest_model",
     "launch",
     "load",
@@ -246,6 +265,7 @@ __all__ = [
     "models",
     "noise",
     "plan",
+    "plan_recipe",
     "prepare_cluster_run",
     "probe",
     "read_token",
@@ -262,8 +282,10 @@ __all__ = [
     "run_cluster_rank",
     "run_host",
     "run_rank",
+    "run_recipe",
     "runs",
     "sample",
+    "score",
     "send_alert",
     "serve",
     "smallest_machines",

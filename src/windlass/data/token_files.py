@@ -168,6 +168,17 @@ def open_dataset(folder: Path) -> TokenDataset | None:
         return None
 
 
+def held_out_texts(tokens: TokenDataset) -> list[str]:
+    """The held-out documents as text."""
+    ids = np.asarray(tokens.held_out, dtype=np.int64)
+    ends = np.flatnonzero(ids == tokens.tokenizer.end_of_text).tolist()
+    starts = [0, *(end + 1 for end in ends)]
+    return [
+        tokens.tokenizer.decode(ids[start:end].tolist())
+        for start, end in zip(starts, ends, strict=False)
+    ]
+
+
 def file_meta(path: Path) -> FileMeta:
     """Size and hash of one file, all of which is read."""
     return FileMeta(nbytes=path.stat().st_size, sha256=hash_file(path))

@@ -1,5 +1,18 @@
 """Judges runs: expected, slow or broken, what differs between them, and why."""
 
+from windlass.judge.arm_comparison import (
+    BUDGET_NAMES,
+    Arm,
+    ArmCurve,
+    Band,
+    Budget,
+    Comparison,
+    arm_sentence,
+    band,
+    compare_arms,
+    comparison_sentence,
+    relation,
+)
 from windlass.judge.change_points import (
     stall_share,
 )
@@ -40,7 +53,13 @@ from windlass.judge.verdict import (
 )
 
 __all__ = [
+    "BUDGET_NAMES",
     "DEFAULT_PRIOR",
+    "Arm",
+    "ArmCurve",
+    "Band",
+    "Budget",
+    "Comparison",
     "Culprits",
     "Curve",
     "DocumentCounts",
@@ -56,6 +75,10 @@ __all__ = [
     "RunDiff",
     "TestResult",
     "Verdict",
+    "arm_sentence",
+    "band",
+    "compare_arms",
+    "comparison_sentence",
     "diff_runs",
     "find_culprits",
     "fit_noise_prior",
@@ -63,6 +86,7 @@ __all__ = [
     "judge",
     "moderated_t",
     "noise_floor",
+    "relation",
     "robust_deviation",
     "stall_share",
     "with_keys_of",

@@ -27,6 +27,15 @@ from .formatting import (
     describe_plan,
     describe_traffic,
 )
+from .html.arms_page import (
+    ArmFacts,
+    ArmScore,
+    ArmsReport,
+    arms_page,
+    cost_table,
+    loss_table,
+    score_table,
+)
 from .html.notebook import (
     plan_notebook,
     run_notebook,
@@ -108,6 +117,9 @@ from .terminal.verification_table import (
 __all__ = [
     "PALETTE_CSS",
     "PLAN_FIGURES",
+    "ArmFacts",
+    "ArmScore",
+    "ArmsReport",
     "InjectedFaultRow",
     "PlanForecast",
     "SweepAxis",
@@ -115,9 +127,11 @@ __all__ = [
     "SweepRows",
     "TrainingView",
     "TrialRow",
+    "arms_page",
     "batch_comparison_figure",
     "batch_comparison_table",
     "columns_table",
+    "cost_table",
     "data_table",
     "describe_phases",
     "describe_plan",
@@ -130,6 +144,7 @@ __all__ = [
     "input_line",
     "kind_colour",
     "largest_model_table",
+    "loss_table",
     "machine_comparison_figure",
     "machine_comparison_table",
     "machine_table",
@@ -149,6 +164,7 @@ __all__ = [
     "runners_up_table",
     "runs_notebook",
     "runs_table",
+    "score_table",
     "smallest_machine_figure",
     "smallest_machine_table",
     "stack_table",

@@ -55,9 +55,12 @@ from windlass.runtime.distributed.status_store import (
 from windlass.runtime.distributed.watchdog import (
     HostWatchdog,
 )
-from windlass.runtime.generate import (
+from windlass.runtime.inference.generate import (
     SamplingOptions,
     generate_text,
+)
+from windlass.runtime.inference.score import (
+    log_likelihoods,
 )
 from windlass.runtime.interpreter import (
     Handlers,
@@ -153,6 +156,7 @@ __all__ = [
     "latest_checkpoint",
     "link_checkpoint",
     "load_weights",
+    "log_likelihoods",
     "merge_shards",
     "open_checkpoint",
     "reference_step",

@@ -19,6 +19,7 @@ from windlass.sweep.search_space import (
     is_range_or_choices,
 )
 from windlass.sweep.sweep_file import (
+    ARM,
     SWEEPS_FOLDER,
     SweepFolder,
     SweepRequest,
@@ -32,6 +33,7 @@ from windlass.sweep.sweep_results import (
 )
 
 __all__ = [
+    "ARM",
     "SWEEPS_FOLDER",
     "Dimension",
     "Driver",

@@ -7,6 +7,7 @@ nothing that the next one cannot read.
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +22,8 @@ from windlass.tracking import FolderLock, is_locked
 
 SWEEPS_FOLDER = "sweeps"
 """Below the folder of runs."""
+ARM = "arm"
+"""The name of the dimension whose choices are the arms of a sweep."""
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "halving"]
 Executor = Literal["local", "slurm", "submitit-local"]
@@ -38,6 +41,9 @@ class SweepRequest(Document):
     """What all runs have in common: keys of a request by dotted key."""
     space: dict[str, str | tuple[Any, ...]] = Field(default_factory=dict)
     """What they differ in: a range such as `1e-4..1e-2:log` or choices, by dotted key."""
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Named sets of keys that are compared as a whole, such as `dense` and `sparse`; a trial's
+    set is its value of `arm`."""
     objectives: tuple[str, ...] = ("loss",)
     """Series to make small: `loss`, `held_out_loss`, `seconds` or any other; after `max:` one to
     make large."""
@@ -65,6 +71,13 @@ class SweepRequest(Document):
         """Tables of a file, as dotted keys."""
         return dict(_flat(tree)) if isinstance(tree, Mapping) else tree
 
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _flat_arms(cls, arms: object) -> object:
+        if not isinstance(arms, Mapping):
+            return arms
+        return {name: cls._flat(keys) for name, keys in arms.items()}
+
     @field_validator("objectives", mode="before")
     @classmethod
     def _one_objective(cls, value: object) -> object:
@@ -75,9 +88,10 @@ class SweepRequest(Document):
         dimensions = self.dimensions()
         if not dimensions:
             raise ValueError("nothing is searched: name at least one key with a range or choices")
-        both = sorted(set(self.space) & set(self.request))
+        both = sorted(set(self.space) & {*self.request, *chain.from_iterable(self.arms.values())})
         if both:
-            raise ValueError(f"`{both[0]}` is in `request` and in `space`; leave one of them out")
+            where = "request" if both[0] in self.request else "arms"
+            raise ValueError(f"`{both[0]}` is in `{where}` and in `space`; leave one of them out")
         names = [name for name, _ in self.directions()]
         if not names or len(set(names)) < len(names) or not all(names):
             raise ValueError(f"`objectives` = {list(self.objectives)}: name each of them once")
@@ -93,7 +107,8 @@ class SweepRequest(Document):
         Raises:
             RequestError: a range is none.
         """
-        return tuple(parse_dimension(key, value) for key, value in self.space.items())
+        space = dict(self.space) | ({ARM: tuple(self.arms)} if self.arms else {})
+        return tuple(parse_dimension(key, value) for key, value in space.items())
 
     def directions(self) -> tuple[tuple[str, bool], ...]:
         """Each objective: the name of its series, and whether it should become large."""
@@ -110,7 +125,9 @@ class SweepRequest(Document):
 
     def overrides(self, params: Mapping[str, Choice]) -> tuple[str, ...]:
         """The request of a trial as overrides, `key=value` each."""
-        values = {**self.request, **params}
+        arm = self.arms.get(str(params.get(ARM)), {})
+        own = {key: value for key, value in params.items() if key != ARM}
+        values = {**self.request, **arm, **own}
         return tuple(f"{key}={_toml(value)}" for key, value in values.items())
 
 

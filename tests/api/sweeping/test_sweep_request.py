@@ -89,3 +89,20 @@ def test_a_job_has_its_share_of_the_cores_and_all_of_the_memory() -> None:
     assert share.device.memory.capacity_bytes == machine.device.memory.capacity_bytes
     assert share.device.matmul[0].peak == machine.device.matmul[0].peak / 4
     assert share_of(machine, 1) == machine
+
+
+def test_an_arm_is_a_set_of_keys_that_is_tried_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "arms.toml"
+    file.write_text(
+        '[request]\nmodel.name = "gpt-tiny"\ntrain.steps = 50\n'
+        '[space]\ntrain.seed = "1..2"\n'
+        "[arms.deep]\nmodel.layers = 8\nmodel.width = 96\n[arms.wide]\nmodel.width = 384\n"
+    )
+
+    request = make_sweep_request(file)
+
+    assert (request.sampler, request.trials) == ("grid", 4)
+    resolved = windlass.make_request(None, *request.overrides({"train.seed": 2, "arm": "deep"}))
+    assert (resolved.model.layers, resolved.model.width, resolved.train.seed) == (8, 96, 2)
+    with pytest.raises(InputErrors, match="`model.width` is in `arms` and in `space`"):
+        make_sweep_request(file, "model.width=64,128")

@@ -34,6 +34,8 @@ class ChartSeries:
     colour: str
     """A CSS colour."""
     style: Literal["line", "faint", "dots", "area"] = "line"
+    spread: tuple[Sequence[float], Sequence[float]] | None = None
+    """Lowest and highest values at the same `xs`, drawn as a band behind the line; all finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,12 @@ def running_mean(values: Sequence[float], count: int) -> list[float]:
 
 
 def _thinned(series: ChartSeries) -> ChartSeries:
-    """The series with at most two points for each bucket of x: its lowest and its highest."""
+    """The series with at most two points for each bucket of x: its lowest and its highest.
+
+    One with a spread keeps all its points.
+    """
+    if series.spread is not None:
+        return series
     points = [
         (x, y) for x, y in zip(series.xs, series.ys, strict=True) if math.isfinite(y + x)
     ]  # fmt: skip
@@ -142,6 +149,7 @@ def _frame(
 ) -> _Frame:
     xs = [x for one in series for x in one.xs] or [0.0]
     ys = [y for one in series for y in one.ys]
+    ys += [y for one in series for side in one.spread or () for y in side]
     ys += [y for line in reference_lines for y in (line.y, line.low, line.high) if y is not None]
     ys = [y for y in ys if math.isfinite(y)] or [0.0]
     low = 0.0 if axes.y_from_zero else min(ys)
@@ -223,7 +231,20 @@ def _series(series: ChartSeries, frame: _Frame) -> str:
         return (element("path", d=path, style=line) if path else "") + "".join(dots)
     look = "stroke-width:1.1;opacity:.75" if series.style == "faint" else "stroke-width:2"
     style = f"fill:none;stroke:{series.colour};{look};stroke-linejoin:round"
-    return element("path", tooltip(series.name), d=_path(points), style=style)
+    line = element("path", tooltip(series.name), d=_path(points), style=style)
+    return _spread(series, frame) + line
+
+
+def _spread(series: ChartSeries, frame: _Frame) -> str:
+    """The band between the lowest and the highest values; nothing without them."""
+    if series.spread is None:
+        return ""
+    low, high = (
+        [(frame.x(x), frame.y(y)) for x, y in zip(series.xs, side, strict=True)]
+        for side in series.spread
+    )
+    outline = _path([*low, *reversed(high)]) + "Z"
+    return element("path", d=outline, style=f"fill:{series.colour};opacity:.2")
 
 
 def _area(series: ChartSeries, points: Sequence[tuple[float, float]], frame: _Frame) -> str:

@@ -73,7 +73,7 @@ def run_sweep(
         executor=executor,
     )
     with graceful_stop() as stop, ProgressBars() as progress:
-        view = _View()
+        view = SweepView()
         with view:
             found = api.sweep(
                 request, root=runs, stop=stop, observe=view.observe, progress=progress
@@ -121,7 +121,7 @@ def show_sweep(
 app.command(show_sweep, name="show")
 
 
-class _View:
+class SweepView:
     """The trials on a terminal while they run; a line for each that ends elsewhere."""
 
     def __init__(self) -> None:

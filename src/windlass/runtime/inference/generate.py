@@ -1,6 +1,6 @@
 """Text generation from a checkpoint: one token at a time, each from a full forward pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from windlass.runtime.layer_templates import LayerTemplate, layer_templates
-from windlass.runtime.parameters import ResidentLayer, resident_layers
+from windlass.runtime.layer_templates import layer_templates
+from windlass.runtime.parameters import resident_layers
 from windlass.schema import Precision
 
 
@@ -54,15 +54,12 @@ def generate_text(
     """
     if not prompt:
         raise ValueError("the prompt has no token")
-    torch_device = torch.device(device)
-    layers = resident_layers(stack, seed=0, precision=precision, device=torch_device)
-    load_checkpoint(checkpoint, layers, moments=False)
-    templates = layer_templates(stack, compiled=False)
+    logits_of = checkpoint_logits(stack, checkpoint, precision=precision, device=device)
     generator = torch.Generator().manual_seed(options.seed)
     tokens = list(prompt)
     for _ in range(options.count):
         window = tokens[-stack.max_sequence :] if stack.max_sequence else tokens
-        logits = _logits(layers, templates, torch.tensor([window], device=torch_device))
+        logits = logits_of(torch.tensor([window]))
         token = _draw(logits[0, -1].float().cpu(), options, generator)
         if token == options.end_token:
             return
@@ -70,15 +67,33 @@ def generate_text(
         yield token
 
 
-@torch.no_grad()
-def _logits(
-    layers: Sequence[ResidentLayer], templates: Sequence[LayerTemplate], tokens: Tensor
-) -> Tensor:
-    """`Float[1 s v]` for tokens `Int[1 s]`."""
-    x = tokens
-    for layer, template in zip(layers, templates, strict=True):
-        x = template.raw_output(layer.weights, layer.buffers, x)
-    return x
+def checkpoint_logits(
+    stack: LayerStack, checkpoint: Checkpoint, *, precision: Precision, device: str
+) -> Callable[[Tensor], Tensor]:
+    """The function that gives logits `Float[b s v]` for tokens `Int[b s]`, without dropout.
+
+    Args:
+        stack: the model that the checkpoint belongs to.
+        checkpoint: checkpoint to load the weights from.
+        precision: precision that layers compute in.
+        device: torch device name; tokens may be on any device.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    torch_device = torch.device(device)
+    layers = resident_layers(stack, seed=0, precision=precision, device=torch_device)
+    load_checkpoint(checkpoint, layers, moments=False)
+    templates = layer_templates(stack, compiled=False)
+
+    @torch.no_grad()
+    def logits_of(tokens: Tensor) -> Tensor:
+        x = tokens.to(torch_device)
+        for layer, template in zip(layers, templates, strict=True):
+            x = template.raw_output(layer.weights, layer.buffers, x)
+        return x
+
+    return logits_of
 
 
 def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) -> int:

@@ -11,7 +11,7 @@ from windlass.errors import CheckpointError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.generate import SamplingOptions, generate_text
+from windlass.runtime.inference.generate import SamplingOptions, generate_text
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
