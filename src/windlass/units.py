@@ -67,6 +67,11 @@ def format_bytes(count: float) -> str:
     return f"{_digits(count / size)} {unit}"
 
 
+def format_traffic(count: float) -> str:
+    """`797 MB`: bytes that are moved; three significant digits, powers of 10."""
+    return _si(count, "B")
+
+
 def format_rate(rate: float) -> str:
     """`900 GB/s`: three significant digits, powers of 10."""
     return _si(rate, "B/s")

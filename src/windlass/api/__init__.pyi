@@ -22,6 +22,10 @@ from .compare import (
 from .data import (
     data_statistics,
 )
+from .dataflow import (
+    SPARSITIES,
+    dataflow,
+)
 from .differences.bisection import (
     Bisection,
     bisect,
@@ -201,6 +205,7 @@ __all__ = [
     "VERIFICATION_STEPS",
     "Bisection",
     "Check",
+    "SPARSITIES",
     "ClusterHost",
     "ClusterRank",
     "ElasticRecovery",
@@ -236,6 +241,7 @@ __all__ = [
     "diff",
     "downscale_plan",
     "draw_figure",
+    "dataflow",
     "draw_plan",
     "draw_sweep",
     "evaluate_tables",

@@ -13,8 +13,10 @@ from windlass.api.machines import Progress
 from windlass.api.objects import NO_OBJECTS, PlannedObjects, model_arguments
 from windlass.atomic_files import cache_folder
 from windlass.capture import (
+    NamedTrace,
     analytic_graph,
     analytic_tensor_shards,
+    analytic_traces,
     check_analytic_degrees,
     graph_key,
     load_graph,
@@ -23,7 +25,15 @@ from windlass.capture import (
 )
 from windlass.errors import RequestError
 from windlass.models import TransformerConfig, apply_model_arguments, model_config
-from windlass.schema import Graph, Machine, ModelIdentity, ResolvedRequest, Stack, grid_columns
+from windlass.schema import (
+    Graph,
+    Machine,
+    ModelIdentity,
+    Precision,
+    ResolvedRequest,
+    Stack,
+    grid_columns,
+)
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
@@ -68,6 +78,28 @@ def capture(
         graph = _with_look_ahead(capture_graph(build_requested_model(model)), model, objects)
         save_graph(folder, key, graph)
     return graph
+
+
+def capture_traces(
+    model: ModelIdentity, precision: Precision, objects: PlannedObjects = NO_OBJECTS
+) -> dict[str, NamedTrace]:
+    """The calls and buffers of each kind of layer of a model, which its graph is made from.
+
+    Args:
+        model: the model.
+        precision: float32 or bfloat16.
+        objects: a model that no file holds.
+
+    Raises:
+        ModelError: the model is unknown, or is no sequence of layers.
+    """
+    config = _catalogue_config(model, objects)
+    if config is not None:
+        return analytic_traces(config, precision)
+    install_allocator()
+    from windlass.capture import capture_traces
+
+    return capture_traces(objects.stack(model, seed=None), precision)
 
 
 def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> TransformerConfig | None:

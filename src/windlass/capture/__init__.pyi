@@ -1,11 +1,13 @@
 from .analytic import (
     analytic_graph,
     analytic_tensor_shards,
+    analytic_traces,
     check_analytic_degrees,
 )
 from .capture_layers import (
     capture_graph,
     capture_tensor_shards,
+    capture_traces,
     check_tensor_degrees,
 )
 from .graph_cache import (
@@ -23,13 +25,23 @@ from .image_layers import (
     ImageModel,
     image_graph,
 )
+from .trace import (
+    FittedTrace,
+    NamedTrace,
+    TracedCall,
+)
 
 __all__ = [
+    "FittedTrace",
     "ImageModel",
+    "NamedTrace",
+    "TracedCall",
     "analytic_graph",
     "analytic_tensor_shards",
+    "analytic_traces",
     "capture_graph",
     "capture_tensor_shards",
+    "capture_traces",
     "check_analytic_degrees",
     "check_tensor_degrees",
     "graph_key",

@@ -9,6 +9,7 @@ does not follow from other degrees, nor does an uneven vocabulary.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recorder import RecordedPass, record_layer
-from windlass.capture.trace import FittedTrace
+from windlass.capture.trace import FittedTrace, NamedTrace
 from windlass.errors import ModelError
 from windlass.models import (
     LayerStack,
@@ -95,6 +96,42 @@ def capture_graph(stack: LayerStack) -> Graph:
 
 
 def capture_tensor_shards(stack: LayerStack, graph: Graph, degrees: Iterable[int]) -> Graph:
+def capture_traces(stack: LayerStack, precision: Precision) -> dict[str, NamedTrace]:
+    """The calls and buffers of each kind of layer of a stack.
+
+    Args:
+        stack: the stack.
+        precision: float32 or bfloat16.
+
+    Raises:
+        ModelError: as in `capture_graph`.
+    """
+    traces: dict[str, NamedTrace] = {}
+    widths: dict[str, int] = {}
+    width: int | None = None
+    for index, kind in enumerate(stack.kinds):
+        if kind not in traces:
+            layer = stack.layers[index]
+            subject = _LayerUnderTest(
+                stack=stack, index=index, layer=layer, tp_rank=TensorParallelRank(degree=1),
+                width=width,
+            )  # fmt: skip
+            fitted, widths[kind] = _fit(subject, precision)
+            traces[kind] = NamedTrace(fitted=fitted, parameters=tuple(_state_names(layer)))
+        width = widths[kind]
+    return traces
+
+
+def _state_names(layer: nn.Module) -> Iterator[str]:
+    """Names of a layer's parameters and buffers, each tensor once, in the order of `fake_state`."""
+    seen: set[int] = set()
+    parameters = layer.named_parameters(remove_duplicate=False)
+    for name, tensor in chain(parameters, layer.named_buffers(remove_duplicate=False)):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name
+
+
     """Adds to a graph what one rank computes of each kind of layer, at each tensor-parallel degree.
 
     A degree over which the stack cannot be sharded is recorded with the reasons.

@@ -92,3 +92,12 @@ class FittedTrace:
     trace: LayerTrace
     numbers: tuple[Polynomial, ...]
     """Polynomials by the indices that the trace uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTrace:
+    """A fitted trace, and the names of the layer's parameters."""
+
+    fitted: FittedTrace
+    parameters: tuple[str, ...]
+    """Name of each buffer whose role is `parameter`, in their order."""

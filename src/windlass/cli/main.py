@@ -32,6 +32,7 @@ _COMMANDS = {
     "batch": "compare:batch",
     "largest-model": "largest_model:largest_model",
     "smallest-machine": "smallest_machine:smallest_machine",
+    "dataflow": "dataflow:dataflow",
     "runs": "record.runs:app",
     "show": "record.show:show",
     "report": "record.show:report",

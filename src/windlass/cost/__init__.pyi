@@ -14,6 +14,11 @@ from .clock.plan_columns import (
 from .clock.stack_bytes import (
     stack_stage_bytes,
 )
+from .dataflow.dataflow_report import (
+    DataflowSubject,
+    chip_rates,
+    dataflow_report,
+)
 from .instruction_time import (
     InstructionCosts,
 )
@@ -40,12 +45,15 @@ __all__ = [
     "MEMORY_ERROR",
     "ArrayClock",
     "Bools",
+    "DataflowSubject",
     "Floats",
     "InstructionCosts",
     "Ints",
     "LayerConfig",
     "PipelineShape",
     "PlanColumns",
+    "chip_rates",
+    "dataflow_report",
     "first_step_cost",
     "predict_plan",
     "predict_time",

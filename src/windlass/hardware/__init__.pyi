@@ -11,6 +11,7 @@ from .local_machine import (
     LOCAL_MACHINE_FILE,
     core_count,
     is_local_machine_changed,
+    last_level_cache_bytes,
     load_local_machine,
     save_local_machine,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "device_names",
     "host_families",
     "is_local_machine_changed",
+    "last_level_cache_bytes",
     "load_local_machine",
     "load_machine",
     "machine_names",

@@ -12,6 +12,7 @@ from pathlib import Path
 from windlass.atomic_files import atomic_write, seal, unseal
 from windlass.errors import WindlassError
 from windlass.schema import Machine
+from windlass.units import parse_bytes
 
 LOCAL_MACHINE_FILE = "here.toml"
 """File name of the measurement in the user's cache folder."""
@@ -21,6 +22,8 @@ _FORMAT = "13"
 that older measurements are taken again."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+"""The caches of the first core, each a folder with its `size`, such as `32768K`."""
 
 
 def load_local_machine(folder: Path) -> Machine | None:
@@ -85,6 +88,12 @@ def core_count() -> int:
 def total_memory_bytes() -> int:
     """Bytes of physical memory of this host."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def last_level_cache_bytes() -> int | None:
+    """Bytes of the largest cache that a core of this host uses; None if the system states none."""
+    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    return max((parse_bytes(f"{size}iB") for size in sizes if size), default=None)
 
 
 def accelerator_names() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ _SECONDS = (
     "launch_seconds", "pass_seconds", "compiled_pass_seconds", "compile_seconds",
     "update_call_seconds",
 )  # fmt: skip
-_BYTES = ("runtime_bytes", "compiler_bytes")
+_BYTES = ("runtime_bytes", "compiler_bytes", "on_chip_bytes")
 _RATES = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
 
 
@@ -55,7 +55,7 @@ def _device(device: Device) -> Iterator[_PathValueText]:
         value = getattr(device, name)
         yield f"device.{name}", value, format_seconds(value)
     for name in _BYTES:
-        value = getattr(device, name)
+        value = getattr(device, name) or 0
         yield f"device.{name}", value, format_bytes(value)
     for name in _RATES:
         value = getattr(device, name) or 0.0

@@ -2,6 +2,10 @@ from .figures.comparison import (
     batch_comparison_figure,
     machine_comparison_figure,
 )
+from .figures.dataflow import (
+    dataflow_figure,
+    machines_curves_figure,
+)
 from .figures.figure_sheet import (
     PLAN_FIGURES,
     figure_sheet,
@@ -69,6 +73,14 @@ from .terminal.comparison_tables import (
 from .terminal.data_table import (
     data_table,
 )
+from .terminal.dataflow_tables import (
+    dataflow_table,
+    describe_dataflow,
+    describe_thresholds,
+    machines_dataflow_table,
+    section_table,
+    sparsity_table,
+)
 from .terminal.largest_model_table import (
     largest_model_table,
 )
@@ -133,9 +145,13 @@ __all__ = [
     "columns_table",
     "cost_table",
     "data_table",
+    "dataflow_figure",
+    "dataflow_table",
+    "describe_dataflow",
     "describe_phases",
     "describe_plan",
     "describe_sigmas",
+    "describe_thresholds",
     "describe_traffic",
     "describe_verdict",
     "figure_sheet",
@@ -148,6 +164,8 @@ __all__ = [
     "machine_comparison_figure",
     "machine_comparison_table",
     "machine_table",
+    "machines_curves_figure",
+    "machines_dataflow_table",
     "machines_table",
     "memory_table",
     "numbers_table",
@@ -165,8 +183,10 @@ __all__ = [
     "runs_notebook",
     "runs_table",
     "score_table",
+    "section_table",
     "smallest_machine_figure",
     "smallest_machine_table",
+    "sparsity_table",
     "stack_table",
     "stacks_table",
     "svg_size",

@@ -249,6 +249,9 @@ class Device(Document):
     moving_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of compute units that plans with offloading reserve for transfers; these then overlap
     computing on a bulk-synchronous machine too."""
+    on_chip_bytes: Bytes | None = Field(default=None, gt=0)
+    """Memory on the chip (last-level cache or SRAM) in which fused ops keep what passes between
+    them; as much as the device memory if that is on the chip itself. None means not stated."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Memory tiers, device memory first."""
 

@@ -8,7 +8,8 @@ that the trace is the one that a capture records; micro-batch and sequence are s
 from windlass.capture.analytic.graph import (
     analytic_graph,
     analytic_tensor_shards,
+    analytic_traces,
     check_analytic_degrees,
 )
 
-__all__ = ["analytic_graph", "analytic_tensor_shards", "check_analytic_degrees"]
+__all__ = ["analytic_graph", "analytic_tensor_shards", "analytic_traces", "check_analytic_degrees"]

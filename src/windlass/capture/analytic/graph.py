@@ -8,6 +8,7 @@ from windlass.capture.analytic.record import layer_scope, record_layer
 from windlass.capture.analytic.transformer import LayerType, layer_types
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
+from windlass.capture.trace import NamedTrace
 from windlass.models import TransformerConfig
 from windlass.schema import (
     Graph,
@@ -38,6 +39,24 @@ def analytic_graph(config: TransformerConfig) -> Graph:
         ),
         kinds=_kinds(config, Rank()),
     )
+
+
+def analytic_traces(config: TransformerConfig, precision: Precision) -> dict[str, NamedTrace]:
+    """The calls and buffers of each kind of layer of a transformer.
+
+    Args:
+        config: the model.
+        precision: float32 or bfloat16.
+    """
+    traces: dict[str, NamedTrace] = {}
+    for layer in layer_types(config):
+        scope = layer_scope(config, Rank(), precision)
+        layer.build(scope)
+        traces[layer.kind] = NamedTrace(
+            fitted=record_layer(config, layer, Rank(), precision),
+            parameters=tuple(info.name for info, _ in scope.parameters),
+        )
+    return traces
 
 
 def analytic_tensor_shards(
