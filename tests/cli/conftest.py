@@ -33,7 +33,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 _WITHOUT_RANKS = frozenset(
-    {"batch", "data", "fit", "keys", "machines", "models", "plan", "runs", "show"}
+    {"batch", "data", "fit", "keys", "launch", "machines", "models", "plan", "runs", "show"}
     | {"smallest-machine", "validate", "import-runs", "mirror"}
 )
 """Commands that neither train nor measure: they may run within the process of the tests."""
@@ -57,6 +57,12 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def refused(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
+    """Runs any command line in this process: one that ends before it starts to train."""
+    return lambda *words: _run_here(words, surroundings, tmp_path)
 
 
 def _run_here(

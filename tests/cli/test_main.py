@@ -15,8 +15,8 @@ from windlass.cli import console as output
 from windlass.cli.main import main
 
 
-def test_all_errors_of_a_command_line_are_reported_at_once(windlass: Windlass) -> None:
-    done = windlass("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "memory=3 GiBB")
+def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) -> None:
+    done = refused("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "memory=3 GiBB")
 
     assert done.returncode == 2
     for words in ("did you mean `train.steps`?", "`batch.micro` = 'many'", "3 GiBB"):
@@ -41,9 +41,9 @@ def test_all_errors_of_a_command_line_are_reported_at_once(windlass: Windlass) -
     ],
 )
 def test_an_unknown_name_is_one_clear_message_and_exit_code_2(
-    windlass: Windlass, words: tuple[str, ...], told: str
+    refused: Windlass, words: tuple[str, ...], told: str
 ) -> None:
-    done = windlass(*words)
+    done = refused(*words)
 
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
@@ -118,8 +118,8 @@ def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Wind
     assert "what would help" in done.stdout
 
 
-def test_a_model_that_does_not_fit_is_not_trained(windlass: Windlass) -> None:
-    done = windlass("train", "gpt-tiny", "--memory", "24MiB")
+def test_a_model_that_does_not_fit_is_not_trained(refused: Windlass) -> None:
+    done = refused("train", "gpt-tiny", "--memory", "24MiB")
 
     assert done.returncode == 2
     assert "what would help" in done.stderr

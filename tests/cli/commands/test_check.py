@@ -64,10 +64,10 @@ def test_a_large_plan_is_rehearsed_downscaled_and_the_changes_are_listed(
     assert "width 12288 -> 32" in done.stdout
 
 
-def test_a_users_own_model_cannot_be_downscaled(windlass: Windlass, large_plan: Path) -> None:
+def test_a_users_own_model_cannot_be_downscaled(refused: Windlass, large_plan: Path) -> None:
     text = large_plan.read_text().replace("gpt3-175b@", "mine.py:model@")
     large_plan.write_text(text)
-    done = windlass("rehearse", "--plan", str(large_plan))
+    done = refused("rehearse", "--plan", str(large_plan))
     assert done.returncode == 2
     assert "model of your own" in done.stderr
     assert "Traceback" not in done.stderr

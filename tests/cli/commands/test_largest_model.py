@@ -49,9 +49,9 @@ def test_the_result_is_one_table_with_the_transfers_and_the_verdict(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def test_too_few_tokens_and_another_machine_are_refused(windlass: Windlass) -> None:
-    few = windlass("largest-model", "gpt-tiny", *SMALL, "train.batch=4")
-    other = windlass("largest-model", "gpt-tiny", "--on", "a100-80gb")
+def test_too_few_tokens_and_another_machine_are_refused(refused: Windlass) -> None:
+    few = refused("largest-model", "gpt-tiny", *SMALL, "train.batch=4")
+    other = refused("largest-model", "gpt-tiny", "--on", "a100-80gb")
 
     assert few.returncode == other.returncode == 2
     assert (
