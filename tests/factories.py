@@ -1,6 +1,7 @@
 """Factories of tiny real documents: `tiny_graph(layers=2)`, `tiny_machine(...)`, ..."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 from windlass.capture.analytic import analytic_graph, analytic_tensor_shards
@@ -30,6 +31,7 @@ from windlass.schema.plan import (
     ShardingDegrees,
     Stage,
 )
+from windlass.schema.sparsity import SparsityRequest
 from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
 from windlass.units import parse_bytes
 
@@ -37,9 +39,11 @@ HOST_OFFLOAD = Offload(parameters="host", gradients="host", optimizer="host")
 """Parameters, gradients and optimizer state are offloaded to the host; activations are not."""
 
 
-def catalog_graph(name: str, *degrees: int, **dials: float) -> Graph:
+def catalog_graph(
+    name: str, *degrees: int, sparsity: SparsityRequest | None = None, **dials: float
+) -> Graph:
     """`catalog_graph("gpt-tiny", 2, layers=3)`: the graph that a capture gives, in milliseconds."""
-    config = apply_model_arguments(model_config(name), dials)
+    config = replace(apply_model_arguments(model_config(name), dials), sparsity=sparsity)
     return analytic_tensor_shards(config, analytic_graph(config), degrees)
 
 

@@ -144,6 +144,9 @@ from .size_search import (
 from .smallest_machine import (
     smallest_machines,
 )
+from .sparse_speedup import (
+    sparse_speedup,
+)
 from .sweeping.sweep import (
     Sweep,
     load_sweep,
@@ -202,10 +205,10 @@ __all__ = [
     "RUNS",
     "SERVER_HOST",
     "SERVER_PORT",
+    "SPARSITIES",
     "VERIFICATION_STEPS",
     "Bisection",
     "Check",
-    "SPARSITIES",
     "ClusterHost",
     "ClusterRank",
     "ElasticRecovery",
@@ -238,10 +241,10 @@ __all__ = [
     "compare_batches",
     "compare_machines",
     "data_statistics",
+    "dataflow",
     "diff",
     "downscale_plan",
     "draw_figure",
-    "dataflow",
     "draw_plan",
     "draw_sweep",
     "evaluate_tables",
@@ -295,6 +298,7 @@ __all__ = [
     "send_alert",
     "serve",
     "smallest_machines",
+    "sparse_speedup",
     "sweep",
     "sweep_rows",
     "sync_runs",

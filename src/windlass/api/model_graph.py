@@ -5,6 +5,7 @@ torch load only when something must be captured for the first time.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,9 +111,10 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     """
     if not objects.is_rebuildable or model.sharding_rules or ".py" in model.name:
         return None
-    if ":" in model.name or model.sparsity is not None:
+    if ":" in model.name or (model.sparsity and (model.sparsity.modules or model.sparsity.mask)):
         return None
-    return apply_model_arguments(model_config(model.name), model_arguments(model))
+    config = apply_model_arguments(model_config(model.name), model_arguments(model))
+    return replace(config, sparsity=model.sparsity)
 
 
 def _graph_on_stack(
@@ -121,8 +123,13 @@ def _graph_on_stack(
     """The graph of a catalogue model on another stack, with some tensor-parallel degrees.
 
     Raises:
-        RequestError: the model is one of the user's own.
+        RequestError: the model is one of the user's own, or sparse.
     """
+    if model.sparsity is not None:
+        raise RequestError(
+            f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave `--stack` "
+            "or `sparsity` out"
+        )
     config = _catalogue_config(model, objects)
     if config is None:
         raise RequestError(

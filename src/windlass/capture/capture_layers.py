@@ -24,6 +24,7 @@ from windlass.models import (
     LayerStack,
     ParamShard,
     TensorParallelRank,
+    can_fuse_loss,
     is_embedding_only,
     layer_sharding,
     param_shards,
@@ -95,7 +96,6 @@ def capture_graph(stack: LayerStack) -> Graph:
     )
 
 
-def capture_tensor_shards(stack: LayerStack, graph: Graph, degrees: Iterable[int]) -> Graph:
 def capture_traces(stack: LayerStack, precision: Precision) -> dict[str, NamedTrace]:
     """The calls and buffers of each kind of layer of a stack.
 
@@ -132,6 +132,7 @@ def _state_names(layer: nn.Module) -> Iterator[str]:
             yield name
 
 
+def capture_tensor_shards(stack: LayerStack, graph: Graph, degrees: Iterable[int]) -> Graph:
     """Adds to a graph what one rank computes of each kind of layer, at each tensor-parallel degree.
 
     A degree over which the stack cannot be sharded is recorded with the reasons.
@@ -219,6 +220,7 @@ def _capture_kind(
         costs=tuple(costs),
         is_embedding=is_embedding,
         selective_costs=tuple(_selective_costs(subject)),
+        fused_costs=tuple(_fused_costs(subject)),
     )
     return kind, output_width
 
@@ -234,6 +236,17 @@ def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     with suppress(ModelError):
         fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]
         yield from map(eager_cost, fitted, _DTYPES)
+
+
+def _fused_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
+    """Costs of the last layer with its loss fused, if one device has all of it."""
+    kinds = subject.stack.kinds
+    is_alone = subject.last and kinds.count(kinds[-1]) == 1 and subject.tp_rank.degree == 1
+    if subject.width is None or not is_alone or not can_fuse_loss(subject.layer, subject.width):
+        return
+    for precision in _DTYPES:
+        fitted, _ = _fit(subject, precision, fused=True)
+        yield from (eager_cost(fitted, precision), compiled_cost(fitted, precision))
 
 
 def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
@@ -259,14 +272,18 @@ def _only_sharded_dim(shard: ParamShard) -> int | None:
 
 
 def _fit(
-    subject: _LayerUnderTest, precision: Precision, *, selective: bool = False
+    subject: _LayerUnderTest, precision: Precision, *, selective: bool = False, fused: bool = False
 ) -> tuple[FittedTrace, int]:
-    """The layer's trace with its numbers as polynomials, and the width of its output."""
+    """The layer's trace with its numbers as polynomials, and the width of its output.
+
+    The output of a fused loss has none.
+    """
     *fit_sequences, check_sequence = _sequences(subject.stack, subject.tp_rank)
     points = [(micro, sequence) for micro in FIT_MICRO_BATCHES for sequence in fit_sequences]
     check = (_CHECK_MICRO_BATCH, check_sequence)
     passes = {
-        point: _record(subject, precision, point, selective=selective) for point in (*points, check)
+        point: _record(subject, precision, point, selective=selective, fused=fused)
+        for point in (*points, check)
     }
     first = passes[points[0]]
     for point, recorded in passes.items():
@@ -280,7 +297,8 @@ def _fit(
     fitted = zip(polynomials, numbers[check], strict=True)
     if any(polynomial.at(*check) != number for polynomial, number in fitted):
         raise _not_one_polynomial(subject, check, "another amount of work")
-    return FittedTrace(trace=first.trace, numbers=polynomials), first.output_shape[-1]
+    width = 0 if fused else first.output_shape[-1]
+    return FittedTrace(trace=first.trace, numbers=polynomials), width
 
 
 def _not_one_polynomial(
@@ -294,7 +312,12 @@ def _not_one_polynomial(
 
 
 def _record(
-    subject: _LayerUnderTest, precision: Precision, point: tuple[int, int], *, selective: bool
+    subject: _LayerUnderTest,
+    precision: Precision,
+    point: tuple[int, int],
+    *,
+    selective: bool,
+    fused: bool,
 ) -> RecordedPass:
     try:
         return record_layer(
@@ -303,6 +326,7 @@ def _record(
             dtype=_DTYPES[precision],
             target_shape=point if subject.last else None,
             selective=selective,
+            fused=fused,
         )
     except Exception as error:
         raise ModelError(

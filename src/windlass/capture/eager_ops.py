@@ -1,10 +1,19 @@
 """Ops of a layer that runs eagerly: one op for each recorded call."""
 
 from collections.abc import Sequence
+from math import prod
 
 from windlass.capture.polynomial_fit import sum_polynomials
 from windlass.capture.trace import FittedTrace, TracedCall
-from windlass.schema import Collective, LayerCost, MatmulShape, Op, Polynomial, Precision
+from windlass.schema import (
+    Collective,
+    KeptBlocks,
+    LayerCost,
+    MatmulShape,
+    Op,
+    Polynomial,
+    Precision,
+)
 
 
 def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
@@ -20,6 +29,7 @@ def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
             written_bytes=sum_polynomials(numbers[access.nbytes] for access in call.writes),
             live_bytes=sum_polynomials([live_bytes[index], layout_copy_bytes(call, numbers)]),
             shape=matmul_shape(call, numbers),
+            kept=kept_blocks(call, numbers),
             collective=collective_of(call, numbers),
             is_causal=call.is_causal,
         )
@@ -71,6 +81,16 @@ def matmul_shape(call: TracedCall, numbers: Sequence[Polynomial]) -> MatmulShape
     return MatmulShape(*(numbers[index] for index in call.matmul_sizes))
 
 
+def kept_blocks(call: TracedCall, numbers: Sequence[Polynomial]) -> KeptBlocks | None:
+    """What is kept of a sparse weight; None for any other call."""
+    if call.kept is None or call.matmul_sizes is None:
+        return None
+    block, kept = call.kept
+    _, *sides = (numbers[index] for index in call.matmul_sizes)
+    dense = prod(side.constant for side in sides if side.constant)
+    return KeptBlocks(block, kept / dense)
+
+
 def collective_of(call: TracedCall, numbers: Sequence[Polynomial]) -> Collective | None:
     """The collective that a call is; None for any other call."""
     if call.collective is None:
@@ -80,15 +100,31 @@ def collective_of(call: TracedCall, numbers: Sequence[Polynomial]) -> Collective
 
 
 def layout_copy_bytes(call: TracedCall, numbers: Sequence[Polynomial]) -> Polynomial:
-    """Bytes of the copies a collective makes to order data by rank; elsewhere it is by sample.
+    """Bytes of the copies in another layout that a call makes and frees inside.
 
-    A single sample needs no such copy, but is not distinguished. A reduce-scatter also holds what
-    it receives beside what it sends.
+    A collective orders data by rank; elsewhere it is by sample. A single sample needs no such copy,
+    but is not distinguished. A reduce-scatter also holds what it receives beside what it sends.
     """
+    if call.kept is not None:
+        return _packed_bytes(call, numbers)
     if call.collective is None or call.collective[0] == "all_reduce":
         return Polynomial()
     full = numbers[call.collective[2]]
     return full.doubled if call.collective[0] == "reduce_scatter" else full
+
+
+def _packed_bytes(call: TracedCall, numbers: Sequence[Polynomial]) -> Polynomial:
+    """Bytes that a sparse product packs before it multiplies, as `sparsity/block_linear.cpp` does.
+
+    These are the kept blocks, whose rows float32 gradients of inputs take as they are, or the
+    narrower factor of their gradient.
+    """
+    first, second = (numbers[access.nbytes] for access in call.reads[:2])
+    if second != Polynomial(second.constant):
+        return min(first, second)
+    _, kept = call.kept or (0, 0)
+    in_place = call.name == "block_linear_input_grad" and second.constant == 4 * kept
+    return Polynomial() if in_place else second
 
 
 def _live_bytes(fitted: FittedTrace) -> list[Polynomial]:

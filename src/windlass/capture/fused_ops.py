@@ -13,7 +13,12 @@ Three things change (read off the graphs of AOTAutograd and the code of Inductor
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.capture.eager_ops import collective_of, layout_copy_bytes, matmul_shape
+from windlass.capture.eager_ops import (
+    collective_of,
+    kept_blocks,
+    layout_copy_bytes,
+    matmul_shape,
+)
 from windlass.capture.polynomial_fit import sum_polynomials
 from windlass.capture.trace import FittedTrace, LayerTrace, TracedCall
 from windlass.schema import PRECISION_BYTES, LayerCost, Op, Polynomial, Precision
@@ -325,6 +330,7 @@ def _op(fitted: FittedTrace, fused: _FusedOp, live: Polynomial, precision: Preci
         written_bytes=written,
         live_bytes=live,
         shape=matmul_shape(first, numbers) if len(fused.calls) == 1 else None,
+        kept=kept_blocks(first, numbers),
         collective=collective_of(first, numbers),
         is_causal=first.is_causal,
     )

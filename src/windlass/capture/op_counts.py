@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from windlass.models import FusedLossSizes
 from windlass.schema import CollectiveKind, TensorAxis
 
 _aten = torch.ops.aten
@@ -16,6 +17,13 @@ _PRODUCTS: dict[OpOverloadPacket, int] = {
     _aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1,
 }  # fmt: skip
 """Matrix products, and the index of the left factor among their tensors."""
+
+_SPARSE_PRODUCTS = frozenset({"windlass::block_linear", "windlass::block_linear_input_grad"})
+_SPARSE_WEIGHT_GRADIENT = "windlass::block_linear_weight_grad"
+"""Operators of `windlass.sparsity.block_linear`."""
+
+_FUSED_LOSS = "windlass::linear_cross_entropy_grads"
+"""Operator of `models.fused_loss`: the loss, and the gradients of both factors of the logits."""
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
 """Prefix of the names of torch's fused attention kernels on every device."""
@@ -57,13 +65,55 @@ ALLOCATIONS: frozenset[OpOverloadPacket] = frozenset({
 
 
 def matmul_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> tuple[int, int, int, int] | None:
-    """Batch, m, n, k of a matrix product; None for any other call."""
+    """Batch, m, n, k of a matrix product; None for any other call.
+
+    A fused loss is three products of the size of the logits': they and both gradients.
+    """
+    if call.name() == _FUSED_LOSS:
+        return 3, len(tensors[0]), *tensors[1].shape
     index = _PRODUCTS.get(call.overloadpacket)
     if index is None:
         return None
     left, right = tensors[index], tensors[index + 1]
     batch = left.shape[0] if left.ndim == 3 else 1
     return batch, left.shape[-2], right.shape[-1], left.shape[-1]
+
+
+class SparseProduct(NamedTuple):
+    """A product with a weight of kept blocks."""
+
+    sizes: tuple[int, int, int, int]
+    """Batch, m, n, k of the dense product."""
+    block: int
+    """Side of a block."""
+    kept: int
+    """Elements of all kept blocks."""
+    flop: int
+    """`2 tokens kept`."""
+
+
+def sparse_product(
+    call: OpOverload, tensors: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> SparseProduct | None:
+    """The product with a weight of kept blocks that a call computes; None for any other call."""
+    name, first = call.name(), tensors[0]
+    tokens = prod(first.shape[:-1])
+    if name in _SPARSE_PRODUCTS:
+        sizes, blocks = (1, tokens, outputs[0].shape[-1], first.shape[-1]), tensors[1]
+    elif name == _SPARSE_WEIGHT_GRADIENT:
+        sizes, blocks = (1, first.shape[-1], tensors[1].shape[-1], tokens), outputs[0]
+    else:
+        return None
+    kept = blocks.numel()
+    return SparseProduct(sizes, blocks.shape[-1], kept, 2 * tokens * kept)
+
+
+def fused_loss_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> FusedLossSizes | None:
+    """Sizes of a fused loss; None for any other call."""
+    if call.name() != _FUSED_LOSS:
+        return None
+    vocabulary, width = tensors[1].shape
+    return FusedLossSizes(vocabulary, width, tensors[1].element_size())
 
 
 def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:

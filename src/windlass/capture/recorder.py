@@ -6,6 +6,7 @@ there. A buffer counts as freed when its storage is garbage collected, as in a r
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -21,14 +22,29 @@ from windlass.capture.op_counts import (
     HIDDEN_IN_PLACE,
     attention_flop,
     collective_call,
+    fused_loss_sizes,
     matmul_sizes,
     read_tensors,
+    sparse_product,
     takes_causal_mask,
     touched_bytes,
 )
-from windlass.capture.trace import BufferAccess, BufferRole, LayerTrace, TracedCall
+from windlass.capture.trace import (
+    FUSED_SOFTMAX,
+    BufferAccess,
+    BufferRole,
+    LayerTrace,
+    TracedCall,
+)
 from windlass.capture.trace_builder import TraceBuilder
-from windlass.models import checkpoint_selectively, fake_state, layer_loss
+from windlass.models import (
+    FusedLossSizes,
+    checkpoint_selectively,
+    fake_state,
+    fuse_loss,
+    layer_loss,
+    meta_copy,
+)
 from windlass.schema import OpKind
 
 
@@ -50,6 +66,7 @@ def record_layer(
     dtype: torch.dtype,
     target_shape: tuple[int, int] | None,
     selective: bool = False,
+    fused: bool = False,
 ) -> RecordedPass:
     """Records the forward and backward pass of a layer.
 
@@ -60,7 +77,12 @@ def record_layer(
         target_shape: micro-batch and sequence of the targets of the loss, which follows the last
             layer; None for any other layer.
         selective: whether the layer runs with selective activation checkpointing.
+        fused: whether the loss is fused with the last projection; the output is the loss then.
     """
+    targets_name = None
+    if fused:
+        layer = meta_copy(layer)
+        targets_name = fuse_loss(layer)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         state = fake_state(layer, dtype)
         x = make_input()
@@ -70,10 +92,12 @@ def record_layer(
         recorder = _Recorder()
         recorder.set_role(state.values(), "parameter")
         recorder.set_role([x] if targets is None else [x, targets], "input")
+        if targets is not None and targets_name is not None:
+            state[targets_name] = targets
         with recorder:
             y = _forward(layer, state, x, selective=selective)
             shape = tuple(y.shape)
-            if targets is not None:
+            if targets is not None and targets_name is None:
                 y = layer_loss(layer)(y, targets)
         recorder.end_forward([y])
         output_gradient = torch.empty_like(y)
@@ -153,9 +177,13 @@ class _Recorder(TorchDispatchMode):
         reads = tuple(
             self._access(tensor, nbytes) for tensor, nbytes in read_tensors(func, inputs, outputs)
         )
+        scratch = None
+        if (sizes := fused_loss_sizes(func, inputs)) is not None:
+            scratch = self._softmax(sizes, tokens=len(inputs[0]))
+            reads += (self._access(scratch, 0),)
         writes = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in fresh)
         collective = collective_call(func, args, outputs)
-        call = self._call(func, inputs, reads, writes)
+        call = self._call(func, inputs, outputs, reads, writes)
         if call.kind == "attention" and not takes_causal_mask(func, args, kwargs):
             call = replace(call, is_causal=False)
         if collective is not None:
@@ -163,19 +191,36 @@ class _Recorder(TorchDispatchMode):
             call = replace(call, kind="collective", collective=(kind, axis, trace.number(nbytes)))
         trace.add_call(call)
 
+    def _softmax(self, sizes: FusedLossSizes, *, tokens: int) -> Tensor:
+        """Records what a fused loss moves in its scratch memory, which lives until it is done."""
+        scratch = torch.empty(sizes.scratch_bytes, dtype=torch.uint8)
+        self._trace.add_call(
+            TracedCall(
+                name=FUSED_SOFTMAX,
+                kind="memory",
+                flop=self._trace.number(0),
+                matmul_sizes=None,
+                reads=(),
+                writes=(self._access(scratch, tokens * sizes.moved_bytes),),
+                random=False,
+            )
+        )
+        return scratch
+
     def _call(
-        self, func: OpOverload, inputs: list[Tensor], reads: tuple[BufferAccess, ...],
-        writes: tuple[BufferAccess, ...],
+        self, func: OpOverload, inputs: list[Tensor], outputs: list[Tensor],
+        reads: tuple[BufferAccess, ...], writes: tuple[BufferAccess, ...],
     ) -> TracedCall:  # fmt: skip
         name, number = func.overloadpacket.__name__, self._trace.number
         random = torch.Tag.nondeterministic_seeded in func.tags
-        sizes = matmul_sizes(func, inputs)
+        sparse = sparse_product(func, inputs, outputs) if inputs else None
+        sizes = matmul_sizes(func, inputs) if sparse is None else sparse.sizes
         if sizes is not None:
             batch, m, n, k = (number(size) for size in sizes)
-            flop = number(2 * sizes[0] * sizes[1] * sizes[2] * sizes[3])
+            flop = number(prod((2, *sizes)) if sparse is None else sparse.flop)
             return TracedCall(
                 name=name, kind="matmul", flop=flop, matmul_sizes=(batch, m, n, k), reads=reads,
-                writes=writes, random=random,
+                writes=writes, random=random, kept=sparse and (sparse.block, sparse.kept),
             )  # fmt: skip
         count = attention_flop(func, inputs)
         kind: OpKind = "memory" if count is None else "attention"

@@ -9,6 +9,9 @@ from typing import Literal
 
 from windlass.schema import CollectiveKind, OpKind, Polynomial, TensorAxis
 
+FUSED_SOFTMAX = "linear_cross_entropy_softmax"
+"""Name of the call that stands for what a fused loss does besides its matrix products."""
+
 BufferRole = Literal[
     "parameter",
     "input",  # of the layer, and targets of the loss
@@ -38,13 +41,17 @@ class TracedCall:
     flop: int
     """Index of the number of floating-point operations."""
     matmul_sizes: tuple[int, int, int, int] | None
-    """Indices of batch, m, n, k of a matrix product; None for any other call."""
+    """Indices of batch, m, n, k of a matrix product, of a sparse one those of the dense product;
+    None for any other call."""
     reads: tuple[BufferAccess, ...]
     writes: tuple[BufferAccess, ...]
     random: bool
     """Whether it draws random numbers, so that running it again gives another result."""
     collective: tuple[CollectiveKind, TensorAxis, int] | None = None
     """Kind and axis of a collective, and the index of the full buffer's bytes; None for any other
+    call."""
+    kept: tuple[int, int] | None = None
+    """Side of a block and elements of all kept blocks of a sparse weight; None for any other
     call."""
     is_causal: bool | None = None
     """False for attention in which tokens see later ones too; None otherwise."""

@@ -14,12 +14,14 @@ from windlass.schema import (
     Curve,
     Device,
     MatmulRate,
+    MatmulShape,
     Op,
     Point,
     Polynomial,
     Precision,
     ProductRate,
     ProductRole,
+    SparseProductRate,
     Stack,
 )
 
@@ -83,17 +85,25 @@ class DeviceRates:
         return self._products if same else self.device.rate(precision)
 
     def product(self, op: Op, *, backward: bool) -> ProductRate | None:
-        """Measured time of a matrix product by its sides; None if the machine states none.
-
-        A gradient of weights has sides that depend on no token.
-        """
+        """Measured time of a matrix product by its sides; None if the machine states none."""
         if op.shape is None:
             return None
-        role: ProductRole = "biased" if op.name == "addmm" else "forward"
-        if backward:
-            fixed = all(side == Polynomial(side.constant) for side in (op.shape.m, op.shape.n))
-            role = "weight_gradient" if fixed else "input_gradient"
+        role = _role(op.shape, backward=backward)
+        role = "biased" if op.name == "addmm" and not backward else role
         return next((each for each in self.products(op).products if each.role == role), None)
+
+    def sparse_product(self, op: Op, *, backward: bool) -> SparseProductRate | None:
+        """Measured time of a product with kept blocks of the nearest size; None if not measured."""
+        if op.shape is None or op.kept is None:
+            return None
+        role, block = _role(op.shape, backward=backward), op.kept.block
+        rates = [each for each in self.products(op).sparse_products if each.role == role]
+        return min(rates, key=lambda each: abs(log(each.block / block)), default=None)
+
+    def sparse_efficiency(self, op: Op) -> float:
+        """Rate of a product over that of the dense product; 1 for a dense one."""
+        curve = self.products(op).sparse_efficiency
+        return 1.0 if op.kept is None or curve is None else curve.at(op.kept.block)
 
     def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
         """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
@@ -178,6 +188,14 @@ class DeviceRates:
             rate.head_width: (flat(rate.forward), flat(rate.backward))
             for rate in self._attention_rates
         }
+
+
+def _role(shape: MatmulShape, *, backward: bool) -> ProductRole:
+    """What a product computes; a gradient of weights has sides that depend on no token."""
+    if not backward:
+        return "forward"
+    fixed = all(side == Polynomial(side.constant) for side in (shape.m, shape.n))
+    return "weight_gradient" if fixed else "input_gradient"
 
 
 def rates_at(curve: Curve, sizes: Floats) -> Floats:

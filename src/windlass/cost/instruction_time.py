@@ -64,7 +64,8 @@ class InstructionCosts:
         self._device = machine.device.effective(offloads=plan.offloads)
         in_turn = machine.execution_model == "bulk-synchronous"
         self._rates = DeviceRates(self._device, mode, machine.stack, in_turn=in_turn)
-        self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
+        shard = graph.shard(plan.parallel.tensor, loss=plan.loss)
+        self._kinds = tuple(shard.layer_kinds())
         self._selective = selective_layers(plan)
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}

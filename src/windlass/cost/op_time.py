@@ -1,8 +1,10 @@
 """Time of ATen operations, eager or compiled, split into cost terms.
 
 A matrix product takes `FLOP / rate(FLOP)`, or the time of its tiles in waves over the device's
-processors; attention takes `FLOP / rate(sequence, head width)`, every other operation
-`bytes / rate(bytes)`, at the rate measured under its own name if the machine states one.
+processors; with a sparse weight the share of this time that is kept, over the efficiency of such
+products, or what was measured of them. Attention takes `FLOP / rate(sequence, head width)`, every
+other operation `bytes / rate(bytes)`, at the rate measured under its own name if the machine states
+one.
 
 On a CPU launches and communication add to the work, because the same threads do all of it, and on a
 bulk-synchronous device because it does one after the other. On other accelerators the host launches
@@ -19,7 +21,7 @@ import numpy as np
 
 from windlass.cost.arrays import FloatOrFloats, Floats, Ints
 from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
-from windlass.cost.product_time import product_seconds, tile_seconds
+from windlass.cost.product_time import product_seconds, sparse_product_seconds, tile_seconds
 from windlass.schema import (
     PRECISION_BYTES,
     Curve,
@@ -29,6 +31,7 @@ from windlass.schema import (
     Plan,
     Polynomial,
     ProductRate,
+    SparseProductRate,
 )
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
@@ -105,10 +108,15 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
     by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
     by_tiles: dict[int, tuple[MatmulRate, list[int]]] = {}
     by_role: dict[int, tuple[ProductRate, list[int]]] = {}
+    by_block: dict[int, tuple[SparseProductRate, list[int]]] = {}
     for layer_pass in passes:
         width = _head_width(layer_pass.cost, mode)
-        for op in layer_pass.ops:
-            if op.shape is not None and (rate := rates.products(op)).tiles is not None:
+        for each in layer_pass.ops:
+            sparse = rates.sparse_product(each, backward=layer_pass.backward)
+            op, speed = (each, 1.0) if sparse is not None else _dense(each, rates)
+            if sparse is not None:
+                by_block.setdefault(id(sparse), (sparse, []))[1].append(len(ops))
+            elif op.shape is not None and (rate := rates.products(op)).tiles is not None:
                 by_tiles.setdefault(id(rate), (rate, []))[1].append(len(ops))
             elif (product := rates.product(op, backward=layer_pass.backward)) is not None:
                 by_role.setdefault(id(product), (product, []))[1].append(len(ops))
@@ -116,7 +124,7 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
                 curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
                 by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
             ops.append(op)
-            shares.append(rates.share(op))
+            shares.append(speed * rates.share(op))
     amounts = _amounts(ops, micros, mode.sequence)
     work = np.empty_like(amounts)
     for curves, rows in by_curves.values():
@@ -127,7 +135,23 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
     for product, rows in by_role.values():
         sides = _sides(ops, rows, micros, mode.sequence)
         work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
+    for sparse, rows in by_block.values():
+        _, *sides = _sides(ops, rows, micros, mode.sequence)
+        density = np.array([[op.kept.density] for op in map(ops.__getitem__, rows) if op.kept])
+        work[rows] = sparse_product_seconds(
+            sparse, PRECISION_BYTES[mode.precision], density, *sides
+        )
     return np.asarray(work / np.array(shares).reshape(-1, 1))
+
+
+def _dense(op: Op, rates: DeviceRates) -> tuple[Op, float]:
+    """The dense product of one with a sparse weight, which is so many times faster; else itself."""
+    if op.kept is None:
+        return op, 1.0
+    density = op.kept.density
+    flop = Polynomial(*(coefficient / density for coefficient in op.flop))
+    dense = op.model_copy(update={"flop": flop, "kept": None})
+    return dense, rates.sparse_efficiency(op) / density
 
 
 def _sides(

@@ -7,6 +7,7 @@ from windlass.schema import (
     CACHED_BYTES,
     MatmulRate,
     ProductRate,
+    SparseProductRate,
     TileRate,
 )
 
@@ -31,9 +32,37 @@ def product_seconds(
     """
     made = {"weight_gradient": 0.0, "input_gradient": CACHED_BYTES}.get(rate.role, np.inf)
     cold = itemsize * k * n + np.maximum(0.0, itemsize * k * m - made)
-    read = cold / rate.read if rate.read else 0.0
-    written = itemsize * m * n / rate.write if rate.write else 0.0
-    return np.asarray(rate.call_seconds + count * (2 * m * n * k / rate.flop_rate + read + written))
+    seconds = _seconds(rate, 2 * m * n * k, cold, itemsize * m * n)
+    return np.asarray(rate.call_seconds + count * seconds)
+
+
+def sparse_product_seconds(
+    rate: SparseProductRate, itemsize: int, density: Floats, m: Floats, n: Floats, k: Floats
+) -> Floats:
+    """Seconds of products (m, k) by (k, n) with a weight of kept blocks, as `SparseProductRate`.
+
+    Args:
+        rate: the measured terms.
+        itemsize: bytes of an element.
+        density: kept share of the weight: of the right factor, or of the result if that is its
+            gradient.
+        m: rows of the result.
+        n: columns of the result.
+        k: elements of each sum of the dense product.
+    """
+    if rate.role == "weight_gradient":
+        read, written = k * (m + n), density * m * n
+    else:
+        read, written = density * k * n, m * n
+    seconds = _seconds(rate, 2 * m * n * k * density, itemsize * read, itemsize * written)
+    return np.asarray(rate.call_seconds + seconds)
+
+
+def _seconds(rate: ProductRate, flop: Floats, read: Floats, written: Floats) -> Floats:
+    """Seconds of a product beyond its call."""
+    reading = read / rate.read if rate.read else 0.0
+    writing = written / rate.write if rate.write else 0.0
+    return np.asarray(flop / rate.flop_rate + reading + writing)
 
 
 def tile_seconds(

@@ -158,5 +158,10 @@ class Document(BaseModel):
 
     def _left_out(self) -> dict[str, Any]:
         """The fields that the fingerprint leaves out, as pydantic's `exclude` argument."""
-        names = (name.partition(".") for name in self.fingerprint_excludes)
-        return {name: {"__all__": {inner}} if inner else True for name, _, inner in names}
+        left_out: dict[str, Any] = {}
+        for name, _, inner in (each.partition(".") for each in self.fingerprint_excludes):
+            if inner:
+                left_out.setdefault(name, {"__all__": set()})["__all__"].add(inner)
+            else:
+                left_out[name] = True
+        return left_out

@@ -87,6 +87,9 @@ def _matmul(rate: MatmulRate) -> Iterator[_PathValueText]:
     ):
         if curve is not None:
             yield f"{path}.{name}", tuple(curve.points), _flop_range(curve)
+    if rate.sparse_efficiency is not None:
+        text = _curve_range(rate.sparse_efficiency, _percent, lambda side: f"blocks of {side:g}")
+        yield f"{path}.sparse_efficiency", tuple(rate.sparse_efficiency.points), text
     if rate.tiles is not None:
         yield from ((f"{path}.tiles.{name}", value, f"{value:g}") for name, value in rate.tiles)
     for each in rate.attention_rates:
@@ -120,6 +123,10 @@ def _links(machine: Machine) -> Iterator[_PathValueText]:
 def _rates(path: str, curve: Curve | None) -> Iterator[_PathValueText]:
     if curve is not None:
         yield path, tuple(curve.points), _curve_range(curve, format_rate, format_bytes)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _flop_range(curve: Curve) -> str:

@@ -15,6 +15,13 @@ from .check_shardable import (
 from .config import (
     TransformerConfig,
 )
+from .fused_loss.projection import (
+    can_fuse_loss,
+    fuse_loss,
+)
+from .fused_loss.sizes import (
+    FusedLossSizes,
+)
 from .init_weights import (
     meta_copy,
 )
@@ -56,11 +63,15 @@ from .tensor_parallel.shard_params import (
     param_shards,
 )
 from .tensor_parallel.sharding_rules import (
+    BlockLayout,
     ShardingRule,
+    block_shard_error,
 )
 
 __all__ = [
     "IGNORE_INDEX",
+    "BlockLayout",
+    "FusedLossSizes",
     "LayerStack",
     "ParamShard",
     "SampleShard",
@@ -70,9 +81,12 @@ __all__ = [
     "TransformerConfig",
     "all_gather",
     "apply_model_arguments",
+    "block_shard_error",
     "build_layer_stack",
+    "can_fuse_loss",
     "checkpoint_selectively",
     "fake_state",
+    "fuse_loss",
     "is_causal",
     "is_embedding_only",
     "layer_loss",

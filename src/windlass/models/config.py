@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from windlass.schema import SparsityRequest
+
 NormType = Literal["layer", "rms"]
 PositionEncoding = Literal["learned", "rotary"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
@@ -56,6 +58,8 @@ class TransformerConfig:
     split_blocks: bool = False
     """Whether attention and feed-forward are separate layers, so that a pipeline stage can end
     between them."""
+    sparsity: SparsityRequest | None = None
+    """Which weights of the blocks are absent; None keeps all."""
     source: str = ""
     """Publication that the numbers come from."""
 

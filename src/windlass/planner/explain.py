@@ -143,7 +143,8 @@ def show_plan(plan: Plan) -> str:
     recompute = describe_recompute(plan)
     if phases > 1:
         recompute = f"in {phases} phases, recomputes the layers of all but the last"
-    text = f"{plan.precision}, {mode}, {batch}, {recompute}{moments}{tier}"
+    loss = ", fused loss" if plan.loss else ""
+    text = f"{plan.precision}, {mode}, {batch}, {recompute}{moments}{loss}{tier}"
     return text if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {text}"
 
 

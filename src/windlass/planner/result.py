@@ -156,6 +156,7 @@ def _request_values(plan: Plan) -> dict[str, str]:
         "parallel.virtual_stages": parallel.virtual_stages,
         "precision": plan.precision,
         "compile": str(plan.compile).lower(),
+        "loss": plan.loss or "plain",
         "recompute": plan.recompute,
         "recompute_layers": show_recompute_layers(recompute_layers(plan)),
         "batch.micro": plan.batch.micro,
@@ -186,6 +187,7 @@ def _family(plan: Plan) -> dict[str, object]:
     return {
         "precision": plan.precision,
         "compile": plan.compile,
+        "loss": plan.loss,
         "recompute": plan.recompute,
         "phases": plan.is_offloaded("parameters"),
         "optimizer": plan.offload.optimizer,

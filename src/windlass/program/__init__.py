@@ -106,6 +106,7 @@ from windlass.program.tied_weights import (
 )
 from windlass.program.validate_plan import (
     context_errors,
+    fused_loss_errors,
     plan_errors,
     require_valid_plan,
     schedule_errors,
@@ -159,6 +160,7 @@ __all__ = [
     "context_errors",
     "describe_recompute",
     "disk_usage",
+    "fused_loss_errors",
     "gradient_reduce_group",
     "gradient_scatter_group",
     "gradients_reuse_weight_space",

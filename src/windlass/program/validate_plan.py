@@ -85,6 +85,25 @@ def tensor_parallel_errors(degree: int, sequence: int, graph: Graph) -> Iterator
         )
 
 
+def fused_loss_errors(tensor: int, graph: Graph) -> Iterator[str]:
+    """Why a graph's last layer cannot compute its loss fused with its projection.
+
+    Args:
+        tensor: tensor-parallel degree.
+        graph: the full graph of the model.
+    """
+    if tensor > 1:
+        yield (
+            f"`loss` = fused with `parallel.tensor` = {tensor}, whose ranks each have a part of "
+            "the vocabulary; leave `loss` out or set `parallel.tensor` = 1"
+        )
+    if not graph.can_fuse_loss:
+        yield (
+            f"`loss` = fused, but the last layer of `{graph.name}` does not return what one "
+            "`nn.Linear` gives, or has a loss of its own; leave `loss` out"
+        )
+
+
 def _raise_any(messages: tuple[str, ...]) -> None:
     if messages:
         raise InputErrors(messages)
@@ -149,6 +168,8 @@ def _lowering_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _phase_errors(plan)
     yield from _recompute_errors(plan, graph)
     yield from tensor_parallel_errors(plan.parallel.tensor, plan.batch.sequence, graph)
+    if plan.loss:
+        yield from fused_loss_errors(plan.parallel.tensor, graph)
     yield from _tied_weight_errors(plan, graph)
 
 

@@ -11,6 +11,7 @@ from windlass.schema import (
     Parallelism,
     Plan,
     Prediction,
+    SparseSpeedup,
     Step,
 )
 from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
@@ -202,6 +203,15 @@ def describe_contention(share: float | None) -> str:
     if share is None or share <= MAX_CONTENTION:
         return ""
     return f"the machine was busy: threads waited {100 * share:.0f} % of the time"
+
+
+def describe_speedup(speedup: SparseSpeedup) -> str:
+    """`2.61 x of the same plan with dense weights (10.1 s a step), at most 3.10 x ...`."""
+    dense = format_seconds(speedup.dense_seconds)
+    return (
+        f"{speedup.speedup:.2f} x of the same plan with dense weights ({dense} a step), at most "
+        f"{speedup.limit:.2f} x if sparse products take their share of the dense time"
+    )
 
 
 def format_mfu(prediction: Prediction, seconds: float) -> str:

@@ -176,8 +176,8 @@ class ProductRate(Document):
 class SparseProductRate(ProductRate):
     """Measured time of products whose weight keeps some blocks, in the terms of `ProductRate`.
 
-    FLOP and bytes are those of the kept blocks. All factors count as read, because kernels arrange
-    them anew.
+    FLOP are those of the kept blocks. What kernels arrange anew counts as read: the kept blocks, or
+    for their gradient both factors.
     """
 
     block: int = Field(ge=1)

@@ -153,6 +153,18 @@ class Prediction(_FiniteDocument):
         return all(peak.over_bytes == 0 for peak in self.peaks)
 
 
+class SparseSpeedup(_FiniteDocument):
+    """Predicted speed of a plan with sparse weights over the same plan with dense ones."""
+
+    dense_seconds: float
+    """Predicted seconds of a step with dense weights."""
+    speedup: float
+    """Predicted speed over dense."""
+    limit: float
+    """The same if products with sparse weights take the kept share of the dense ones' time and
+    everything else takes what it is predicted to (Amdahl's law)."""
+
+
 class DeviceTimeline(Document):
     """The instructions of one device in one step, with the times when each starts and ends.
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.models.shape_inference import fake_state
 from windlass.schema.graph import Graph
+from windlass.schema.sparsity import SparsityRequest
 from windlass.schema.tensor_grid import TensorGrid
 
 SMALL = {"layers": 2, "width": 48, "heads": 4, "vocabulary": 50, "sequence": 90}
@@ -37,16 +39,33 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "bert-tiny": ({"split_blocks": True}, 2),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
+SPARSE: dict[str, tuple[dict[str, float], dict[str, object]]] = {
+    "gpt-tiny": ({}, {"level": 0.5, "block": 16}),
+    "llama-tiny": (
+        {"kv_heads": 2, "ffn": 192},
+        {"level": 0.5, "block": 16, "roles": {"key": 0.0, "projection": 0.0}},
+    ),
+    "gpt-neox-20b": ({}, {"level": 0.5, "block": 16, "pattern": "block-diagonal"}),
+    "gpt-j-6b": ({}, {"pattern": "2:4"}),
+    "bert-tiny": ({"split_blocks": True}, {"level": 0.7, "pattern": "unstructured"}),
+}
+"""Dials and sparsity of models that together have every pattern and branch."""
 EVERY_DEGREE = (
     2, 3, 4, 6, 8, 16, 32, 64, TensorGrid(2, 2), TensorGrid(4, 2), TensorGrid(2, 4),
     TensorGrid(1, 4), TensorGrid(8, 8), TensorGrid(6, 2),
 )  # fmt: skip
 
 
-def both(name: str, degrees: tuple[int, ...] = (), **dials: float) -> tuple[Graph, Graph]:
+def both(
+    name: str,
+    degrees: tuple[int, ...] = (),
+    sparsity: SparsityRequest | None = None,
+    **dials: float,
+) -> tuple[Graph, Graph]:
     """The captured graph of a model and the computed one, with shards of some degrees."""
-    stack = build_layer_stack(name, dials, device="meta", seed=0)
+    stack = build_layer_stack(name, dials, device="meta", seed=0, sparsity=sparsity)
     config = catalog.apply_model_arguments(catalog.model_config(name), dials)
+    config = replace(config, sparsity=sparsity)
     captured = capture_tensor_shards(stack, capture_graph(stack), degrees)
     return captured, analytic_tensor_shards(config, analytic_graph(config), degrees)
 
@@ -61,8 +80,8 @@ def assert_equal(captured: Graph, computed: Graph) -> None:
         assert list(expected) == list(found)
         for name, kind in expected.items():
             costs = zip(
-                (*kind.costs, *kind.selective_costs),
-                (*found[name].costs, *found[name].selective_costs),
+                (*kind.costs, *kind.selective_costs, *kind.fused_costs),
+                (*found[name].costs, *found[name].selective_costs, *found[name].fused_costs),
                 strict=True,
             )
             for one, other in costs:
@@ -85,6 +104,37 @@ def test_a_computed_graph_and_its_shards_equal_the_captured_ones_to_the_byte(nam
 
     assert degree in captured.tensor_shards
     assert_equal(captured, computed)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_computed_sparse_graph_and_its_shards_equal_the_captured_ones_to_the_byte(name: str):
+    dials, request = SPARSE[name]
+
+    captured, computed = both(
+        name, (2,), SparsityRequest.model_validate(request), **{**SMALL, "width": 64, **dials}
+    )
+
+    assert_equal(captured, computed)
+
+
+def test_a_sparse_weight_has_the_flop_bytes_and_parameters_of_its_kept_blocks():
+    sparsity = SparsityRequest(level=0.75, block=16)
+    (_, dense), (_, sparse) = (
+        both("gpt-tiny", (), asked, **{**SMALL, "width": 128}) for asked in (None, sparsity)
+    )
+    block, kept = (graph.kinds["block"] for graph in (dense, sparse))
+    weights = sum(p.count for p in block.parameters if len(p.shape) == 2)
+
+    assert block.parameter_count - kept.parameter_count == 0.75 * weights
+    for cost, dense_cost in zip(kept.costs, block.costs, strict=True):
+        for ops, dense_ops in (
+            (cost.forward, dense_cost.forward), (cost.backward, dense_cost.backward),
+        ):  # fmt: skip
+            flop, dense_flop = (
+                sum(op.flop.bs for op in each if op.kind == "matmul") for each in (ops, dense_ops)
+            )
+            assert flop == 0.25 * dense_flop
+        assert cost.saved_bytes == dense_cost.saved_bytes
 
 
 @pytest.mark.slow

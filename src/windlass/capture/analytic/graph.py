@@ -119,6 +119,11 @@ def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
         for precision in _PRECISIONS
         if layer.place == "inner"
     )
+    fused: list[LayerCost] = []
+    if layer.place == "last" and rank.degree == 1:
+        for precision in _PRECISIONS:
+            fitted = record_layer(config, layer, rank, precision, fused=True)
+            fused += (eager_cost(fitted, precision), compiled_cost(fitted, precision))
     scope = layer_scope(config, rank, "float32")
     layer.build(scope)
     return LayerKind.model_construct(
@@ -127,6 +132,7 @@ def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
         costs=tuple(costs),
         is_embedding=is_embedding,
         selective_costs=selective,
+        fused_costs=tuple(fused),
     )
 
 
@@ -139,7 +145,14 @@ def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
         for path, rule, total, ranks in scope.rules:
             if error := rule.divisibility_error(total, ranks):
                 yield f"{prefix}`{path}` has {error}"
-        if config.width % rank.columns:
+            elif error := scope.sparse.get(path):
+                yield f"{prefix}`{path}` {error}"
+        if rank.columns > 1 and scope.sparse:
+            yield (
+                f"{prefix}`{next(iter(scope.sparse))}` is sparse, which a grid of ranks does not "
+                "cut; set `parallel.tensor` to one number"
+            )
+        elif config.width % rank.columns:
             for path in scope.feature_paths:
                 yield (
                     f"{prefix}`{path}` has {config.width} features, which {rank.columns} columns "

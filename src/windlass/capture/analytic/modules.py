@@ -47,6 +47,7 @@ from windlass.capture.analytic.reductions import (
     var_mean_last,
 )
 from windlass.capture.analytic.scope import Scope
+from windlass.capture.analytic.sparse_weights import LinearName, Weight, new_weight
 from windlass.capture.analytic.tensor import Tensor
 from windlass.capture.analytic.views import (
     cat,
@@ -115,6 +116,7 @@ class Column:
 
     Args:
         scope: of the linear.
+        name: which of a block's it is.
         parts: features of all ranks, by part that is shared by itself.
         unit: features that stay together.
         bias: whether it has one.
@@ -122,20 +124,16 @@ class Column:
     """
 
     def __init__(
-        self, scope: Scope, parts: Sequence[int], unit: int, *, bias: bool, divides: bool
-    ) -> None:
+        self, scope: Scope, name: LinearName, parts: Sequence[int], unit: int, *, bias: bool,
+        divides: bool,
+    ) -> None:  # fmt: skip
         self.rank, self.divides = scope.rank, divides
-        rows, columns, degree = scope.rank.rows, scope.rank.columns, scope.rank.degree
+        rows, degree = scope.rank.rows, scope.rank.degree
         outputs = sum(parts)
         rule = ShardingRule(style="column", parts=tuple(parts), unit=unit)
         scope.share(rule, outputs, degree if divides else rows)
         scope.feature_paths.append(scope.path)
-        self.weight = scope.parameter(
-            "weight",
-            (outputs // rows, scope.config.width // columns),
-            sharded=0 if columns == 1 else None,
-            replicated_over=None,
-        )
+        self.weight = new_weight(scope, name, rule, (outputs, scope.config.width))
         self.bias = None
         if bias:
             self.bias = scope.parameter(
@@ -148,38 +146,34 @@ class Column:
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d/c]` to `[b s f/t]`, or `[b s f/r]` if each rank has all of its row."""
         if self.rank.columns == 1:
-            return products.linear(x, self.weight, self.bias)
+            return self.weight.product(x, self.bias)
         reduce = reduce_scatter if self.divides else all_reduce
-        y = reduce(products.linear(x, self.weight, None), self.rank.feature_group)
+        y = reduce(self.weight.product(x, None), self.rank.feature_group)
         return y if self.bias is None else add(y, self.bias)
 
 
 class Row:
     """A row-parallel linear back to d; its arguments are those of `Column`, with its inputs."""
 
-    def __init__(self, scope: Scope, inputs: int, unit: int, *, bias: bool, divides: bool) -> None:
+    def __init__(
+        self, scope: Scope, name: LinearName, inputs: int, unit: int, *, bias: bool, divides: bool
+    ) -> None:
         self.rank, self.divides = scope.rank, divides
-        rows, columns = scope.rank.rows, scope.rank.columns
         rule = ShardingRule(style="row", unit=unit)
-        scope.share(rule, inputs, scope.rank.degree if divides else rows)
+        scope.share(rule, inputs, scope.rank.degree if divides else scope.rank.rows)
         scope.feature_paths.append(scope.path)
         width = scope.config.width
-        self.weight = scope.parameter(
-            "weight",
-            (width // columns, inputs // rows),
-            sharded=1 if columns == 1 else None,
-            replicated_over=None,
-        )
+        self.weight = new_weight(scope, name, rule, (width, inputs))
         self.bias = scope.feature_parameter("bias", (width,)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s f/t]` to a partial sum of `[b s d/c]`."""
-        if self.rank.degree == 1:
-            return products.linear(x, self.weight, self.bias)
+        if self.rank.degree == 1 or not isinstance(self.weight, Weight):
+            return self.weight.product(x, self.bias)
         bias = None if self.bias is None else scale(self.bias)
         gathers = self.rank.columns > 1 and self.divides
         full = all_gather(x, self.rank.feature_group) if gathers else x
-        return products.linear(full, self.weight, bias)
+        return self.weight.product(full, bias)
 
 
 class FeatureLinear:
@@ -215,8 +209,10 @@ class Attention:
         ]
         unit, bias = config.head_width, config.attention_bias
         widths = [heads * unit for heads in (config.heads, config.kv_heads, config.kv_heads)]
-        self.input = Column(scope.inner("input"), widths, unit, bias=bias, divides=divides)
-        self.output = Row(scope.inner("output"), widths[0], unit, bias=bias, divides=divides)
+        inner = scope.inner("input")
+        self.input = Column(inner, "attention", widths, unit, bias=bias, divides=divides)
+        inner = scope.inner("output")
+        self.output = Row(inner, "projection", widths[0], unit, bias=bias, divides=divides)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
@@ -261,12 +257,15 @@ class FeedForward:
         config = scope.config
         self.rank = scope.rank
         divides = config.ffn % scope.rank.degree == 0
-        names = ("gate", "input") if config.activation == "swiglu" else ("input",)
+        linears: dict[str, LinearName] = {"input": "up"}
+        if config.activation == "swiglu":
+            linears = {"gate": "gate", **linears}
         ffn, bias = config.ffn, config.ffn_bias
         self.inputs = [
-            Column(scope.inner(name), (ffn,), 1, bias=bias, divides=divides) for name in names
+            Column(scope.inner(path), name, (ffn,), 1, bias=bias, divides=divides)
+            for path, name in linears.items()
         ]
-        self.output = Row(scope.inner("output"), ffn, 1, bias=bias, divides=divides)
+        self.output = Row(scope.inner("output"), "down", ffn, 1, bias=bias, divides=divides)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
@@ -324,6 +323,11 @@ class Logits:
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s/r d/c]` to `[b s v/t]`."""
         return products.linear(all_gather(x, self.rank.all_group), self.weight, self.bias)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of `x[b s d]`, fused with the projection; for a single rank."""
+        rows, flat = flatten(x, 0, 1), flatten(targets, 0, 1)
+        return products.fused_cross_entropy(rows, self.weight, self.bias, flat)
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor, rank: Rank) -> Tensor:

@@ -6,7 +6,7 @@ from math import prod
 
 from windlass.capture.analytic.autograd import attach, new_node, only
 from windlass.capture.analytic.elementwise import cast, mul, rsqrt, shift_, square
-from windlass.capture.analytic.reductions import mean_last
+from windlass.capture.analytic.reductions import mean_last, sum_to
 from windlass.capture.analytic.strides import Shape, dense_strides, permuted_strides
 from windlass.capture.analytic.tensor import (
     DTYPE_BYTES,
@@ -15,6 +15,8 @@ from windlass.capture.analytic.tensor import (
     Tensor,
 )
 from windlass.capture.analytic.views import flatten, reshape, transpose
+from windlass.capture.trace import FUSED_SOFTMAX
+from windlass.models import FusedLossSizes
 
 _Saved = Sequence[Tensor]
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -66,6 +68,57 @@ def _product(name: str, left: Tensor, right: Tensor, bias: Tensor | None = None)
     sizes = (1, m, n, k)
     left.tape.call(name, reads, [out], kind="matmul", flop=2 * m * n * k, matmul_sizes=sizes)
     return out
+
+
+def block_linear(
+    x: Tensor, values: Tensor, blocks: Tensor, outputs: int, bias: Tensor | None
+) -> Tensor:
+    """`x W^T + b` of `x[b s n]` and a weight of kept blocks."""
+    node = new_node((x, values, *([bias] if bias else ())), _block_linear_backward)
+    (out,) = _kept(x, lambda: (_block_linear(x, values, blocks, outputs, bias),))
+    if node is not None:
+        node.save([x, values, blocks], x.tape)
+    return attach(node, out)
+
+
+def _block_linear(
+    x: Tensor, values: Tensor, blocks: Tensor, outputs: int, bias: Tensor | None
+) -> Tensor:
+    *_, inputs = x.shape
+    out = Tensor(x.tape, (*x.shape[:-1], outputs), x.dtype)
+    reads = [x, values, blocks, *([bias] if bias else ())]
+    _sparse_product("block_linear", reads, out, values, (outputs, inputs))
+    return out
+
+
+def _block_linear_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor]:
+    gradient = only(gradients)
+    x, values, blocks = saved
+    *shape, outputs = gradient.shape
+    inputs = x.shape[-1]
+    by_x = Tensor(x.tape, (*shape, inputs), x.dtype)
+    reads = [gradient, values, blocks]
+    _sparse_product("block_linear_input_grad", reads, by_x, values, (inputs, outputs))
+    by_values = Tensor(values.tape, values.shape, values.dtype)
+    reads = [gradient, x, blocks]
+    _sparse_product("block_linear_weight_grad", reads, by_values, values, (outputs, inputs))
+    if len(needs) == 2:
+        return [by_x, by_values]
+    return [by_x, by_values, sum_to(gradient, (outputs,))]
+
+
+def _sparse_product(
+    name: str, reads: Sequence[Tensor], out: Tensor, values: Tensor, sides: tuple[int, int]
+) -> None:
+    """Records a product of tokens with kept blocks, whose dense weight has some sides."""
+    tokens, kept = prod(reads[0].shape[:-1]), prod(values.shape)
+    wide, deep = sides
+    is_weight = name.endswith("weight_grad")
+    sizes = (1, wide, deep, tokens) if is_weight else (1, tokens, wide, deep)
+    out.tape.call(
+        name, reads, [out], kind="matmul", flop=2 * tokens * kept, matmul_sizes=sizes,
+        kept=(values.shape[-1], kept),
+    )  # fmt: skip
 
 
 def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -228,3 +281,37 @@ def _nll_loss_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Te
     out = Tensor(x.tape, x.shape, x.dtype)
     x.tape.call("nll_loss_backward", [only(gradients), targets, total], [out])
     return [out]
+
+
+def fused_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of `x W^T + b` of `x[n d]`, whose logits never exist whole."""
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    node = new_node(inputs, _fused_backward)
+    tape, (rows, width), vocabulary = x.tape, x.shape, weight.shape[0]
+    sizes = FusedLossSizes(vocabulary, width, DTYPE_BYTES[x.dtype])
+    scratch = Tensor(tape, (sizes.scratch_bytes,), "bool")
+    tape.call(FUSED_SOFTMAX, [], [(scratch, rows * sizes.moved_bytes)])
+    loss, scale = (Tensor(tape, (), "float32") for _ in range(2))
+    by_bias = (0,) if bias is None else bias.shape
+    gradients = [Tensor(tape, shape, x.dtype) for shape in (x.shape, weight.shape, by_bias)]
+    tape.call(
+        "linear_cross_entropy_grads", [*inputs, targets, (scratch, 0)], [loss, *gradients, scale],
+        kind="matmul", flop=6 * rows * vocabulary * width,
+        matmul_sizes=(3, rows, vocabulary, width),
+    )  # fmt: skip
+    if node is not None:
+        node.save([*gradients, scale], tape)
+    return attach(node, loss)
+
+
+def _fused_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
+    *parts, scale = saved
+    factor = _scaled(only(gradients), scale)
+    return [_scaled(part, factor) for part, _ in zip(parts, needs, strict=False)]
+
+
+def _scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """`x * factor`, without a node."""
+    out = Tensor(x.tape, x.shape, x.dtype)
+    x.tape.call("mul", [x, factor], [out])
+    return out

@@ -11,7 +11,7 @@ from windlass.capture.analytic.engine import gradients
 from windlass.capture.analytic.modules import mean_cross_entropy
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tape, Tensor
-from windlass.capture.analytic.transformer import LayerType
+from windlass.capture.analytic.transformer import BertHead, Head, LayerType
 from windlass.capture.trace import FittedTrace
 from windlass.models import TransformerConfig
 from windlass.schema import Polynomial, Precision
@@ -51,6 +51,7 @@ def record_layer(
     precision: Precision,
     *,
     selective: bool = False,
+    fused: bool = False,
 ) -> FittedTrace:
     """The trace of a layer's forward and backward pass.
 
@@ -60,6 +61,7 @@ def record_layer(
         rank: the first tensor-parallel rank.
         precision: float32 or bfloat16.
         selective: whether it runs with selective activation checkpointing.
+        fused: whether the last layer's loss is fused with its projection.
     """
     scope = layer_scope(config, rank, precision)
     run, tape = layer.build(scope), scope.tape
@@ -70,11 +72,15 @@ def record_layer(
     else:
         x = leaf(Tensor(tape, (_MICRO_BATCH, _SEQUENCE, config.width // rank.columns), scope.dtype))
     targets = [Tensor(tape, tokens, "int64")] if layer.place == "last" else []
-    trace.set_role([weight.buffer for weight in weights], "parameter")
+    state = (*weights, *scope.buffers)
+    trace.set_role([tensor.buffer for tensor in state], "parameter")
     trace.set_role([tensor.buffer for tensor in (x, *targets)], "input")
-    y = Checkpoint(tape, lambda: run(x)).forward() if selective else run(x)
-    for target in targets:
-        y = mean_cross_entropy(y, target, rank)
+    if fused and isinstance(run, Head | BertHead):
+        y = run.loss(x, *targets)
+    else:
+        y = Checkpoint(tape, lambda: run(x)).forward() if selective else run(x)
+        for target in targets:
+            y = mean_cross_entropy(y, target, rank)
     trace.end_forward([y.buffer])
     tape.records_gradients = False
     output_gradient = Tensor(tape, y.shape, y.dtype)

@@ -1,6 +1,6 @@
 """Where the modules of a layer make their parameters and note how these are shared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windlass.capture.analytic.autograd import leaf
 from windlass.capture.analytic.collectives import Rank
@@ -25,6 +25,10 @@ class Scope:
     """Path of each sharded module so far, its rule, and how many features how many ranks share."""
     feature_paths: list[str]
     """Paths of the modules so far that take or give the features between layers."""
+    buffers: list[Tensor] = field(default_factory=list)
+    """All buffers of the layer so far."""
+    sparse: dict[str, str | None] = field(default_factory=dict)
+    """Why ranks cannot share the sparse weight of a module so far, or None, by its path."""
     prefix: str = ""
 
     def inner(self, name: str) -> "Scope":
@@ -32,7 +36,7 @@ class Scope:
         return Scope(
             tape=self.tape, config=self.config, rank=self.rank, dtype=self.dtype,
             parameters=self.parameters, rules=self.rules, feature_paths=self.feature_paths,
-            prefix=f"{self.prefix}{name}.",
+            buffers=self.buffers, sparse=self.sparse, prefix=f"{self.prefix}{name}.",
         )  # fmt: skip
 
     @property
@@ -43,6 +47,10 @@ class Scope:
     def share(self, rule: ShardingRule, total: int, ranks: int) -> None:
         """Notes that ranks share the module's features by a rule."""
         self.rules.append((self.path, rule, total, ranks))
+
+    def note_sparse(self, error: str | None) -> None:
+        """Notes that the module's weight is sparse, and why ranks cannot share it, or None."""
+        self.sparse[self.path] = error
 
     def parameter(
         self,
@@ -72,6 +80,12 @@ class Scope:
             replicated_over=replicated_over if parallel else None,
         )
         self.parameters.append((info, tensor))
+        return tensor
+
+    def buffer(self, shape: Shape, dtype: DataType) -> Tensor:
+        """A new buffer, which every rank has in full."""
+        tensor = Tensor(self.tape, shape, dtype)
+        self.buffers.append(tensor)
         return tensor
 
     def feature_parameter(self, name: str, shape: Shape) -> Tensor:

@@ -9,9 +9,11 @@ from windlass.capture.trace import TracedCall
 from windlass.capture.trace_builder import TraceBuilder
 from windlass.schema import CollectiveKind, OpKind, TensorAxis
 
-DataType = Literal["float32", "bfloat16", "int64", "bool"]
+DataType = Literal["float32", "bfloat16", "int64", "int32", "bool"]
 
-DTYPE_BYTES: dict[DataType, int] = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
+DTYPE_BYTES: dict[DataType, int] = {
+    "float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1,
+}  # fmt: skip
 
 
 class Storage:
@@ -57,11 +59,12 @@ class Tape:
         self,
         name: str,
         reads: Sequence["Tensor | tuple[Tensor, int]"],
-        writes: Sequence["Tensor"],
+        writes: Sequence["Tensor | tuple[Tensor, int]"],
         *,
         kind: OpKind = "memory",
         flop: int = 0,
         matmul_sizes: tuple[int, int, int, int] | None = None,
+        kept: tuple[int, int] | None = None,
         random: bool = False,
         collective: tuple[CollectiveKind, TensorAxis, int] | None = None,
         is_causal: bool | None = None,
@@ -71,10 +74,11 @@ class Tape:
         Args:
             name: name of the operation.
             reads: tensors that it reads, with the bytes it touches if these are not all.
-            writes: tensors that it writes.
+            writes: tensors that it writes, with the bytes if these are not all.
             kind: what bounds it.
             flop: floating-point operations.
             matmul_sizes: batch, m, n, k of a matrix product.
+            kept: side of a block and elements of all kept blocks of a sparse weight.
             random: whether it draws random numbers.
             collective: kind and axis of a collective, and the bytes of its full buffer.
             is_causal: False for attention without a mask.
@@ -82,7 +86,7 @@ class Tape:
         trace = self.trace
         touched: dict[tuple[int, int, Shape, Shape], tuple[Tensor, int]] = {}
         for item in reads:
-            tensor, nbytes = item if isinstance(item, tuple) else (item, item.touched_bytes)
+            tensor, nbytes = _with_bytes(item)
             # An operand that occurs twice is read once.
             key = (id(tensor.storage), tensor.offset, tensor.shape, tensor.strides)
             touched.setdefault(key, (tensor, nbytes))
@@ -95,11 +99,12 @@ class Tape:
                     for tensor, nbytes in touched.values()
                 ),
                 writes=tuple(
-                    trace.access(tensor.storage, tensor.storage.nbytes, tensor.touched_bytes)
-                    for tensor in writes
+                    trace.access(tensor.storage, tensor.storage.nbytes, nbytes)
+                    for tensor, nbytes in map(_with_bytes, writes)
                 ),
                 flop=trace.number(flop),
                 matmul_sizes=matmul_sizes and tuple(map(trace.number, matmul_sizes)),  # type: ignore[arg-type]  # four sizes
+                kept=kept,
                 random=random,
                 collective=collective and (*collective[:2], trace.number(collective[2])),
                 is_causal=is_causal,
@@ -160,6 +165,10 @@ class Tensor:
     def detach(self) -> "Tensor":
         """The same elements without their autograd graph."""
         return self.alias(self.shape, self.strides)
+
+
+def _with_bytes(item: Tensor | tuple[Tensor, int]) -> tuple[Tensor, int]:
+    return item if isinstance(item, tuple) else (item, item.touched_bytes)
 
 
 Gradients = list[Tensor | None]

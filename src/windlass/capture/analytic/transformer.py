@@ -176,6 +176,10 @@ class Head:
         """`[b s d]` to logits."""
         return self.projection(self.norm(x))
 
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of `[b s d]`, fused with the projection."""
+        return self.projection.loss(self.norm(x), targets)
+
 
 class BertHead:
     """Linear, GELU and norm, then a projection to the vocabulary."""
@@ -188,6 +192,10 @@ class BertHead:
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to logits."""
         return self.projection(self.norm(gelu(self.transform(x))))
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of `[b s d]`, fused with the projection."""
+        return self.projection.loss(self.norm(gelu(self.transform(x))), targets)
 
 
 def layer_types(config: TransformerConfig) -> tuple[LayerType, ...]:

@@ -114,14 +114,16 @@ def plan(
         api.write_plan_trace(forecast, trace)
     print_written(out, drawing.picture, trace)
     values = explain_values(planned, model, overrides, options, machine=on)
+    speedup = api.sparse_speedup(planned)
     if as_json:
-        print_json(_json_tree(planned, explanation) | _why_tree(values))
+        sparse = {} if speedup is None else {"sparsity": speedup}
+        print_json(_json_tree(planned, explanation) | sparse | _why_tree(values))
         return
     print_values(values)
     print_plan(planned)
     console.print()
     steps = planned.request.train.steps
-    console.print(prediction_table(prediction, plan=chosen, steps=steps))
+    console.print(prediction_table(prediction, plan=chosen, steps=steps, speedup=speedup))
     _print_alternatives(planned, explanation)
 
 

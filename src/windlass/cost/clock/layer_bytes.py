@@ -52,7 +52,8 @@ class LayerBytes:
         """`StateBytes` of all columns, `[name, column]`."""
 
     def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
-        part, kinds = np.array([micro / (config.context or 1)]), self._prices.kinds(config.tensor)
+        part = np.array([micro / (config.context or 1)])
+        kinds = self._prices.kinds(config.tensor, config.loss)
         sizes = [
             [
                 self._sizes(kind, self._prices.cost(config, kind, selective=some), part)

@@ -7,7 +7,7 @@ asked for plans that stand for all others of the same configuration.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -142,8 +142,9 @@ class LayerPrices:
         self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
         self._passes_of = cache(self._layer_passes)
         self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
-        self.kinds: Callable[[int], tuple[LayerKind, ...]] = cache(self._kinds)
-        """The layer kind of each column, whole or as one of t tensor-parallel shards."""
+        self.kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds)
+        """The layer kind of each column, whole or as one of t tensor-parallel shards, by t and, of
+        what passes cost, the plan's `loss`."""
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
         self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
 
@@ -175,6 +176,7 @@ class LayerPrices:
             update={
                 "precision": config.precision,
                 "compile": config.compiled,
+                "loss": config.loss,
                 "parallel": _parallelism(
                     pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
                 ),
@@ -211,8 +213,8 @@ class LayerPrices:
                 self._passes[config, micro, exchange] = seconds
         return [self._passes[config, micro, exchange] for micro in micros]
 
-    def _kinds(self, tensor: int) -> tuple[LayerKind, ...]:
-        kinds = self._graph.shard(tensor).kinds
+    def _kinds(self, tensor: int, loss: Literal["fused"] | None = None) -> tuple[LayerKind, ...]:
+        kinds = self._graph.shard(tensor, loss=loss).kinds
         return tuple(kinds[name] for name in self._names)
 
     def _pass_seconds(
@@ -267,7 +269,8 @@ class LayerPrices:
         """The passes of all columns, plain and selectively recomputed."""
         found = []
         for kind, selective in product(PASSES, (False, True)):
-            for layer, each in zip(self.layers, self.kinds(config.tensor), strict=True):
+            kinds = self.kinds(config.tensor, config.loss)
+            for layer, each in zip(self.layers, kinds, strict=True):
                 cost = self.cost(config, each, selective=selective)
                 ops = pass_ops(kind, each, cost, first=layer == 0)
                 found.append((kind, layer, LayerPass(ops, cost, backward="backward" in kind)))

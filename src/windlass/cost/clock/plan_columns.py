@@ -67,6 +67,7 @@ class LayerConfig(NamedTuple):
     """Tier of the optimizer state."""
     context: int | None = None
     reshard: Literal[True] | None = None
+    loss: Literal["fused"] | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -78,6 +79,7 @@ class LayerConfig(NamedTuple):
             plan.offload.optimizer,
             plan.parallel.context,
             plan.sharding.reshard,
+            plan.loss,
         )
 
     @property

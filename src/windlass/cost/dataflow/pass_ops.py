@@ -166,7 +166,7 @@ class _Table:
         touched = {access.buffer for access in (*call.reads, *call.writes)}
         density = min((self._kept[buffer] for buffer in touched & self._kept.keys()), default=1.0)
         return PassOp(
-            name=call.name.removeprefix("_"),
+            name=_op_name(call),
             kind=call.kind,
             weight=None if weight is None else self.names.get(weight),
             flop=self.number(call.flop) * (density if call.kind == "matmul" else 1.0),
@@ -207,8 +207,15 @@ class _Table:
             call = next(
                 call for call in self.trace.calls if index in {a.buffer for a in call.writes}
             )
-            return f"result of {call.name.removeprefix('_')}"
+            return f"result of {_op_name(call)}"
         return role.replace("_", " ")
+
+
+def _op_name(call: TracedCall) -> str:
+    """ATen's name of a call, without what tells its implementation."""
+    if call.kind == "attention":
+        return "attention_backward" if call.name.endswith("backward") else "attention"
+    return call.name.removeprefix("_").removeprefix("native_")
 
 
 def _role_range(table: _Table, role: FlowRole, first: int, last: int) -> tuple[int, int]:
@@ -284,4 +291,3 @@ def _is_elementwise(op: PassOp) -> bool:
     if op.kind != "memory" or any(part in op.name for part in _NOT_ELEMENTWISE):
         return False
     return op.written_bytes >= _EQUAL_SHARE * max(op.reads.values(), default=0.0)
-

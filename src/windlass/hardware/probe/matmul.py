@@ -144,22 +144,47 @@ def _measure_product(
 def fit_product(
     role: ProductRole, measured: Sequence[MeasuredProduct], itemsize: int
 ) -> ProductRate:
-    """The times of one role: least squares of relative errors, outliers less, no term below zero.
+    """The times of one role.
 
     Args:
         role: the role.
         measured: products of at least four shapes.
         itemsize: bytes of an element.
     """
-    moved = [each.moved(role, itemsize) for each in measured]
-    terms = torch.tensor(
-        [
-            [1.0, each.flop, read, written]
-            for each, (read, written) in zip(measured, moved, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    seconds = torch.tensor([each.seconds[role] for each in measured], dtype=torch.float64)
+    timed = [
+        TimedProduct(each.flop, *each.moved(role, itemsize), each.seconds[role])
+        for each in measured
+    ]
+    return ProductRate(role=role, **fit_terms(timed)._asdict())
+
+
+class TimedProduct(NamedTuple):
+    """What a product computes and moves, and how long it took."""
+
+    flop: float
+    read_bytes: float
+    written_bytes: float
+    seconds: float
+
+
+class ProductTerms(NamedTuple):
+    """Terms of a product's time, as `ProductRate` states them."""
+
+    call_seconds: float
+    flop_rate: float
+    read: float | None
+    write: float | None
+
+
+def fit_terms(timed: Sequence[TimedProduct]) -> ProductTerms:
+    """The terms that fit best: least squares of relative errors, outliers less, none below zero.
+
+    Args:
+        timed: at least four products.
+    """
+    measured = torch.tensor(timed, dtype=torch.float64)
+    seconds = measured[:, 3]
+    terms = torch.cat([torch.ones(len(timed), 1, dtype=torch.float64), measured[:, :3]], dim=1)
     relative = terms / seconds[:, None]
     # Large products take most of a step.
     size_weights = (seconds / seconds.max()) ** _SIZE_WEIGHT
@@ -179,8 +204,7 @@ def fit_product(
         errors = (relative @ found - 1).abs()
         weights = (_OUTLIER / errors.clamp(min=_OUTLIER)).sqrt() * size_weights
     call, per_flop, per_read, per_written = found.tolist()
-    return ProductRate(
-        role=role,
+    return ProductTerms(
         call_seconds=call,
         flop_rate=1 / per_flop,
         read=1 / per_read if per_read else None,

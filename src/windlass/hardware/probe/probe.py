@@ -37,6 +37,7 @@ from windlass.hardware.probe.memory_bandwidth import (
     update_call_seconds,
     update_rate,
 )
+from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.speed_check import speed_check_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
@@ -54,7 +55,7 @@ from windlass.torch_ext import install_allocator
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
 """Time budget of one measurement; there are about 120 in each of two rounds."""
-_MEASUREMENTS = 310
+_MEASUREMENTS = 440
 """Approximate number of measurements, which is the length of the progress bar."""
 
 ProbeProgress = Callable[[str, int, int | None], None]
@@ -171,7 +172,12 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
         warnings.simplefilter("ignore")
         for precision in _PRECISIONS:
             bar.label(f"products in {precision}")
-            rates.append(matmul_rates(precision, watch, bar.step))
+            rate = matmul_rates(precision, watch, bar.step)
+            if on_cpu:
+                bar.label(f"sparse products in {precision}")
+                sparse = sparse_product_rates(precision, watch, bar.step)
+                rate = rate.model_copy(update={"sparse_products": sparse})
+            rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
         bar.label("optimizer and launches")

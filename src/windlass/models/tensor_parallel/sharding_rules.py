@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from windlass.errors import ModelError, did_you_mean
+from windlass.sparsity import BlockPart, column_groups
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,6 +84,53 @@ class ShardingRule:
     def _part_widths(self, total: int) -> Iterator[int]:
         for part in self.parts:
             yield total * part // sum(self.parts)
+
+
+class BlockLayout(NamedTuple):
+    """Sizes of a weight of which only some blocks are kept."""
+
+    inputs: int
+    outputs: int
+    block: int
+    """Side of a block."""
+    parts: tuple[BlockPart, ...]
+    """Kept blocks a row, for all block rows."""
+
+
+def block_shard_error(layout: BlockLayout, rule: ShardingRule, degree: int) -> str | None:
+    """Why the ranks of a tensor-parallel degree cannot share kept blocks; None if they can."""
+    if rule.style == "row" and len(rule.parts) > 1:
+        return "is a sparse row of several parts, which is not sharded; keep it dense"
+    total = layout.outputs if rule.style == "column" else layout.inputs
+    for start, stop in rule.ranges(total, degree, 0):
+        if start % layout.block or stop % layout.block:
+            return (
+                f"has {stop - start} features on each of {degree} ranks, which blocks of "
+                f"{layout.block} do not divide; lower the degree or `sparsity.block`"
+            )
+    columns = layout.inputs // layout.block
+    groups = min(column_groups(columns, part.kept) for part in layout.parts)
+    if rule.style == "column" or groups % degree == 0:
+        return None
+    level = _nearest_level(layout, degree)
+    ways = [f"a level of {level:.4g}, the nearest that {degree} can share"] if level else []
+    ways += [f"at most {groups} ranks" if groups > 1 else "no tensor parallelism"]
+    return (
+        f"keeps {layout.parts[0].kept} of {columns} blocks a row, which {degree} ranks cannot "
+        f"share equally; use {', or '.join(ways)}"
+    )
+
+
+def _nearest_level(layout: BlockLayout, degree: int) -> float | None:
+    """The level nearest to a layer's at which row-parallel ranks have equal shares."""
+    columns, part = layout.inputs // layout.block, layout.parts[0]
+    legal = [
+        kept
+        for kept in range(degree, columns, degree)
+        if part.rows * kept % columns == 0 and columns % degree == 0 and degree in (2, 4, 8)
+    ]
+    nearest = min(legal, key=lambda kept: abs(kept - part.kept), default=None)
+    return None if nearest is None else 1 - nearest / columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.tensor_parallel.sharding_rules import IndexRange, ShardingRule
+from windlass.models.tensor_parallel.sharding_rules import (
+    BlockLayout,
+    IndexRange,
+    ShardingRule,
+    block_shard_error,
+)
 from windlass.sparsity import BlockPart, BlockSparseLinear, MaskedLinear, block_linear
 
 
@@ -61,26 +66,13 @@ def sparse_shard_error(module: nn.Module, rule: ShardingRule, degree: int) -> st
     """Why the ranks of a tensor-parallel degree cannot share a sparse layer; None if they can."""
     if not isinstance(module, BlockSparseLinear):
         return None
-    if rule.style == "row" and len(rule.parts) > 1:
-        return "is a sparse row of several parts, which is not sharded; keep it dense"
-    total = module.out_features if rule.style == "column" else module.in_features
-    for start, stop in rule.ranges(total, degree, 0):
-        if start % module.block or stop % module.block:
-            return (
-                f"has {stop - start} features on each of {degree} ranks, which blocks of "
-                f"{module.block} do not divide; lower the degree or `sparsity.block`"
-            )
-    if rule.style == "column" or module.groups % degree == 0:
-        return None
-    columns = module.in_features // module.block
-    kept = module.parts[0].kept
-    level = _nearest_level(module, degree)
-    ways = [f"a level of {level:.4g}, the nearest that {degree} can share"] if level else []
-    ways += [f"at most {module.groups} ranks" if module.groups > 1 else "no tensor parallelism"]
-    return (
-        f"keeps {kept} of {columns} blocks a row, which {degree} ranks cannot share equally; use "
-        f"{', or '.join(ways)}"
-    )
+    layout = BlockLayout(module.in_features, module.out_features, module.block, module.parts)
+    if rule.style == "row" and module.groups % degree and module.given_groups is not None:
+        return (
+            f"has a mask that keeps unequal shares of a row on {degree} ranks; use another mask, "
+            "or no tensor parallelism"
+        )
+    return block_shard_error(layout, rule, degree)
 
 
 def is_sparse(module: nn.Module) -> bool:
@@ -170,18 +162,6 @@ def _part_ranges(module: BlockSparseLinear) -> Iterator[tuple[BlockPart, IndexRa
         stop = start + part.rows * part.kept
         yield part, (start, stop)
         start = stop
-
-
-def _nearest_level(module: BlockSparseLinear, degree: int) -> float | None:
-    """The level nearest to a layer's at which row-parallel ranks have equal shares."""
-    columns, part = module.in_features // module.block, module.parts[0]
-    legal = [
-        kept
-        for kept in range(degree, columns, degree)
-        if part.rows * kept % columns == 0 and columns % degree == 0 and degree in (2, 4, 8)
-    ]
-    nearest = min(legal, key=lambda kept: abs(kept - part.kept), default=None)
-    return None if nearest is None else 1 - nearest / columns
 
 
 def _change_class(module: nn.Module, new_class: type[nn.Module], **attributes: object) -> None:

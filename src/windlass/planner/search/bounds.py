@@ -134,7 +134,14 @@ class ConfigBounds:
         """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
         rate = self._space.machine.device.rate(precision)
         curves = (rate.curve, rate.biased or rate.curve)
-        fastest = max(rate.peak, *(point.rate for curve in curves for point in curve.points))
+        measured = (*rate.products, *rate.sparse_products)
+        fastest = max(
+            rate.peak,
+            *(point.rate for curve in curves for point in curve.points),
+            *(each.flop_rate for each in measured),
+        )
+        if rate.sparse_efficiency is not None:
+            fastest *= max(1.0, *(point.rate for point in rate.sparse_efficiency.points))
         if self._space.machine.stack is not None:
             fastest *= max(1.0, self._space.machine.stack.products)
         kinds, total = self._space.graph.shard(tensor).kinds, 0.0

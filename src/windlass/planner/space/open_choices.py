@@ -43,6 +43,10 @@ _VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
 _MAX_VIRTUAL_STAGES = 24
 """Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
 
+_LOGITS_SHARE = 1 / 16
+"""Share of the device memory from which on a sequence's float32 logits make a fused loss worth a
+try."""
+
 RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 """All recompute modes, from none to full."""
 
@@ -95,6 +99,8 @@ class OpenChoices:
             wanted = ()
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
+        if self.request.loss == "fused":
+            candidates = (1,)
         return tuple(
             degree
             for degree in candidates
@@ -175,6 +181,22 @@ class OpenChoices:
         if pin is not None:
             able = (True if pin else None,)
         return able if parameters > 1 else tuple(each for each in able if each is None)
+
+    @cached_property
+    def losses(self) -> tuple[Literal["fused"] | None, ...]:
+        """Whether the loss is fused with the projection to the vocabulary; None means it is not.
+
+        It is open where the logits of a single sequence already take much of the memory. Elsewhere
+        it would seldom change a plan, and double the number of plans.
+        """
+        pin = self.request.loss
+        if pin is not None:
+            return ("fused",) if pin == "fused" else (None,)
+        budget_bytes = self.request.memory or self.machine.device.memory.capacity_bytes
+        logits_bytes = 4 * self.sequence * self.graph.vocabulary
+        is_able = self.machine.stack is None and self.graph.can_fuse_loss
+        is_open = is_able and logits_bytes > _LOGITS_SHARE * budget_bytes
+        return (None, "fused") if is_open else (None,)
 
     def optimizer_tiers(self, precision: Precision) -> tuple[str, ...]:
         """Tiers for optimizer state, weights staying on the device."""

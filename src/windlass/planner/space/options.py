@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from windlass.planner.space.pins import pin_faults
-from windlass.program import tensor_parallel_errors
+from windlass.program import fused_loss_errors, tensor_parallel_errors
 from windlass.schema import (
     OWN_STACK,
     PRECISION_BYTES,
@@ -101,6 +101,8 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"
         )
+    if request.loss == "fused":
+        yield from fused_loss_errors(request.parallel.tensor or 1, graph)
     phases = request.phases or 1
     if phases > graph.layers:
         yield (

@@ -64,7 +64,10 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         return tuple(Stage(phases=(each,), recompute=mode) for each in bounds)
 
     schedule = space.request.parallel.schedule or "1f1b"
-    for parallel, precision in product(full_parallelisms(space), space.precisions):
+    choices = product(full_parallelisms(space), space.precisions, space.losses)
+    for parallel, precision, loss in choices:
+        if loss == "fused" and parallel.tensor > 1:
+            continue
         modes = [
             (compiled, mode)
             for compiled, mode in space.modes("1f1b", precision, parallel.tensor)
@@ -82,6 +85,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
                     "parallel": parallel.model_copy(update={"schedule": schedule}),
                     "precision": precision,
                     "compile": compiled,
+                    "loss": loss,
                     "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
                     "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
                     "stages": stages_of(parallel.pipeline, mode),

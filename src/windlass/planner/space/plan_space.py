@@ -86,11 +86,16 @@ class PlanSpace(OpenChoices):
     def table(self) -> ConfigTable:
         """All configurations."""
         modes = tuple(
-            LayerConfig(tensor, precision, compiled, context=context)
-            for tensor, precision, compiled, context in product(
-                self.tensor_degrees, self.precisions, self.compile_modes, self.context_degrees
+            LayerConfig(tensor, precision, compiled, context=context, loss=loss)
+            for tensor, precision, compiled, context, loss in product(
+                self.tensor_degrees,
+                self.precisions,
+                self.compile_modes,
+                self.context_degrees,
+                self.losses,
             )
             if is_captured(self.graph, precision, compiled=compiled)
+            and (loss is None or tensor == 1)
         )
         sizes = np.array(
             [(data, *each) for data in self.data_degrees for each in self.microbatches(data)],
@@ -222,6 +227,7 @@ class PlanSpace(OpenChoices):
             update={
                 "precision": layer.precision,
                 "compile": layer.compiled,
+                "loss": layer.loss,
                 "parallel": Parallelism(
                     pipeline=shape.pipeline,
                     tensor=layer.tensor,

@@ -1,6 +1,7 @@
 """Layer sizes: bytes of a layer's parameters, state and activations for one micro-batch."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
@@ -79,7 +80,7 @@ def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[La
         graph: the plan's full graph.
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
-    kinds = graph.shard(plan.parallel.tensor, tensor_rank).kinds
+    kinds = graph.shard(plan.parallel.tensor, tensor_rank, loss=plan.loss).kinds
     selective = selective_layers(plan)
     cache: dict[tuple[str, bool], LayerSizes] = {}
     for index, kind in enumerate(graph.layer_kinds()):
@@ -166,10 +167,14 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
 
 
 def weight_gradient_elements(op: Op) -> int:
-    """Elements of a matrix product's result if its size is fixed; 0 for any other op."""
+    """Elements of a matrix product's result if its size is fixed; 0 for any other op.
+
+    The gradient of a sparse weight has those of its kept blocks.
+    """
     if op.shape is None:
         return 0
     sides = (op.shape.batch, op.shape.m, op.shape.n)
     if any(side != Polynomial(side.constant) for side in sides):
         return 0
-    return round(op.shape.batch.constant * op.shape.m.constant * op.shape.n.constant)
+    density = 1.0 if op.kept is None else op.kept.density
+    return round(prod(side.constant for side in sides) * density)

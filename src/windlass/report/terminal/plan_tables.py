@@ -17,6 +17,7 @@ from windlass.report.formatting import (
     describe_plan_recompute,
     describe_precision,
     describe_sharding,
+    describe_speedup,
     describe_stack,
     describe_traffic,
     describe_writes,
@@ -26,7 +27,7 @@ from windlass.report.formatting import (
     parallel_degrees,
 )
 from windlass.report.terminal.tables import bar, fact_table
-from windlass.schema import ChosenDefault, Graph, Plan, Prediction, TierPeak
+from windlass.schema import ChosenDefault, Graph, Plan, Prediction, SparseSpeedup, TierPeak
 from windlass.units import format_bytes, format_seconds
 
 _SMALLEST_SHARE = 0.005
@@ -78,7 +79,11 @@ def plan_table(
 
 
 def prediction_table(
-    prediction: Prediction, *, plan: Plan | None = None, steps: int = 1
+    prediction: Prediction,
+    *,
+    plan: Plan | None = None,
+    steps: int = 1,
+    speedup: SparseSpeedup | None = None,
 ) -> RenderableType:
     """Predicted step time by term and instruction kind, and peak memory by class.
 
@@ -86,6 +91,7 @@ def prediction_table(
         prediction: the prediction of one step.
         plan: the plan, to state what a run writes to each tier; None leaves that out.
         steps: number of steps of the run.
+        speedup: what sparse weights gain; None if all are dense.
     """
     table = fact_table()
     low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
@@ -93,6 +99,8 @@ def prediction_table(
     table.add_row("predicted step", f"{step}, 80 % interval {low} to {high}")
     table.add_row("predicted speed", format_speed(prediction.tokens_per_second))
     table.add_row("predicted MFU", format_mfu(prediction, prediction.step_seconds))
+    if speedup is not None:
+        table.add_row("predicted speed-up", describe_speedup(speedup))
     if prediction.compile_seconds:
         table.add_row("predicted compile", f"{format_seconds(prediction.compile_seconds)}, once")
     if prediction.offload is not None:

@@ -1,0 +1,76 @@
+"""Makes a layer's last projection compute the loss instead of logits."""
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
+from windlass.models.loss import has_own_loss
+from windlass.models.shape_inference import fake_state
+
+_TARGETS = "targets"
+_TOKENS = (2, 4)
+"""Micro-batch and sequence of the trial run of a layer."""
+
+
+class LossProjection(nn.Linear):
+    """A projection to the vocabulary that gives the loss of `targets`, or logits without them."""
+
+    targets: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to the mean cross-entropy of `targets`, else to logits `[b s v]`."""
+        if self.targets is None:
+            return super().forward(x)
+        return linear_cross_entropy(x, self.weight, self.bias, self.targets)
+
+
+def can_fuse_loss(layer: nn.Module, width: int) -> bool:
+    """Whether a layer returns what its last `nn.Linear` gives, and has no loss of its own.
+
+    Args:
+        layer: the last layer of a model, on any device; it runs on fake tensors.
+        width: features of the layer's input.
+    """
+    path, projection = _last_linear(layer)
+    if path is None or projection is None or has_own_loss(layer):
+        return False
+    outputs: list[Tensor] = []
+    hook = projection.register_forward_hook(lambda *call: outputs.append(call[-1]))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            y = functional_call(layer, fake_state(layer), (torch.empty(*_TOKENS, width),))
+            return len(outputs) == 1 and outputs[0] is y
+    finally:
+        hook.remove()
+
+
+def fuse_loss(layer: nn.Module) -> str:
+    """Makes the last `nn.Linear` of a layer a `LossProjection`.
+
+    Args:
+        layer: a layer for which `can_fuse_loss` is true; it is changed in place.
+
+    Returns:
+        The name of the buffer that takes the targets, `Int[b s]`.
+    """
+    path, projection = _last_linear(layer)
+    if path is None or projection is None:
+        raise TypeError(f"`{type(layer).__name__}` has no `nn.Linear`")
+    # Parameters, and what a subclass adds, stay as they are.
+    projection.__class__ = LossProjection
+    projection.register_buffer(_TARGETS, None, persistent=False)
+    return f"{path}.{_TARGETS}" if path else _TARGETS
+
+
+def _last_linear(layer: nn.Module) -> tuple[str, nn.Linear] | tuple[None, None]:
+    """The last plain `nn.Linear` of a layer with its name, in the order of definition."""
+    found = [
+        (path, module)
+        for path, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+        and type(module).forward is nn.Linear.forward
+        and "weight" in module._parameters  # noqa: SLF001  a parametrization computes it
+    ]
+    return found[-1] if found else (None, None)
