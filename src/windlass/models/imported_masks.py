@@ -143,7 +143,8 @@ def _parts(mask: LayerMask, roles: RoleOutputs, block: int) -> Iterator[tuple[in
 def _equal_groups(mask: LayerMask) -> int:
     """The most column groups of which each row keeps equally many blocks: 8, 4, 2 or 1."""
     block = mask.block or 1
-    grid = torch.zeros(mask.outputs // block, mask.inputs // block, dtype=torch.int32)
+    rows, columns = mask.outputs // block, mask.inputs // block
+    grid = torch.zeros(rows, columns, dtype=torch.int32, device="cpu")
     grid[mask.kept[:, 0].long(), mask.kept[:, 1].long()] = 1
     for groups in (8, 4, 2):
         if grid.shape[1] % groups == 0:
