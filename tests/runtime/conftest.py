@@ -16,6 +16,7 @@ from windlass.program.instruction import Instruction, Program
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.sparsity import SparsityRequest
 
 SEQUENCE = 16
 
@@ -62,9 +63,15 @@ def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
     """A tiny GPT with real weights."""
 
     def make(
-        name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 7, **dials: float
+        name: str = "gpt-tiny",
+        *,
+        device: str = "cpu",
+        seed: int = 7,
+        sparsity: SparsityRequest | None = None,
+        **dials: float,
     ) -> LayerStack:
-        return build_layer_stack(name, _shape(tokens) | dials, device=device, seed=seed)
+        shape = _shape(tokens) | dials
+        return build_layer_stack(name, shape, device=device, seed=seed, sparsity=sparsity)
 
     return make
 

@@ -46,7 +46,13 @@ def train_job(job: dict) -> None:
     folder = Path(job["folder"])
     context = RankContext(
         plan=plan,
-        stack=build_layer_stack("gpt-tiny", job["dials"], device="meta", seed=settings.seed),
+        stack=build_layer_stack(
+            "gpt-tiny",
+            job["dials"],
+            device="meta",
+            seed=settings.seed,
+            sparsity=plan.model.sparsity if plan.model else None,
+        ),
         program=Program.model_validate(job["program"]),
         settings=settings,
         checkpoints=folder,

@@ -27,6 +27,7 @@ from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
+from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 
 KINDS = [
     {"precision": "float32", "micro": 4},
@@ -232,9 +233,19 @@ def killed(
 ) -> Callable[..., None]:
     """Kills a run at random moments and compares it with an uninterrupted one."""
 
-    def go(kills: int, seed: int, *, phases: tuple[tuple[int, int], ...] = ()) -> None:
-        stack = gpt(dropout=0.1, device="meta")
-        run_plan = plan(stack, micro=2, accumulation=2, precision="bfloat16", recompute="full")
+    def go(
+        kills: int,
+        seed: int,
+        *,
+        phases: tuple[tuple[int, int], ...] = (),
+        sparsity: SparsityRequest | None = None,
+    ) -> None:
+        width = 32 if sparsity is None else 64
+        stack = gpt(dropout=0.1, width=width, device="meta", sparsity=sparsity)
+        run_plan = plan(
+            stack, micro=2, accumulation=2, precision="bfloat16", recompute="full",
+            model=ModelIdentity(name="gpt-tiny", sparsity=sparsity),
+        )  # fmt: skip
         run_program = program(run_plan)
         if phases:
             graph = graph_of(dropout=0.1)
@@ -245,7 +256,7 @@ def killed(
             (run_program,) = lower(run_plan, graph)
         request = settings(steps=30, save_every=2, keep=2, seed=7)
         data = {"source": tokens.meta.train.source, "tokenizer": "byte", "held_out": 0.2}
-        dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
+        dials = {"layers": 3, "width": width, "heads": 4, "sequence": 16, "vocabulary": 257,
                  "dropout": 0.1}  # fmt: skip
         losses = kill_and_resume(
             runs,
@@ -291,6 +302,23 @@ def test_a_run_killed_twenty_times_resumes_bit_identically(killed: Callable[...,
 
 def test_a_killed_run_in_phases_resumes_bit_identically(killed: Callable[..., None]):
     killed(3, 3, phases=EACH_LAYER)
+
+
+def test_a_run_killed_in_updates_of_its_masks_resumes_bit_identically(killed: Callable[..., None]):
+    killed(2, 5, sparsity=changes_at_every_step("rigl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["set", "rigl"])
+def test_a_run_killed_fifty_times_in_updates_of_its_masks_resumes_bit_identically(
+    schedule: str, killed: Callable[..., None]
+):
+    killed(50, 6, sparsity=changes_at_every_step(schedule))
+
+
+def changes_at_every_step(schedule: str) -> SparsityRequest:
+    """Half of the blocks are kept, and some are replaced after every step but the last."""
+    return SparsityRequest(schedule=schedule, level=0.5, block=16, every=1, until=1)
 
 
 @pytest.mark.slow
