@@ -156,7 +156,11 @@ def _adopted_plan(
         plan.save(path)
         return plan
     plan = RecipePlan.load(path)
-    wanted: dict[str, str | tuple[str, ...]] = {"recipe": name, "scale": scale, "overrides": overrides}
+    wanted: dict[str, str | tuple[str, ...]] = {
+        "recipe": name,
+        "scale": scale,
+        "overrides": overrides,
+    }
     faults = [
         f"`{root}` holds a recipe with `{key}` = {_shown(getattr(plan, key))}, and not "
         f"{_shown(value)}; name another folder for it"

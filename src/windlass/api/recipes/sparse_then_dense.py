@@ -28,7 +28,7 @@ from windlass.schema import ModelIdentity
 DENSE, SPARSE, THEN_DENSE, NARROW = "dense", "sparse", "sparse-then-dense", "narrower-dense"
 _UNTIL = 0.7
 """Share of the dense arm's steps after which the sparse-then-dense arm is dense."""
-_WARM_UP = 0.05
+_WARM_UP = 0.1
 """Share of the dense arm's steps."""
 _EVALUATIONS, _CHECKPOINTS = 16, 4
 """In as many steps as the dense arm has."""
@@ -56,7 +56,7 @@ SCALES = {
             "model.vocabulary": 1024, "data.vocabulary": 1024, "train.sequence": 256,
             "train.batch": 8, "train.learning_rate": 2e-3,
         },
-        steps=512, level=0.75, block=32,
+        steps=384, level=0.75, block=32,
     ),
     "full": _Scale(
         settings={
@@ -88,8 +88,6 @@ def make_plan(scale: str, overrides: tuple[str, ...], progress: Progress | None)
     steps = int(given.pop("train.steps", chosen.steps))
     shared = chosen.settings | given
     dense = _planned(shared, progress)
-    # The format of numbers is not what is compared.
-    shared |= {"precision": dense.plan.precision}
     sparse = _planned(shared | sparsity, progress)
     narrow_model = narrower_model(
         dense.request.model_identity, sparse.prediction.model_flop / dense.request.train.batch,
@@ -158,6 +156,10 @@ def _notes(steps: int, switch: int) -> Iterator[str]:
     yield (
         f"The sparse-then-dense arm is sparse for {switch} steps, {switch / steps:.0%} of the dense"
         " model's tokens, and dense from there on."
+    )
+    yield (
+        "Each arm runs under the plan that is predicted fastest for it, so that the format of its "
+        "numbers and what is compiled may differ."
     )
     yield (
         "An arm is called better only if the bands of both, from the lowest to the highest seed, "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.objects import NO_OBJECTS
 from windlass.api.runs import RUNS, load
+from windlass.api.training.legs import request_at_step
 from windlass.api.training.run_files import planned_from_record, require_unchanged
 from windlass.errors import CheckpointError, InputErrors, RequestError
 from windlass.models import is_causal
@@ -54,8 +55,10 @@ def score(
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
     _require_language_model(record, planned.request.model.name)
-    stack = NO_OBJECTS.stack(planned.request.model_identity, seed=None)
     checkpoint = _checkpoint(record, step)
+    # Another leg of the run had layers of other shapes.
+    request = request_at_step(planned.request, checkpoint.manifest.step)
+    stack = NO_OBJECTS.stack(request.model_identity, seed=None)
     encoded = encode_choices(asked, load_tokenizer(record.folder / TOKENIZER_FILE))
     _require_short(asked, encoded, stack.max_sequence)
     with TemporaryDirectory(dir=record.folder) as folder:

@@ -18,6 +18,10 @@ from windlass.report.figures.svg import (
 from windlass.report.html.assets import PAGE_CSS, PAGE_SCRIPT
 from windlass.units import format_count, format_flop, format_seconds
 
+_LOSS_NOTE = (
+    "Median of the seeds in nats per token, with the lowest and the highest; * marks the best, and "
+    "what equals it within noise."
+)
 _SHOWN_FROM = 0.15
 """Share of the first arm's budget from which on losses fit into a chart; earlier ones are cut."""
 
@@ -82,7 +86,7 @@ def arms_page(report: ArmsReport) -> str:
     body = (
         f'<header><div class="brand">Windlass recipe</div><h1>{escape(report.heading)}</h1>'
         f"{found}</header>"
-        + _section("Held-out loss", _table(loss_table(report)))
+        + _section("Held-out loss", f'<p class="note">{_LOSS_NOTE}</p>{_table(loss_table(report))}')
         + "".join(_curves(report))
         + _section("Questions about code", _scores(report))
         + _section("What it took", _table(cost_table(report)))
@@ -153,7 +157,7 @@ def _score_cell(score: ArmScore) -> str:
 def cost_table(report: ArmsReport) -> Rows:
     """Size, FLOP and wall time of each arm, and the predicted time."""
     heads = (
-        "arm", "weights", "FLOP a token", "steps", "tokens", "FLOP", "wall time", "predicted",
+        "arm", "weights", "FLOP a token", "steps", "tokens", "FLOP", "wall time", "predicted time",
     )  # fmt: skip
     rows: Rows = [heads]
     for arm, facts in zip(report.arms, report.facts, strict=True):
