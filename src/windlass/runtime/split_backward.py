@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 DeferredWeightGrad = list[dict[str, Any]]
 """What the input-gradient pass leaves for the weight-gradient pass; `Any`, as torch defines it."""
@@ -26,6 +25,9 @@ def backward_input(
         gradient: gradient of the output.
         weights: weights of the layer; leaves of the autograd graph.
     """
+    # Its import takes a second, and few runs split their backward passes.
+    from torch.distributed.pipelining._backward import stage_backward_input
+
     (input_gradient,), deferred = stage_backward_input([output], [gradient], [x], _leaves(weights))
     x.grad = None
     return input_gradient, deferred
@@ -33,6 +35,8 @@ def backward_input(
 
 def backward_weight(weights: Sequence[Tensor], deferred: DeferredWeightGrad) -> list[Tensor | None]:
     """The gradients of a layer's weights, from what `backward_input` left."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
     stage_backward_weight(_leaves(weights), deferred)
     gradients = [weight.grad for weight in weights]
     for weight in weights:
