@@ -7,7 +7,7 @@ parallelism each rank has a template of its shard of the layer, whose passes com
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from windlass.models import (
     LayerStack,
     TensorParallelRank,
     checkpoint_selectively,
+    fuse_loss,
     is_embedding_only,
     layer_loss,
     layer_sharding,
@@ -42,11 +43,17 @@ class LayerTemplate:
             the meta device without its weights.
         last: whether its output are logits, so that it includes the loss.
         compiled: whether to compile it.
+        fused: whether the loss is computed with the projection to the vocabulary, so that the
+            logits never exist whole.
     """
 
-    def __init__(self, layer: nn.Module, *, last: bool, compiled: bool) -> None:
+    def __init__(
+        self, layer: nn.Module, *, last: bool, compiled: bool, fused: bool = False
+    ) -> None:
         self._module = meta_copy(layer)
         self._loss = layer_loss(self._module) if last else None
+        self._targets = fuse_loss(self._module) if last and fused else None
+        """Name of the buffer by which a fused loss takes its targets."""
         self.parameters = tuple(name for name, _ in self._module.named_parameters())
         """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
@@ -205,6 +212,8 @@ class LayerTemplate:
         tensors |= zip(self.buffers, buffers, strict=True)
         if keys is not None:
             tensors |= key_buffers(self._keyed, keys)
+        if self._targets is not None and targets is not None:
+            return self._output({**tensors, self._targets: targets}, x)
         output = self._output(tensors, x)
         if self._loss is None or targets is None:
             return output
@@ -218,13 +227,18 @@ class LayerTemplate:
 
 
 def layer_templates(
-    stack: LayerStack, *, compiled: bool, tp_rank: TensorParallelRank | None = None
+    stack: LayerStack,
+    *,
+    compiled: bool,
+    tp_rank: TensorParallelRank | None = None,
+    loss: Literal["fused"] | None = None,
 ) -> tuple[LayerTemplate, ...]:
     """The template of each layer; layers of one type share one.
 
     Args:
         stack: the model; its weights are not touched.
         compiled: whether to compile the templates.
+        loss: whether the last one fuses its loss with its projection to the vocabulary.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
     """
     last = len(stack.layers) - 1
@@ -237,7 +251,9 @@ def layer_templates(
                 layer = shard_layer(
                     layer, layer_sharding(stack, index), tp_rank, last=index == last
                 )
-            templates[key] = LayerTemplate(layer, last=index == last, compiled=compiled)
+            templates[key] = LayerTemplate(
+                layer, last=index == last, compiled=compiled, fused=loss == "fused"
+            )
     return tuple(templates[kind, index == last] for index, kind in enumerate(stack.kinds))
 
 

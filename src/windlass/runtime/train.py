@@ -147,6 +147,7 @@ class _Run:
             context.stack,
             compiled=plan.compile,
             tp_rank=self._groups.tensor_parallel if self._groups else None,
+            loss=plan.loss,
         )
         self.store = self._make_store(optimizer)
         self._activations: ActivationOffloader | None = None

@@ -57,7 +57,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     compute = ComputeHandlers(
         context,
         store,
-        layer_templates(chain, compiled=False),
+        layer_templates(chain, compiled=False, loss=plan.loss),
         optimizer=optimizer,
         batches=RandomTokens(),
         stop=lambda: False,
@@ -104,6 +104,18 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
         graph, tiny_machine(), micro=4, sequence=SEQUENCE, accumulation=accumulation,
         recompute=recompute, recompute_layers=few, precision=precision,
     )  # fmt: skip
+    (program,) = lower(plan, graph)
+    measured = allocated_peak(plan, program, chain)
+    assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_fused_loss_takes_what_torch_allocates_to_half_a_percent(
+    chain: LayerStack, graph: Graph, precision: Precision
+):
+    plan = tiny_plan(
+        graph, tiny_machine(), micro=12, sequence=SEQUENCE, precision=precision
+    ).model_copy(update={"loss": "fused"})  # fmt: skip
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)

@@ -54,13 +54,11 @@ class LayerBytes:
     def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
         part = np.array([micro / (config.context or 1)])
         kinds = self._prices.kinds(config.tensor, config.loss)
-        sizes = [
-            [
-                self._sizes(kind, self._prices.cost(config, kind, selective=some), part)
-                for kind in kinds
-            ]
+        costs = [
+            [(kind, self._prices.cost(config, kind, selective=some)) for kind in kinds]
             for some in (False, True)
         ]
+        sizes = [[self._sizes(kind, cost, part) for kind, cost in each] for each in costs]
         return np.moveaxis(np.array(sizes)[..., 0], 2, 0)
 
     def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Floats) -> ActivationBytes:
@@ -76,6 +74,10 @@ class LayerBytes:
         so_far = np.maximum(0.0, made - elements.sum()) + np.cumsum(elements)[:, None]
         live = quantity_values([op.live_bytes for op in cost.backward], micros, sequence)
         peak = np.rint((live + so_far * element_bytes).max(axis=0, initial=0.0))
+        if any(cost is fused for fused in kind.fused_costs):
+            # Its forward pass needs most, and its backward pass follows at once.
+            live = quantity_values([op.live_bytes for op in cost.forward], micros, sequence)
+            peak = np.maximum(peak, np.rint(live.max(axis=0)))
         return ActivationBytes(
             output=output,
             saved=saved,

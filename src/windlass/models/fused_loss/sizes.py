@@ -2,9 +2,11 @@
 
 from typing import NamedTuple
 
-_LOGITS_BYTES = 128 * 2**20
+_LOGITS_BYTES = 64 * 2**20
 """Most bytes of the float32 logits of the tokens that are taken at a time. With fewer tokens the
-sum of the weight's gradient is read and written more often."""
+sum of the weight's gradient is read and written more often: 2,048 tokens of width 768 over 50,257
+entries take 1.01, 1.01, 1.04 and 1.19 times as long as the plain loss in float32 with 128, 64, 32
+and 16 MiB, and 1.03, 1.05, 1.18 and 1.46 times in bfloat16 (EPYC, Zen 5, one thread)."""
 _MAX_ROWS = 1024
 SUMMED_ROWS = 2048
 """Rows of a narrow gradient that are added to its float32 sum at a time: they are converted in
@@ -36,8 +38,8 @@ class FusedLossSizes(NamedTuple):
         logits, inputs = self.rows * self.vocabulary, self.rows * self.width * self.itemsize
         if not self.is_narrow:
             return logits * self.itemsize + inputs
-        summed = self.vocabulary + min(SUMMED_ROWS, self.vocabulary)
-        return logits * (self.itemsize + 4) + inputs + 4 * self.width * summed
+        sums, summed = (4 * self.width * rows for rows in (self.vocabulary, SUMMED_ROWS))
+        return logits * (self.itemsize + 4) + sums + max(inputs, min(summed, sums))
 
     @property
     def moved_bytes(self) -> int:

@@ -1,0 +1,116 @@
+"""What a section that keeps its intermediate results out of memory saves, in time and in memory.
+
+    python benchmarks/sections.py loss [--tokens 4096] [--vocabulary 50257] [--width 768]
+    python benchmarks/sections.py feed-forward [--tokens 2048] [--width 768] [--level 0.875]
+
+`loss`: a projection to the vocabulary with its cross-entropy, forward and backward, fused and
+plain, beside torch's own `linear_cross_entropy` with an explicit chunk. `feed-forward`: two sparse
+projections with a GELU between them, as a step of training. All contestants run in one process and
+in turn; the time is the least process time of all rounds, the peak the most that tensors take
+beyond the operands.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from results import append_row
+from torch import Tensor, nn
+from torch.nn import functional
+
+from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
+from windlass.models.fused_loss.sizes import FusedLossSizes
+from windlass.models.loss import mean_cross_entropy
+from windlass.torch_ext import allocator_stats, install_allocator
+
+_Run = Callable[[], Tensor]
+
+
+def measured(contestants: dict[str, _Run], rounds: int) -> dict[str, tuple[float, int]]:
+    """The least seconds of process time and the most bytes of each contestant."""
+    seconds = dict.fromkeys(contestants, float("inf"))
+    peaks = dict.fromkeys(contestants, 0)
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            before = allocator_stats()
+            if before is None:
+                raise SystemExit("the allocator that counts memory cannot be built here")
+            start = time.process_time()
+            run()
+            seconds[name] = min(seconds[name], time.process_time() - start)
+            peak = allocator_stats().peak_allocated - before.allocated
+            peaks[name] = max(peaks[name], peak)
+    return {name: (seconds[name], peaks[name]) for name in contestants}
+
+
+def loss_contestants(
+    x: Tensor, weight: Tensor, targets: Tensor, *, torchs: bool
+) -> dict[str, _Run]:
+    """Ways to compute the loss and both gradients."""
+    sizes = FusedLossSizes(*weight.shape, weight.element_size())
+
+    def plain() -> Tensor:
+        return mean_cross_entropy(functional.linear(x, weight), targets)
+
+    def fused() -> Tensor:
+        return linear_cross_entropy(x, weight, None, targets)
+
+    def torchs_own() -> Tensor:
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=sizes.rows, chunking_method=None)
+        return functional.linear_cross_entropy(
+            x.flatten(0, 1), weight, targets.flatten(), options=options
+        )
+
+    ways = {"plain": plain, "fused": fused} | ({"torch's chunks": torchs_own} if torchs else {})
+    return {
+        name: lambda way=way: torch.autograd.grad(way(), [x, weight])[1]
+        for name, way in ways.items()
+    }
+
+
+def compare_losses(options: argparse.Namespace) -> None:
+    """Prints and records time and peak memory of the loss."""
+    dtype = getattr(torch, options.dtype)
+    torch.manual_seed(0)
+    x = torch.randn(options.tokens // 512, 512, options.width).to(dtype).requires_grad_()
+    weight = (torch.randn(options.vocabulary, options.width) / 50).to(dtype).requires_grad_()
+    targets = torch.randint(0, options.vocabulary, x.shape[:2])
+    contestants = loss_contestants(x, weight, targets, torchs=options.torchs)
+    found = measured(contestants, options.rounds)
+    logits_bytes = 4 * options.tokens * options.vocabulary
+    print(f"{options.dtype}: logits would take {logits_bytes / 2**20:.0f} MiB in float32")
+    plain_seconds, plain_bytes = found["plain"]
+    for name, (seconds, nbytes) in found.items():
+        saved = (plain_bytes - nbytes) / logits_bytes
+        print(
+            f"{name:15} {seconds:6.2f} s, {seconds / plain_seconds:5.2f} x plain, peak "
+            f"{nbytes / 2**20:6.0f} MiB, {100 * saved:4.0f} % of the logits less"
+        )
+        append_row(
+            "fused_loss", tokens=options.tokens, vocabulary=options.vocabulary,
+            width=options.width, dtype=options.dtype, way=name, seconds=round(seconds, 4),
+            times_plain=round(seconds / plain_seconds, 3), peak_bytes=nbytes,
+            logits_saved=round(saved, 3), rounds=options.rounds,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Reads the command line and compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("section", choices=("loss", "feed-forward"))
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=50_257)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--level", type=float, default=0.875)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--torchs", action="store_true")
+    options = parser.parse_args()
+    install_allocator()
+    torch.set_num_threads(1)
+    compare_losses(options)
+
+
+if __name__ == "__main__":
+    main()
