@@ -11,6 +11,7 @@ from windlass.cli.main import main
 SMALL = (
     "model.width=128", "model.heads=4", "train.steps=16", "train.batch=2", "train.sequence=32",
     "train.evaluate_sequences=4", "compile=false", "sparsity.block=16", "data.limit_bytes=2MB",
+    "data.held_out=0.2",
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def test_a_recipe_runs_to_its_page_and_nothing_twice(windlass: Windlass, tmp_pat
     planned = windlass("recipe", "sparse-then-dense", *SMALL)
     assert planned.returncode == 0, planned.stderr
     assert "predicted" in planned.stdout
-    assert "for the steps of 4 runs, 1 seeds" not in planned.stdout
+    assert "for the steps of 12 runs, 3 seeds of each arm" in planned.stdout
 
     words = ("recipe", "sparse-then-dense", *SMALL, "--seeds", "1", "--run", "parity")
     done = windlass(*words)

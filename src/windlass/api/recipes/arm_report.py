@@ -21,7 +21,7 @@ from windlass.data import (
     save_task,
     standard_error,
 )
-from windlass.errors import RecordError, RunInterrupted
+from windlass.errors import DataError, RecordError, RunInterrupted
 from windlass.judge import (
     Arm,
     ArmCurve,
@@ -84,19 +84,19 @@ def make_report(
         for arm in plan.arms
     ]
     comparisons = compare_arms(arms)
-    tasks = _tasks(plan, root, progress)
+    tasks, notes = make_tasks(plan, root, progress)
     scorer = _Scorer(root, tasks, stop, progress)
     scores = tuple(_scores(scorer, runs, arms, comparisons))
     return ArmsReport(
         heading=f"{plan.recipe}, {plan.scale}, {comparisons[0].seeds} seeds",
-        notes=plan.notes,
+        notes=(*plan.notes, *notes),
         sentences=tuple(_sentences(plan, comparisons)),
         arms=tuple(arms),
         facts=tuple(_facts(plan)),
         comparisons=comparisons,
         scores=scores,
-        questions=len(tasks[0].items),
-        chance=tasks[0].chance,
+        questions=len(tasks[0].items) if tasks else 0,
+        chance=tasks[0].chance if tasks else 0.0,
     )
 
 
@@ -143,15 +143,26 @@ def _facts(plan: RecipePlan) -> Iterator[ArmFacts]:
         )
 
 
-def _tasks(plan: RecipePlan, root: Path, progress: Progress | None) -> tuple[Task, ...]:
-    """The tasks of a folder, made of the recipe's held-out text at first."""
+def make_tasks(
+    plan: RecipePlan, root: Path, progress: Progress | None
+) -> tuple[tuple[Task, ...], tuple[str, ...]]:
+    """The tasks of a folder, made of the recipe's held-out text at first; and why there are none.
+
+    Args:
+        plan: what is run.
+        root: the folder with the runs.
+        progress: called with how far preparations are.
+    """
     folder = root / _TASKS_FOLDER
     files = sorted(folder.glob("*.toml"))
     if not files:
-        tokens = prepare_tokens(request_of(plan.settings), progress)
-        made = code_tasks(held_out_texts(tokens), items=_QUESTIONS)
+        texts = held_out_texts(prepare_tokens(request_of(plan.settings), progress))
+        try:
+            made = code_tasks(texts, items=_QUESTIONS, examples=max(_SHOTS))
+        except DataError as error:
+            return (), (f"No questions were asked: {error}.",)
         files = sorted(save_task(task, folder) for task in made)
-    return tuple(load_task(file) for file in files)
+    return tuple(load_task(file) for file in files), ()
 
 
 class _Scorer:

@@ -54,7 +54,7 @@ SCALES = {
         settings={
             "model.name": "gpt-tiny", "model.layers": 2, "model.width": 256, "model.heads": 8,
             "model.vocabulary": 1024, "data.vocabulary": 1024, "train.sequence": 256,
-            "train.batch": 8, "train.learning_rate": 2e-3,
+            "train.batch": 8, "train.learning_rate": 1e-3,
         },
         steps=384, level=0.75, block=32,
     ),

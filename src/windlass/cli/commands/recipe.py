@@ -101,7 +101,8 @@ def _print_result(result: api.RecipeResult, *, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    for table in (loss_table(report), score_table(report), cost_table(report)):
-        print_table(table[0], table[1:])
+    for heads, *rows in (loss_table(report), score_table(report), cost_table(report)):
+        if rows:
+            print_table(heads, rows)
     print_bullets(report.sentences)
     print_line(f"page       {result.page}")

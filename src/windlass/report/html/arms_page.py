@@ -88,7 +88,7 @@ def arms_page(report: ArmsReport) -> str:
         f"{found}</header>"
         + _section("Held-out loss", f'<p class="note">{_LOSS_NOTE}</p>{_table(loss_table(report))}')
         + "".join(_curves(report))
-        + _section("Questions about code", _scores(report))
+        + (_section("Questions about code", _scores(report)) if report.scores else "")
         + _section("What it took", _table(cost_table(report)))
         + _section("How it was made", f"<ul>{notes}</ul>")
     )
