@@ -34,7 +34,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 _WITHOUT_RANKS = frozenset(
     {"batch", "data", "fit", "keys", "launch", "machines", "models", "plan", "runs", "show"}
-    | {"smallest-machine", "validate", "import-runs", "mirror"}
+    | {"dataflow", "smallest-machine", "validate", "import-runs", "mirror"}
 )
 """Commands that neither train nor measure: they may run within the process of the tests."""
 

@@ -103,6 +103,11 @@ def _subject(
 ) -> DataflowSubject:
     run = _layer_run(graph, kind)
     sequence = request.train.sequence or graph.max_sequence or _SEQUENCE
+    if graph.max_sequence is not None and sequence > graph.max_sequence:
+        raise RequestError(
+            f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {graph.max_sequence} "
+            "tokens; shorten it or raise `model.sequence`"
+        )
     sparsity = request.sparsity
     outer = (graph.layer_runs[0].kind, graph.layer_runs[-1].kind)
     return DataflowSubject(

@@ -202,7 +202,7 @@ class _Table:
     def _name(self, index: int) -> str:
         role = self.trace.buffers[index].role
         if role == "parameter":
-            return self.names.get(index, "parameter")
+            return self.names.get(index, "index of blocks")
         if role == "internal":
             call = next(
                 call for call in self.trace.calls if index in {a.buffer for a in call.writes}

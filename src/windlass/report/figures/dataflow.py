@@ -6,7 +6,7 @@ far memory, grey ones stay on the chip.
 
 from collections.abc import Iterator, Sequence
 
-from windlass.report.figures.dataflow_curves import curve_panels
+from windlass.report.figures.dataflow_curves import curve_legend, curve_panels
 from windlass.report.figures.svg import (
     element,
     svg_document,
@@ -15,11 +15,13 @@ from windlass.report.figures.svg import (
     with_heading,
 )
 from windlass.schema import DataflowReport, FlowEdge, FusedPass, PassFlow
-from windlass.units import format_bytes, format_traffic
+from windlass.units import format_traffic
 
 _LEFT, _RIGHT = 190.0, 20.0
 _BOX, _PITCH, _HEIGHT = 112.0, 196.0, 44.0
 _LEAST_WIDTH = 1000.0
+_MAX_SCALE = 1.4
+"""Curves below a wide figure are enlarged at most so much."""
 _LANE, _TOP = 196.0, 34.0
 _ARROW, _HEAD = 9.0, 9.0
 """Half the width of an arrow's shaft with its head, and the length of the head."""
@@ -41,24 +43,27 @@ def dataflow_figure(report: DataflowReport) -> str:
             parts.append(text_label(0, _TOP + row * _LANE + 102, "does not fit this chip"))
     height = _TOP + len(lanes) * _LANE + 10
     if report.curve:
-        scale = width / _LEAST_WIDTH
+        scale = min(_MAX_SCALE, width / _LEAST_WIDTH)
+        legend, line = curve_legend()
         panels, tall = curve_panels(report)
-        parts.append(element("g", panels, transform=f"translate(0 {height}) scale({scale:g})"))
-        height += tall * scale
+        below = legend + element("g", panels, transform=f"translate(0 {line:g})")
+        parts.append(element("g", below, transform=f"translate(0 {height:g}) scale({scale:g})"))
+        height += (line + tall) * scale
     svg = svg_document("".join(parts), width, height, "bytes on every edge of a layer")
     part = f"the {report.role} branch of `{report.kind}`" if report.role else f"`{report.kind}`"
     subtitle = (
         f"{part}, {report.micro} × {report.sequence} tokens, {report.precision}, forward; on the "
-        f"chip {format_bytes(chip.on_chip_bytes)}. All numbers are predicted."
+        f"chip {format_traffic(chip.on_chip_bytes)}. All numbers are predicted."
     )
     return with_heading(svg, f"{report.model} on one device of {chip.machine}", subtitle)
 
 
 def machines_curves_figure(reports: Sequence[DataflowReport]) -> str:
     """SVG file: the three curves against sparsity, a row for each machine."""
-    parts, y = [], 0.0
+    legend, y = curve_legend()
+    parts = [legend]
     for report in reports:
-        panels, tall = curve_panels(report)
+        panels, tall = curve_panels(report, is_alone=False)
         parts.append(element("g", panels, transform=f"translate(0 {y:g})"))
         y += tall
     svg = svg_document("".join(parts), _LEAST_WIDTH, y, "three curves against sparsity")
@@ -94,7 +99,7 @@ def _lane(name: str, level: FusedPass, flow: PassFlow, top: float, width: float)
         "rect", x=_LEFT, y=memory, width=width - _LEFT - _RIGHT, height=18, rx=3,
         style="fill:var(--card);stroke:var(--line)",
     )  # fmt: skip
-    yield text_label(_LEFT + 8, memory + 13, "far memory")
+    yield text_label(width - _RIGHT - 8, memory + 13, "far memory", text_anchor="end")
     for section in level.sections:
         if section.last - section.first > 1:
             yield _section(section.first, section.last, box, section.on_chip_bytes)
@@ -108,7 +113,7 @@ def _lane(name: str, level: FusedPass, flow: PassFlow, top: float, width: float)
 
 def _section(first: int, last: int, box: float, needs: float) -> str:
     x = _x(first) - 12
-    hint = tooltip(f"one section, which needs {format_bytes(needs)} on the chip")
+    hint = tooltip(f"one section, which needs {format_traffic(needs)} on the chip")
     return element(
         "rect", hint, x=x, y=box - 9, width=_x(last - 1) + _BOX + 12 - x, height=_HEIGHT + 18,
         rx=9, style="fill:var(--wash);stroke:var(--blue);stroke-dasharray:5 4",

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from windlass.report.figures.svg import element, legend, text_label, tooltip
 from windlass.schema import DataflowReport, FusionLevel, SparsityLevel
-from windlass.units import format_bytes, format_rate
+from windlass.units import format_rate, format_traffic
 
 _COLOURS: dict[FusionLevel, str] = {
     "kernel by kernel": "var(--red)", "epilogue": "var(--orange)", "dataflow": "var(--blue)",
 }  # fmt: skip
-_WIDTH, _PANEL, _TALL = 1000.0, 236.0, 150.0
-_LEFT, _GAP, _TOP = 66.0, 84.0, 58.0
-_BOTTOM = 46.0
+_PANEL, _LEFT, _GAP = 236.0, 66.0, 84.0
+_TALL, _LOW = 150.0, 70.0
+"""Height of a chart that stands alone, and of one among many."""
+_BOTTOM = 34.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,19 @@ class _Panel:
     """Base of the numbers on the axis."""
 
 
-def curve_panels(report: DataflowReport) -> tuple[str, float]:
-    """Drawing of a report's three curves, 1000 wide, and its height."""
+def curve_legend() -> tuple[str, float]:
+    """What the colours of all curves mean, and its height."""
+    entries = [*_COLOURS.items(), ("what the device has", "var(--grey)")]
+    return legend(entries, _LEFT, 16), 24.0
+
+
+def curve_panels(report: DataflowReport, *, is_alone: bool = True) -> tuple[str, float]:
+    """Drawing of a report's three curves, 1000 wide, and its height.
+
+    Args:
+        report: with a curve.
+        is_alone: whether no other machine is drawn below; if one is, charts are lower.
+    """
     sparsities = sorted({level.sparsity for level in report.curve})
     chip = report.chip
     panels = (
@@ -45,9 +57,9 @@ def curve_panels(report: DataflowReport) -> tuple[str, float]:
         _Panel(
             title="memory on the chip needed",
             lines=_lines(report, lambda level: level.on_chip_bytes)[-1:],
-            reference=(f"it has {format_bytes(chip.on_chip_bytes)}", chip.on_chip_bytes),
-            format=format_bytes,
-            base=2.0,
+            reference=(f"it has {format_traffic(chip.on_chip_bytes)}", chip.on_chip_bytes),
+            format=format_traffic,
+            base=10.0,
         ),
         _Panel(
             title="speed-up over dense kernel by kernel",
@@ -58,12 +70,11 @@ def curve_panels(report: DataflowReport) -> tuple[str, float]:
         ),
     )
     name = f"{chip.machine}, {report.precision}"
-    parts = [text_label(0, 16, name, class_="strong", style="font-size:15px;font-weight:600")]
-    entries = [(f"{fusion}", colour) for fusion, colour in _COLOURS.items()]
-    parts.append(legend([*entries, ("the device itself", "var(--grey)")], 290, 16))
+    parts = [text_label(0, 14, name, class_="strong", style="font-size:14px;font-weight:600")]
+    top, tall = 44.0, _TALL if is_alone else _LOW
     for index, panel in enumerate(panels):
-        parts += _panel(panel, sparsities, _LEFT + index * (_PANEL + _GAP))
-    return "".join(parts), _TOP + _TALL + _BOTTOM
+        parts += _panel(panel, sparsities, _LEFT + index * (_PANEL + _GAP), (top, tall))
+    return "".join(parts), top + tall + _BOTTOM
 
 
 def _lines(
@@ -76,7 +87,18 @@ def _lines(
     )
 
 
-def _panel(panel: _Panel, sparsities: Sequence[float], left: float) -> Iterator[str]:
+def _panel(
+    panel: _Panel, sparsities: Sequence[float], left: float, place: tuple[float, float]
+) -> Iterator[str]:
+    """One chart.
+
+    Args:
+        panel: what it shows.
+        sparsities: places on the horizontal axis, which are equally far apart.
+        left: its left end.
+        place: its top and its height.
+    """
+    top, tall = place
     values = [value for _, _, line in panel.lines for value in line if value > 0]
     values += [panel.reference[1]] if panel.reference else []
     low, high = min(values) / 1.15, max(values) * 1.15
@@ -85,25 +107,26 @@ def _panel(panel: _Panel, sparsities: Sequence[float], left: float) -> Iterator[
         return left + _PANEL * index / max(1, len(sparsities) - 1)
 
     def y(value: float) -> float:
-        return _TOP + _TALL * (1 - math.log(value / low) / math.log(high / low))
+        return top + tall * (1 - math.log(value / low) / math.log(high / low))
 
-    yield text_label(left, _TOP - 14, panel.title, class_="strong")
-    for mark in _marks(low, high, panel.base):
+    yield text_label(left, top - 10, panel.title, class_="strong")
+    for mark in _marks(low, high, panel.base, int(tall / 18)):
         at = y(mark)
         yield element("line", x1=left, x2=left + _PANEL, y1=at, y2=at, class_="grid")
         yield text_label(left - 6, at + 4, panel.format(mark), text_anchor="end")
     for index, sparsity in enumerate(sparsities):
         name = f"{100 * sparsity:g} %"
-        yield text_label(x(index), _TOP + _TALL + 16, name, text_anchor="middle")
+        yield text_label(x(index), top + tall + 16, name, text_anchor="middle")
     if panel.reference:
         name, value = panel.reference
         style = "stroke:var(--grey);stroke-width:1.6;stroke-dasharray:6 4"
         at = y(value)
         yield element("line", x1=left, x2=left + _PANEL, y1=at, y2=at, style=style)
+        halo = "paint-order:stroke;stroke:var(--card);stroke-width:3px"
+        below = at < top + 18
         yield text_label(
-            left + _PANEL, at - 5, name, text_anchor="end",
-            style="paint-order:stroke;stroke:var(--card);stroke-width:3px",
-        )  # fmt: skip
+            left + _PANEL, at + (13 if below else -5), name, text_anchor="end", style=halo
+        )
     for name, colour, line in panel.lines:
         yield from _line(name, colour, [(x(i), y(v), v) for i, v in enumerate(line) if v > 0])
 
@@ -117,16 +140,12 @@ def _line(name: str, colour: str, points: Sequence[tuple[float, float, float]]) 
         yield element("circle", hint, cx=x, cy=y, r=3.4, style=f"fill:{colour}")
 
 
-def _marks(low: float, high: float, base: float) -> list[float]:
-    """Round numbers of an axis, at most six: powers of the base, with halves if these are few."""
-    first = math.ceil(math.log(low, base) - 1e-9)
-    powers = [base**n for n in range(first, math.floor(math.log(high, base)) + 1)]
-    if base == 10 and len(powers) < 3:
-        powers = sorted(
-            mark
-            for n in range(first - 1, first + 4)
-            for mark in (10.0**n, 2 * 10.0**n, 5 * 10.0**n)
-            if low <= mark <= high
-        )
-    every = math.ceil(len(powers) / 6)
-    return powers[::every]
+def _marks(low: float, high: float, base: float, most: int) -> list[float]:
+    """Round numbers of an axis: powers of the base; of ten, also 2 and 5 times these."""
+    first = math.floor(math.log(low, base))
+    powers = [base**n for n in range(first, math.ceil(math.log(high, base)) + 1)]
+    finer = [factor * power for power in powers for factor in ((1, 2, 5) if base == 10 else (1,))]
+    choices = ([mark for mark in marks if low <= mark <= high] for marks in (finer, powers))
+    marks = next((found for found in choices if len(found) <= most), [])
+    every = math.ceil(len(finer) / most)
+    return marks or [mark for mark in powers if low <= mark <= high][::every]

@@ -17,18 +17,11 @@ from windlass.schema import (
     SparsityLevel,
 )
 from windlass.units import (
-    format_bytes,
     format_flop_rate,
     format_rate,
     format_seconds,
     format_traffic,
 )
-
-_PASS_TITLES = {
-    "forward": "forward, nothing saved for backward",
-    "training forward": "forward in training, with what backward reads",
-    "backward": "backward",
-}
 
 
 def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
@@ -41,7 +34,7 @@ def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
         f"tokens, {report.precision}{sparse}; all numbers predicted"
     )
     device = (
-        f"one device of {chip.machine}: {format_bytes(chip.on_chip_bytes)} on the chip, "
+        f"one device of {chip.machine}: {format_traffic(chip.on_chip_bytes)} on the chip, "
         f"{chip.far_memory} memory at {format_rate(chip.far_rate)}, products at "
         f"{format_flop_rate(chip.product_rate)}, ridge {chip.ridge:,.0f} FLOP/byte"
     )
@@ -50,12 +43,14 @@ def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
 
 def dataflow_table(report: DataflowReport) -> RenderableType:
     """Each pass, fused to each degree."""
-    table = _table("traffic with far memory", "pass, fused")
+    table = _table(
+        "traffic with far memory; training forward also writes what backward reads", "pass, fused"
+    )
     for column in ("far memory", "kept", "FLOP/B", "sections", "needs", "time", "speed-up"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for flow in report.passes:
-        table.add_row(Text(_PASS_TITLES[flow.name], style="bold"))
+        table.add_row(Text(flow.name, style="bold"))
         for cells in _level_rows(flow, report.chip):
             table.add_row(*cells)
     return table
@@ -67,10 +62,10 @@ def _level_rows(flow: PassFlow, chip: ChipRates) -> Iterator[tuple[str, ...]]:
         yield (
             f"  {level.fusion}",
             format_traffic(level.far_bytes),
-            format_traffic(level.kept_bytes),
+            format_traffic(level.kept_bytes) if level.kept_bytes else "–",
             f"{level.intensity:,.0f}",
             str(len(level.sections)),
-            format_bytes(level.on_chip_bytes),
+            format_traffic(level.on_chip_bytes),
             format_seconds(level.seconds),
             f"{slowest / level.seconds:.2f}",
             _bound(level, chip),
@@ -83,10 +78,10 @@ def _level_rows(flow: PassFlow, chip: ChipRates) -> Iterator[tuple[str, ...]]:
             "",
             f"{whole.intensity:,.0f}",
             "1",
-            format_bytes(whole.on_chip_bytes),
+            format_traffic(whole.on_chip_bytes),
             format_seconds(whole.seconds),
             f"{slowest / whole.seconds:.2f}",
-            "does not fit",
+            "too large",
         )
 
 
@@ -104,7 +99,7 @@ def section_table(flow: PassFlow) -> RenderableType:
     for number, section in enumerate(level.sections, 1):
         table.add_row(
             Text(f"section {number}", style="bold"),
-            Text(f"needs {format_bytes(section.on_chip_bytes)}"),
+            Text(f"needs {format_traffic(section.on_chip_bytes)}"),
             f"{section.flop / section.far_bytes:,.0f} FLOP/byte",
             "",
             Text(format_traffic(section.far_bytes), style="bold"),
@@ -140,7 +135,7 @@ def sparsity_table(report: DataflowReport) -> RenderableType:
             format_traffic(level.far_bytes),
             f"{level.intensity:,.0f}",
             format_rate(level.needed_bandwidth),
-            format_bytes(level.on_chip_bytes),
+            format_traffic(level.on_chip_bytes),
             f"{level.speed_up:.2f}",
         )
     return table
@@ -150,11 +145,10 @@ def describe_thresholds(report: DataflowReport) -> str:
     """Above which sparsity the pass is memory-bound, by how far it is fused."""
     words = []
     for fusion, sparsity in report.memory_bound_above.items():
-        name = "one section" if fusion == "dataflow" else fusion
-        words.append(
-            f"{name} at no sparsity" if sparsity is None else f"{name} above {100 * sparsity:.1f} %"
-        )
-    return f"memory-bound, below the ridge: {', '.join(words)}"
+        name = "as one section" if fusion == "dataflow" else fusion
+        where = "at no sparsity" if sparsity is None else f"above {100 * sparsity:.1f} %"
+        words.append(f"{name} {'at every sparsity' if sparsity == 0 else where}")
+    return f"below the ridge, and so bound by far memory: {', '.join(words)}"
 
 
 def machines_dataflow_table(reports: Sequence[DataflowReport]) -> RenderableType:
@@ -173,7 +167,7 @@ def machines_dataflow_table(reports: Sequence[DataflowReport]) -> RenderableType
         by_level = {(each.sparsity, each.fusion): each for each in report.curve}
         table.add_row(
             Text(report.chip.machine),
-            format_bytes(report.chip.on_chip_bytes),
+            format_traffic(report.chip.on_chip_bytes),
             f"{report.chip.ridge:,.0f}",
             *(
                 _pair(by_level[sparsity, "dataflow"], by_level[sparsity, "kernel by kernel"])
@@ -193,5 +187,5 @@ def _table(title: str, *columns: str) -> Table:
         title_justify="left", title_style="bold",
     )  # fmt: skip
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ("machine", "pass, fused"))
     return table
