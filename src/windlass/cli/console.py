@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.document import Document
+from windlass.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from windlass import api
@@ -91,6 +92,15 @@ def print_plan(planned: "api.Planned") -> None:
     plan, defaults = planned.plan, planned.defaults
     idle = explain_idle_devices(plan, planned.request, planned.machine)
     console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle))
+
+
+def print_predicted_plan(planned: "api.Planned") -> None:
+    """Prints a plan with its predicted step time and device memory."""
+    print_plan(planned)
+    prediction = planned.prediction
+    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    text = f"    {step} a step, {format_bytes(peak)} at the peak\n"
+    console.print(Text.assemble(("predicted", "bold"), text))
 
 
 def print_line(line: str | Text) -> None:

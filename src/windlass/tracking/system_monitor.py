@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from windlass.tracking.journal import SYSTEM_PREFIX, JournalWriter
@@ -50,12 +49,7 @@ class SystemMonitor:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
-from windlass.cli.console import ProgressBars, console, print_notes, print_plan
+from windlass.cli.console import ProgressBars, console, print_notes, print_predicted_plan
 from windlass.cli.flags import Flag
 from windlass.errors import InputErrors
-from windlass.units import format_bytes, format_seconds
 
 
 @Parameter(name="*")
@@ -98,14 +96,7 @@ def launch(
             progress=progress,
         )
     print_notes(planned.notes)
-    print_plan(planned)
-    prediction = planned.prediction
-    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    console.print(
-        Text.assemble(
-            ("predicted", "bold"), f"    {step} a step, {format_bytes(peak)} at the peak\n"
-        )
-    )
+    print_predicted_plan(planned)
     console.print(f"run     {script.parent}", soft_wrap=True)
     name = shlex.quote(str(script))
     if cluster.slurm:

@@ -26,7 +26,7 @@ from windlass.cli.console import (
     console,
     error_console,
     print_notes,
-    print_plan,
+    print_predicted_plan,
     print_values,
     print_verdict,
 )
@@ -133,16 +133,9 @@ def show_run(run: api.Run, root: Path) -> None:
     earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     print_notes(run.notes)
-    print_plan(planned)
-    prediction = planned.prediction
-    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    console.print(
-        Text.assemble(
-            ("predicted", "bold"), f"    {step} a step, {format_bytes(peak)} at the peak\n"
-        )
-    )
+    print_predicted_plan(planned)
     model, steps = planned.request.model.name, planned.request.train.steps
-    view = TrainingView(model, steps, prediction, earlier)
+    view = TrainingView(model, steps, planned.prediction, earlier)
     try:
         _follow(run, view, api.LiveJudge(run, root))
     except BaseException:
