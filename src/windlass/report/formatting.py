@@ -206,11 +206,11 @@ def describe_contention(share: float | None) -> str:
 
 
 def describe_speedup(speedup: SparseSpeedup) -> str:
-    """`2.61 x of the same plan with dense weights (10.1 s a step), at most 3.10 x ...`."""
+    """`2.61 × the same plan with dense weights (10.1 s a step); Amdahl's limit is 3.10 ×, ...`."""
     dense = format_seconds(speedup.dense_seconds)
     return (
-        f"{speedup.speedup:.2f} x of the same plan with dense weights ({dense} a step), at most "
-        f"{speedup.limit:.2f} x if sparse products take their share of the dense time"
+        f"{speedup.speedup:.2f} × the same plan with dense weights ({dense} a step); Amdahl's "
+        f"limit is {speedup.limit:.2f} ×, if sparse products run at the rate of dense ones"
     )
 
 
