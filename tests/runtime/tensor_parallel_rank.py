@@ -25,6 +25,7 @@ from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import param_shards
 from windlass.runtime.keyed_dropout import DropoutKeys, layer_key, sample_keys
 from windlass.runtime.layer_templates import LayerTemplate
+from windlass.schema import SparsityRequest
 
 SAMPLES, SEQUENCE = 3, 16
 
@@ -118,6 +119,7 @@ def layer_errors(
     sharding = layer_sharding(stack, index)
     shards = param_shards(layer, sharding, tp_rank)
     weights = [p.detach() for p in layer.parameters()]
+    buffers = list(layer.buffers())  # every rank has all of a mask
     full = LayerTemplate(layer, last=last, compiled=False)
     sharded_layer = shard_layer(layer, sharding, tp_rank, last=last)
     sharded = LayerTemplate(sharded_layer, last=last, compiled=compiled)
@@ -125,11 +127,11 @@ def layer_errors(
     local_weights = [shards[path].extract(weight) for path, weight in pairs]
     inputs, local_inputs = (tokens, tokens) if index == 0 else (x, local_part(x, tp_rank))
     out, gradients = forward_backward(
-        full, weights, name, inputs, targets, torch.ones(()) if last else output_gradient
+        full, weights, buffers, name, inputs, targets, torch.ones(()) if last else output_gradient
     )
     local_gradient = torch.ones(()) if last else local_part(output_gradient, tp_rank)
     local_out, local_gradients = forward_backward(
-        sharded, local_weights, name, local_inputs, targets, local_gradient
+        sharded, local_weights, buffers, name, local_inputs, targets, local_gradient
     )
 
     errors = {f"{name} output": error(local_out, out if last else local_part(out, tp_rank))}
@@ -148,8 +150,8 @@ def layer_errors(
 
 
 def forward_backward(
-    template: LayerTemplate, weights: list[Tensor], name: str, x: Tensor, targets: Tensor | None,
-    output_gradient: Tensor,
+    template: LayerTemplate, weights: list[Tensor], buffers: list[Tensor], name: str, x: Tensor,
+    targets: Tensor | None, output_gradient: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Output, and gradients of the weights and of the input, last, unless it is tokens."""
     wanted = [w.detach().clone().requires_grad_() for w in weights]
@@ -162,7 +164,7 @@ def forward_backward(
         x = x.detach().clone().requires_grad_()
         wanted.append(x)
     keys_if_dropout = keys if template.has_dropout else None
-    out = template(wanted[: len(weights)], [], keys_if_dropout, x, targets, seed=0)
+    out = template(wanted[: len(weights)], buffers, keys_if_dropout, x, targets, seed=0)
     gradients = torch.autograd.grad(out, wanted, output_gradient.to(out.dtype))
     return out.detach(), [g.detach() for g in gradients]
 
@@ -185,7 +187,11 @@ def layer_width(stack: LayerStack) -> int:
 
 def build_stack(case: dict) -> LayerStack:
     if case["model"] != "own":
-        return build_layer_stack(case["model"], case["dials"], device="cpu", seed=1)
+        settings = case.get("sparsity")
+        sparsity = SparsityRequest(**settings) if settings else None
+        return build_layer_stack(
+            case["model"], case["dials"], device="cpu", seed=1, sparsity=sparsity
+        )
     return layer_stack_from_module(own_model(), "own", sharding_rules=case["sharding_rules"])
 
 

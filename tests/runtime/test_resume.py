@@ -192,9 +192,12 @@ def runs() -> Iterator[subprocess.Popen[str]]:
 
 
 def kill_and_resume(
-    runs: subprocess.Popen[str], request: dict, kills: int, seed: int
+    runs: subprocess.Popen[str], request: dict, kills: int, seed: int, *, is_long: bool = False
 ) -> dict[int, str]:
-    """Losses by step of a run that was killed at random moments, and then ran to its end."""
+    """Losses by step of a run that was killed at random moments, and then ran to its end.
+
+    A long run has steps left at every kill.
+    """
     draws = random.Random(seed)
     losses: dict[int, str] = {}
     for attempt in range(kills + 1):
@@ -216,6 +219,8 @@ def kill_and_resume(
         assert step == "ended"
         if attempt == kills:
             assert loss == "0"
+        elif is_long:
+            assert int(loss) == -signal.SIGKILL
     return losses
 
 
@@ -254,7 +259,8 @@ def killed(
             changes = {"graph": graph.label, "offload": offload, "stages": stages}
             run_plan = run_plan.model_copy(update=changes)
             (run_program,) = lower(run_plan, graph)
-        request = settings(steps=30, save_every=2, keep=2, seed=7)
+        steps = 30 if sparsity is None else 16 * kills
+        request = settings(steps=steps, save_every=2, keep=2, seed=7)
         data = {"source": tokens.meta.train.source, "tokenizer": "byte", "held_out": 0.2}
         dials = {"layers": 3, "width": width, "heads": 4, "sequence": 16, "vocabulary": 257,
                  "dropout": 0.1}  # fmt: skip
@@ -271,6 +277,7 @@ def killed(
             },
             kills,
             seed,
+            is_long=sparsity is not None,
         )
         context = RankContext(
             plan=run_plan, stack=stack, program=run_program, settings=request,
@@ -314,6 +321,10 @@ def test_a_run_killed_fifty_times_in_updates_of_its_masks_resumes_bit_identicall
     schedule: str, killed: Callable[..., None]
 ):
     killed(50, 6, sparsity=changes_at_every_step(schedule))
+
+
+def test_a_killed_run_with_a_static_mask_resumes_bit_identically(killed: Callable[..., None]):
+    killed(1, 8, sparsity=SparsityRequest(level=0.5, block=16))
 
 
 def changes_at_every_step(schedule: str) -> SparsityRequest:

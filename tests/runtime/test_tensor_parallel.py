@@ -16,6 +16,8 @@ of 1e-16, or of 6e-8; a dozen of 0.004."""
 
 SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16, "dropout": 0.1}
 GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 48}
+WIDE = {**SMALL, "width": 128, "heads": 8}
+"""Eight block columns of 16, of which two or four ranks have equally many."""
 EIGHT_HEADS = {**SMALL, "heads": 8}
 EVEN = ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b")
 FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED,
@@ -71,6 +73,14 @@ CASES = [
         "name": "compiled, 2x2 ranks", "model": "gpt-j-6b", "dials": SMALL, "degree": 4,
         "columns": 2, "dtype": "float32", "compiled": True, "layers": [1, 2],
     },
+    *(
+        {
+            "name": f"sparse, {pattern}, {degree} ranks", "model": "gpt-tiny", "dials": WIDE,
+            "degree": degree, "dtype": "float64", "layers": [1],
+            "sparsity": {"level": 0.5, "block": 16, "pattern": pattern},
+        }
+        for pattern, degree in (("block", 4), ("block", 2), ("2:4", 4), ("unstructured", 2))
+    ),
 ]  # fmt: skip
 """Processes 0 and 1 run the compiled cases of degree 2, processes 2 and 3 the other ones."""
 

@@ -31,6 +31,45 @@ def test_check_verifies_a_plan_for_two_processes(windlass: Windlass) -> None:
     assert told["plain_pytorch"]["first_mismatch"] is None
 
 
+SPARSE = (
+    "gpt-tiny", "model.layers=1", "model.width=64", "model.heads=4", "model.vocabulary=257",
+    "data.tokenizer=byte", "data.limit_bytes=65536", "train.batch=4", "train.sequence=16",
+    "sparsity.level=0.5", "sparsity.block=16",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallel.pipeline=2",),
+        ("parallel.tensor=2",),
+        ("parallel.data=2",),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+        ("phases=3",),
+        ("compile=true",),
+        ("parallel.tensor=2", "parallel.data=2", "sharding.parameters=2"),
+        ("sparsity.pattern=block-diagonal", "parallel.tensor=2"),
+        ("sparsity.pattern=unstructured", "parallel.tensor=2"),
+        ("sparsity.pattern=2:4", "phases=3"),
+        ("recompute=selective",),
+    ],
+    ids=" ".join,
+)
+def test_check_verifies_sparse_layers_under_any_plan(
+    words: tuple[str, ...], windlass: Windlass
+) -> None:
+    assert_equal_to_one_device(windlass, *SPARSE, *words)
+
+
+def assert_equal_to_one_device(windlass: Windlass, *words: str) -> None:
+    done = windlass("check", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["equal"]
+    assert result["plain_pytorch"]["first_mismatch"] is None
+
+
 @pytest.mark.slow
 def test_check_injects_faults_and_detects_them_all(windlass: Windlass) -> None:
     words = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2")
