@@ -35,6 +35,7 @@ from windlass.schema import (
     Stack,
     grid_columns,
 )
+from windlass.sparsity import sparsity_of_leg
 from windlass.torch_ext import install_allocator
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     if ":" in model.name or (model.sparsity and (model.sparsity.modules or model.sparsity.mask)):
         return None
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
-    return replace(config, sparsity=model.sparsity)
+    return replace(config, sparsity=sparsity_of_leg(model.sparsity))
 
 
 def _graph_on_stack(
