@@ -110,7 +110,7 @@ def _panel(
         return top + tall * (1 - math.log(value / low) / math.log(high / low))
 
     yield text_label(left, top - 10, panel.title, class_="strong")
-    for mark in _marks(low, high, panel.base, int(tall / 18)):
+    for mark in _marks(low, high, panel.base, int(tall / 15)):
         at = y(mark)
         yield element("line", x1=left, x2=left + _PANEL, y1=at, y2=at, class_="grid")
         yield text_label(left - 6, at + 4, panel.format(mark), text_anchor="end")
@@ -122,11 +122,10 @@ def _panel(
         style = "stroke:var(--grey);stroke-width:1.6;stroke-dasharray:6 4"
         at = y(value)
         yield element("line", x1=left, x2=left + _PANEL, y1=at, y2=at, style=style)
+        # On the left, where the curves of needed bandwidth are low and those of memory high.
         halo = "paint-order:stroke;stroke:var(--card);stroke-width:3px"
-        below = at < top + 18
-        yield text_label(
-            left + _PANEL, at + (13 if below else -5), name, text_anchor="end", style=halo
-        )
+        shift = 13 if at < top + 18 else -5
+        yield text_label(left + 6, at + shift, name, style=halo)
     for name, colour, line in panel.lines:
         yield from _line(name, colour, [(x(i), y(v), v) for i, v in enumerate(line) if v > 0])
 
