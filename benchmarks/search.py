@@ -30,8 +30,8 @@ def measure(model: str, machine: str, batch: str) -> dict[str, object]:
     """The figures of one plan space."""
     asked = api.make_request(model, f"train.batch={batch}", "train.sequence=2048", machine=machine)
     target = api.find_machine(machine)
-    resolved, _ = resolve_defaults(asked, api.capture(asked.model), target)
-    graph = capture_open_tensor_degrees(resolved, api.capture(asked.model), target)
+    resolved, _ = resolve_defaults(asked, api.capture(asked.model_identity), target)
+    graph = capture_open_tensor_degrees(resolved, api.capture(asked.model_identity), target)
     budget = target.device.memory.capacity_bytes
     space = PlanSpace(resolved, graph, target)
     first = BestFirst(space, budget)

@@ -8,7 +8,7 @@ from factories import tiny_graph
 from windlass import api
 from windlass.api.model_graph import _with_look_ahead, model_notes
 from windlass.api.objects import NO_OBJECTS
-from windlass.schema import ModelRequest
+from windlass.schema import ModelIdentity
 
 MODEL = """
 from torch import nn
@@ -25,14 +25,14 @@ ALONE = ("train.batch=2", "train.sequence=16", "parallel.tensor=1", "parallel.da
 
 
 @pytest.fixture
-def request_of(tmp_path: Path) -> ModelRequest:
+def request_of(tmp_path: Path) -> ModelIdentity:
     file = tmp_path / "mine.py"
     file.write_text(MODEL)
-    return ModelRequest(name=f"{file}:build")
+    return ModelIdentity(name=f"{file}:build")
 
 
 def test_a_note_names_the_layer_in_which_a_token_sees_its_successors(
-    request_of: ModelRequest,
+    request_of: ModelIdentity,
 ) -> None:
     graph = _with_look_ahead(tiny_graph(), request_of, NO_OBJECTS)
     (note,) = model_notes(graph)
@@ -42,13 +42,13 @@ def test_a_note_names_the_layer_in_which_a_token_sees_its_successors(
 
 
 def test_a_model_of_the_catalogue_is_not_tried() -> None:
-    graph = _with_look_ahead(tiny_graph(), ModelRequest(name="bert-tiny"), NO_OBJECTS)
+    graph = _with_look_ahead(tiny_graph(), ModelIdentity(name="bert-tiny"), NO_OBJECTS)
     assert model_notes(graph) == ()
 
 
 @pytest.mark.slow
 def test_a_plan_has_the_note_also_when_its_graph_is_cached(
-    request_of: ModelRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_of: ModelIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in ("captured", "cached"):

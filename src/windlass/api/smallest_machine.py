@@ -41,7 +41,7 @@ def smallest_machines(
     sizes = {name: _machine_sizes(name) for name in families}
     overrides = (*(("offload.optimizer=device",) if in_memory else ()), *overrides)
     for model in models:
-        parameters = capture(make_request(model, *overrides).model).parameter_count
+        parameters = capture(make_request(model, *overrides).model_identity).parameter_count
         for family, machines in sizes.items():
             candidates = [
                 machine.name

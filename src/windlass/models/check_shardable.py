@@ -186,8 +186,8 @@ def _column_or_row_errors(
         return
     if sharding.enclosing_region(path) is None:
         yield f"is a {rule.style} outside of any region; name the module around it a `region`"
-    total = module.out_features if rule.style == "column" else module.in_features
-    if error := rule.divisibility_error(int(total), degree):
+    total: int = getattr(module, "out_features" if rule.style == "column" else "in_features")
+    if error := rule.divisibility_error(total, degree):
         yield f"has {error}"
     elif error := sparse_shard_error(module, rule, degree):
         yield error

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -155,8 +156,7 @@ def _selected_roles(
         matches = [path for path in modules if _matches(path, pattern)]
         linears = [path for path in matches if isinstance(modules[path], nn.Linear)]
         if not linears and not any(isinstance(modules[m], nn.Embedding) for m in matches):
-            example = next(_linear_names(model), None)
-            such = f", such as `{example}`" if example else ""
+            such = "".join(f", such as `{path}`" for path in islice(_linear_names(model), 1))
             faults.append(
                 f"`sparsity.modules` = `{pattern}` matches no linear layer of `{name}`; write a "
                 f"name as in parameter names{such}, with `*` for one name between dots"

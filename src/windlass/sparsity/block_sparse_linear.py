@@ -109,7 +109,8 @@ class BlockSparseLinear(nn.Module):
     @torch.no_grad()
     def take_dense_weight(self, weight: Tensor) -> None:
         """Takes over the kept blocks of a dense weight `[out in]`."""
-        grid = weight.unflatten(1, (-1, self.block)).unflatten(0, (-1, self.block)).transpose(1, 2)
+        rows, columns = self.out_features // self.block, self.in_features // self.block
+        grid = weight.view(rows, self.block, columns, self.block).transpose(1, 2)
         row, column = self.blocks.long().unbind(1)
         self.values.copy_(grid[row, column])
 

@@ -140,7 +140,8 @@ def _nearest_level(
 def _with_level(request: SparsityRequest, key: str, level: float) -> SparsityRequest:
     if key == "sparsity.level":
         return request.model_copy(update={"level": level})
-    roles = {**(request.roles or {}), key.rpartition(".")[2]: level}
+    name = key.rpartition(".")[2]
+    roles = {role: level if role == name else own for role, own in (request.roles or {}).items()}
     return request.model_copy(update={"roles": roles})
 
 
@@ -276,8 +277,7 @@ def _deviation(request: SparsityRequest, part: WeightPart, count: int, density: 
 
 def _own_level(request: SparsityRequest, part: WeightPart) -> float | None:
     """The level that the request gives to a part's role alone."""
-    levels: Mapping[str, float] = dict(request.roles or {})
-    return levels.get(part.role)
+    return next((level for role, level in (request.roles or {}).items() if role == part.role), None)
 
 
 def _dense_role(part: WeightPart) -> str:

@@ -63,7 +63,11 @@ def load_masks(path: Path, *, layer: str = "") -> dict[str, LayerMask]:
                     "export RUN --masks FILE`"
                 )
             names = [name for name in sizes if f"{name}.".startswith(prefix)]
-            return {name: LayerMask(*sizes[name], kept=file.get_tensor(name)) for name in names}
+            masks = {}
+            for name in names:
+                outputs, inputs, block = sizes[name]
+                masks[name] = LayerMask(outputs, inputs, block, file.get_tensor(name))
+            return masks
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise ModelError(f"`sparsity.mask` = `{path}` cannot be read: {error}") from None
 

@@ -9,7 +9,6 @@ every row.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,8 @@ from windlass.models.tensor_parallel.sharding_rules import (
 from windlass.sparsity import BlockPart, BlockSparseLinear, MaskedLinear, block_linear
 
 
-class SparseShard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SparseShard:
     """A rank's share of a sparse layer: the layer's rule, and which of `degree` ranks it is."""
 
     rule: ShardingRule
@@ -121,7 +121,7 @@ class RowBlockSparseLinear(BlockSparseLinear):
         row, column = blocks.unbind(1)
         columns = column - index * (self.in_features // self.block)
         # Each rank adds its share of the bias, as in `RowLinear`.
-        bias = None if self.bias is None else self.bias * (1 / degree)
+        bias: Tensor | None = None if self.bias is None else self.bias * (1 / degree)
         blocks = torch.stack((row, columns), dim=1)
         return block_linear(x, self.values, blocks, self.out_features, bias)
 
@@ -140,7 +140,7 @@ class ShardedMaskedLinear(MaskedLinear):
         mask = torch.cat(
             [self.mask.narrow(dim, start, stop - start) for start, stop in self.ranges], dim=dim
         )
-        bias = self.bias
+        bias: Tensor | None = self.bias
         if bias is not None and not is_column:
             bias = bias * (1 / self.shard.degree)
         return functional.linear(x, self.weight * mask, bias)

@@ -80,7 +80,7 @@ def _dense_tensors(
     """Name and dense value of each tensor of a layer; on the meta device without a checkpoint."""
     name = stack.names[index]
     layer = meta_copy(stack.layers[index])
-    file = checkpoint and checkpoint.path / layer_file(index)
+    file = None if checkpoint is None else checkpoint.path / layer_file(index)
     sparse = {path: module for path, module in layer.named_modules() if isinstance(module, _SPARSE)}
     for path, tensor in (*layer.named_parameters(), *_persistent_buffers(layer)):
         full_name = f"{name}.{path}"
