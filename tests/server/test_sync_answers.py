@@ -1,15 +1,22 @@
 """Promises about runs that other sites send to the server."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served_record import HOSTILE, KNOWN, TOKEN, log_steps, make_record, make_run, serve
+from served_record import HOSTILE, KNOWN, TOKEN, make_record, make_run, serve
 
 from windlass.errors import RecordError
 from windlass.record import SyncReceiver, sync_runs
+from windlass.server import listen
 from windlass.tracking import read_series
+
+CLIENTS, ROWS, OUTAGES = 50, 300, 3
 
 
 def test_runs_arrive_byte_for_byte_and_are_sent_once(tmp_path: Path) -> None:
@@ -58,39 +65,44 @@ def test_a_file_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_runs_log_while_their_server_dies_and_all_arrives(tmp_path: Path) -> None:
-    """Nobody waits for the server: runs write to their own disk, and a follower sends it."""
-    here, there = tmp_path / "here", tmp_path / "there"
+def test_fifty_processes_log_while_their_server_is_killed_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Nobody waits for the server: a run writes to its own disk, and is sent after."""
+    there, token = tmp_path / "there", tmp_path / "token"
     there.mkdir()
-    runs = [make_run(here, steps=0) for _ in range(50)]
-    longest, stopped = 0.0, threading.Event()
-    with serve(there) as served:
-        port = served.port
-        sync_runs(here, served.url, token=TOKEN)
-
-    def follow() -> None:
-        while not stopped.is_set():
-            try:
-                sync_runs(here, f"http://127.0.0.1:{port}", token=TOKEN)
-            except RecordError:
-                time.sleep(0.05)
-
-    follower = threading.Thread(target=follow)
-    follower.start()
-    for step in range(1, 61):
-        for run in runs:
-            began = time.perf_counter()
-            log_steps(run, [step])
-            longest = max(longest, time.perf_counter() - began)
-    with serve(there, port=port):
-        for run in runs:
-            run.end("finished")
-        stopped.set()
-        follower.join()
-        sync_runs(here, f"http://127.0.0.1:{port}", token=TOKEN)
-    assert longest < 0.05
-    assert record_files(there) == record_files(here)
-    assert all(len(read_series(there / run.path.name)["loss"]) == 60 for run in runs)
+    token.write_text(TOKEN)
+    with closing(listen("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ("--port", str(port), "--token-file", str(token))
+    serving = (sys.executable, "-m", "windlass", "serve", str(there), *options)
+    program, url = Path(__file__).with_name("syncing_client.py"), f"http://127.0.0.1:{port}"
+    roots = [tmp_path / f"site-{number}" for number in range(CLIENTS)]
+    clients = [
+        subprocess.Popen(
+            (sys.executable, str(program), str(root), url, TOKEN, str(ROWS)),
+            stdout=subprocess.PIPE,
+        )
+        for root in roots
+    ]
+    server = subprocess.Popen(serving)
+    while not all(any(root.glob("*/journal/*")) for root in roots):
+        time.sleep(0.1)
+    (tmp_path / "go").touch()
+    for _ in range(OUTAGES):
+        time.sleep(3)
+        server.kill()
+        server.wait()
+        time.sleep(1)
+        server = subprocess.Popen(serving)
+    said = [json.loads(client.communicate(timeout=300)[0]) for client in clients]
+    server.kill()
+    server.wait()
+    assert record_files(there) == {k: v for root in roots for k, v in record_files(root).items()}
+    assert [len(read_series(run.parent)["loss"]) for run in there.glob("*/id")] == [ROWS] * CLIENTS
+    assert all("does not answer" in fault for client in said for fault in client["faults"])
+    assert all(client["answers"] > 0 for client in said)
+    assert max(max(client["waits"]) for client in said) < 0.05
 
 
 def test_the_receiver_is_asked_by_one_client_at_a_time(tmp_path: Path) -> None:
