@@ -1,7 +1,7 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -213,7 +213,7 @@ class ComputeHandlers:
         del x, output, gradient, wanted
         if layer > 0:
             self._pass_to_previous(layer, micro, gradients.pop())
-        self._add_scores(layer, gradients[len(used) :])
+        self.state.add_scores(layer, gradients[len(used) :])
         del gradients[len(used) :]
         for weight in reversed(used):
             self._accumulate(weight, gradients.pop())
@@ -236,7 +236,7 @@ class ComputeHandlers:
         used = self._layers[layer].used
         deferred = self.state.deferred_weight_grads.pop((layer, micro))
         gradients = backward_weight(self._leaves(layer), deferred)
-        self._add_scores(layer, gradients[len(used) :])
+        self.state.add_scores(layer, gradients[len(used) :])
         for weight in used:
             self._accumulate(weight, gradients.pop(0))
 
@@ -244,13 +244,6 @@ class ComputeHandlers:
         """The weights of a layer, and the inputs whose gradients are scores of absent blocks."""
         weights = [weight.working for weight in self._layers[layer].used]
         return [*weights, *self._templates[layer].score_leaves]
-
-    def _add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
-        """Adds a micro-batch's scores of absent blocks, one tensor for each sparse module."""
-        new = [score for score in scores if score is not None]
-        sums = self.state.block_scores.setdefault(layer, new)
-        for total, score in zip(sums, new, strict=True) if sums is not new else ():
-            total.add_(score)
 
     def _output_gradient(self, layer: int, micro: int) -> Tensor:
         if layer == self._last:

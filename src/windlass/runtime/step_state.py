@@ -1,5 +1,6 @@
 """StepState: the tensors that one rank holds between the instructions of a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -30,3 +31,20 @@ class StepState:
     """Sums of scores of absent blocks over micro-batches, by layer; one for each sparse module."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Losses, by micro-batch."""
+
+    def add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
+        """Adds a micro-batch's scores of absent blocks of a layer.
+
+        Args:
+            layer: index of the layer.
+            scores: one tensor for each sparse module, in order.
+
+        Raises:
+            ValueError: a sparse module did not compute as a module of its own.
+        """
+        new = [score for score in scores if score is not None]
+        if len(new) < len(scores):
+            raise ValueError(f"{len(scores) - len(new)} sparse modules of layer {layer} ran unseen")
+        sums = self.block_scores.setdefault(layer, new)
+        for total, score in zip(sums, new, strict=True) if sums is not new else ():
+            total.add_(score)

@@ -37,10 +37,10 @@ from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedSto
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.sparsity.mask_updates import MaskUpdates
+from windlass.runtime.sparsity.mask_updates import mask_updates
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
-from windlass.sparsity import legs
+from windlass.sparsity import last_step_of_leg
 from windlass.torch_ext import install_allocator, sealed_compile_cache
 
 
@@ -137,9 +137,8 @@ class _Run:
         optimizer = AdamW(context.settings, device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._heartbeat = heartbeat
-        graph, sparsity = context.graph, context.sparsity
-        leg = legs(sparsity, context.settings.steps)[sparsity.leg if sparsity else 0]
-        self._last_step = leg.last
+        self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
+        graph = context.graph
         self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
         self._dist: DistContext = self._groups or SingleProcess()
         self._queue = transfer_queue_for(plan, device)
@@ -169,12 +168,7 @@ class _Run:
             dist=self._dist,
             activations=self._activations,
         )
-        self._mask_updates: MaskUpdates | None = None
-        changes = sparsity if sparsity is not None and sparsity.changes_masks else None
-        if changes is not None and isinstance(self.store, InMemoryStore | ShardedStore):
-            self._mask_updates = MaskUpdates(
-                context, changes, self.store, self._templates, self._groups
-            )
+        self._mask_updates = mask_updates(context, self.store, self._templates, self._groups)
         handlers = dict(self._compute.handlers())
         self._p2p: P2PCommunicator | None = None
         if self._groups:

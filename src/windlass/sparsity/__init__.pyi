@@ -38,6 +38,7 @@ from .schedule import (
     describe_leg,
     describe_legs,
     drop_share,
+    last_step_of_leg,
     leg_before_others,
     leg_of_step,
     legs,
@@ -47,6 +48,7 @@ from .schedule import (
 )
 
 __all__ = [
+    "SECTION_ACTIVATION",
     "BlockGrid",
     "BlockPart",
     "BlockSparseLinear",
@@ -56,6 +58,7 @@ __all__ = [
     "MaskUpdate",
     "MaskedLinear",
     "MaskedPart",
+    "SectionSizes",
     "WeightPart",
     "block_linear",
     "build_native_library",
@@ -68,6 +71,7 @@ __all__ = [
     "kept_rows",
     "kept_share",
     "largest_blocks",
+    "last_step_of_leg",
     "leg_before_others",
     "leg_of_step",
     "legs",

@@ -79,6 +79,16 @@ def leg_of_step(sparsity: SparsityRequest | None, step: int, steps: int) -> Leg:
     return next(leg for leg in legs(sparsity, steps) if step <= leg.last)
 
 
+def last_step_of_leg(sparsity: SparsityRequest | None, steps: int) -> int:
+    """The last step of a request's leg.
+
+    Args:
+        sparsity: as it is asked for; `leg` says in which leg. None for a dense run.
+        steps: steps of the run.
+    """
+    return legs(sparsity, steps)[sparsity.leg if sparsity is not None else 0].last
+
+
 def describe_leg(sparsity: SparsityRequest | None, step: int, steps: int) -> str | None:
     """`leg 0 (0.875 absent, steps 1 to 70)`; None for a run with one leg.
 
@@ -117,9 +127,8 @@ def leg_before_others(sparsity: SparsityRequest | None, steps: int) -> str | Non
         sparsity: as it is asked for; `leg` says in which leg.
         steps: steps of the run.
     """
-    if sparsity is None or (leg := legs(sparsity, steps)[sparsity.leg]).last >= steps:
-        return None
-    return describe_leg(sparsity, leg.last, steps)
+    last = last_step_of_leg(sparsity, steps)
+    return describe_leg(sparsity, last, steps) if last < steps else None
 
 
 def sparsity_of_leg(sparsity: SparsityRequest | None) -> SparsityRequest | None:

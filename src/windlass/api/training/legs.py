@@ -122,3 +122,19 @@ def start_of_leg(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "C
     )
     into = folder / CHECKPOINT_FOLDER / CONVERTED_CHECKPOINT_FOLDER
     return convert_checkpoint(whole, old, new, into, graph=planned.plan.graph)
+
+
+def refuse_offloaded_masks(planned: Planned) -> None:
+    """Refuses masks that change while optimizer state is offloaded.
+
+    Raises:
+        PlanError: the schedule changes masks, and the optimizer state is offloaded.
+    """
+    sparsity = planned.request.sparsity
+    if sparsity is None or not sparsity.changes_masks or not planned.plan.is_offloaded("optimizer"):
+        return
+    raise PlanError(
+        f"`sparsity.schedule` = {sparsity.schedule} resets blocks of the optimizer state, which "
+        "must be in device memory for that and is offloaded in this plan; allow more `memory`, "
+        "set `phases` = 1, or set `sparsity.schedule` = static, gradual or then-dense"
+    )

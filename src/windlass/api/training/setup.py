@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 from windlass.api.machines import HERE, Progress
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
+from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import MachineError, PlanError
@@ -174,7 +175,7 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
-    _refuse_offloaded_masks(planned)
+    refuse_offloaded_masks(planned)
     if ".py" in planned.request.model.name and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
     programs = lower(plan, graph)
@@ -183,22 +184,6 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     capacities[device.memory.name] = _tensor_budget_bytes(planned)
     verify_programs(programs, plan, graph, capacities)
     return programs
-
-
-def _refuse_offloaded_masks(planned: Planned) -> None:
-    """Refuses masks that change while optimizer state is offloaded.
-
-    Raises:
-        PlanError: the schedule changes masks, and the optimizer state is offloaded.
-    """
-    sparsity = planned.request.sparsity
-    if sparsity is None or not sparsity.changes_masks or not planned.plan.is_offloaded("optimizer"):
-        return
-    raise PlanError(
-        f"`sparsity.schedule` = {sparsity.schedule} resets blocks of the optimizer state, which "
-        "must be in device memory for that and is offloaded in this plan; allow more `memory`, "
-        "set `phases` = 1, or set `sparsity.schedule` = static, gradual or then-dense"
-    )
 
 
 def _refuse_running_statistics(planned: Planned) -> None:
@@ -292,9 +277,7 @@ def make_training_loop(
     """
     if len(programs) == 1:
         _prepare_memory(planned)
-        stack = planned.objects.stack(
-            planned.request.model_identity, seed=planned.request.train.seed
-        )
+        stack = _new_stack(planned)
         return lambda: _training_loop(
             planned, stack, batches, programs[0], folder.path, checkpoint, hooks
         )
@@ -324,12 +307,13 @@ def train_rank(
 
     _prepare_memory(planned)
     tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
-    batches = make_batches(planned, tokens)
-    request = planned.request
-    stack = planned.objects.stack(request.model_identity, seed=request.train.seed)
-    program = lower(planned.plan, planned.graph)[rank]
+    batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
-    return _training_loop(planned, stack, batches, program, folder, start, hooks)
+    return _training_loop(planned, _new_stack(planned), batches, program, folder, start, hooks)
+
+
+def _new_stack(planned: Planned) -> "LayerStack":
+    return planned.objects.stack(planned.request.model_identity, seed=planned.request.train.seed)
 
 
 def _prepare_memory(planned: Planned) -> None:
@@ -366,10 +350,8 @@ def _training_loop(
 
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
-        request = planned.request
-        new = planned.objects.stack(request.model_identity, seed=request.train.seed)
         stopped = replace(hooks, stop=stop)
-        return _attempt(planned, new, batches, program, folder, checkpoint, stopped)
+        return _attempt(planned, _new_stack(planned), batches, program, folder, checkpoint, stopped)
 
     return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)
 

@@ -33,14 +33,38 @@ class _SparseWeight:
     """A weight of kept blocks of one layer."""
 
     layer: int
+    index: int
+    """Index of its module among the sparse ones of the layer."""
     path: str
-    """Of its module inside the layer."""
+    """Path of its module inside the layer."""
     name: str
     """Full name of the values."""
     blocks: Tensor
     """Block row and block column of each kept block, `Int32[n 2]`; changed in place."""
     grid: BlockGrid
     block: int
+
+
+def mask_updates(
+    context: RankContext,
+    store: ParamStore,
+    templates: Sequence[LayerTemplate],
+    groups: ProcessGroups | None,
+) -> "MaskUpdates | None":
+    """The updates of a rank's masks; None if they do not change between steps.
+
+    Args:
+        context: what this rank runs.
+        store: weights and optimizer state, in device memory if masks change.
+        templates: one template per layer; for `rigl` they compute scores from now on.
+        groups: the rank's process groups; None on a single device.
+    """
+    sparsity = context.sparsity
+    if sparsity is None or not sparsity.changes_masks:
+        return None
+    if not isinstance(store, InMemoryStore | ShardedStore):
+        raise TypeError("masks change only where the optimizer state is in device memory")
+    return MaskUpdates(context, sparsity, store, templates, groups)
 
 
 class MaskUpdates:
@@ -85,12 +109,9 @@ class MaskUpdates:
         if not updates_masks(self._sparsity, step, self._settings.steps):
             return
         share = drop_share(self._sparsity, step, self._settings.steps)
-        position = dict.fromkeys((weight.layer for weight in self._weights), 0)
         for weight in self._weights:
-            index = position[weight.layer]
-            position[weight.layer] += 1
             if self._sparsity.schedule == "rigl":
-                wanted = self._summed_scores(weight, scores[weight.layer][index])
+                wanted = self._summed_scores(weight, scores[weight.layer][weight.index])
             else:
                 wanted = random_scores(
                     weight.grid, seed=self._settings.seed, name=weight.name, step=step
@@ -131,11 +152,12 @@ class MaskUpdates:
 def _sparse_weights(stack: LayerStack, store: ParamStore) -> Iterator[_SparseWeight]:
     """The sparse weights of all layers whose tensors this rank has, in order."""
     for index, parameters in enumerate(store.layers):
-        for path, module in sparse_modules(stack.layers[index]):
+        for number, (path, module) in enumerate(sparse_modules(stack.layers[index])):
             name = f"{parameters.name}.{path}"
             if f"{name}.blocks" in parameters.persistent_buffers:
                 yield _SparseWeight(
                     layer=index,
+                    index=number,
                     path=path,
                     name=f"{name}.values",
                     blocks=parameters.persistent_buffers[f"{name}.blocks"],
