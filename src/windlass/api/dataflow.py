@@ -1,6 +1,7 @@
 """What a layer of a model moves to and from far memory, on one or several machines."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from windlass.api.compare import ALL_MACHINES
 from windlass.api.machines import HERE, Progress, find_machine
@@ -58,13 +59,19 @@ def dataflow(
                 "less than 1, such as 0.875"
             )
     found = [_machine(name, progress) for name in _names(machines)]
-    graph = capture(request.model_identity)
+    # Ops are those of the dense model: a sparse one may run several of them as one.
+    dense = request.model_copy(update={"sparsity": None})
+    graph = capture(dense.model_identity)
     subjects: dict[Precision, DataflowSubject] = {}
     reports = []
     for machine in found:
         precision = _precision(request, machine)
         if precision not in subjects:
-            subjects[precision] = _subject(request, graph, precision, role, kind)
+            subject = _subject(dense, graph, precision, role, kind)
+            if request.sparsity is not None:
+                kept = _kept_shares(capture(request.model_identity), graph, subject.kind)
+                subject = replace(subject, kept=kept)
+            subjects[precision] = subject
         reports.append(dataflow_report(subjects[precision], machine, sparsities))
     return tuple(reports)
 
@@ -108,7 +115,6 @@ def _subject(
             f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {graph.max_sequence} "
             "tokens; shorten it or raise `model.sequence`"
         )
-    sparsity = request.sparsity
     outer = (graph.layer_runs[0].kind, graph.layer_runs[-1].kind)
     return DataflowSubject(
         model=graph.name,
@@ -118,7 +124,6 @@ def _subject(
         role=role,
         size=(request.batch.micro or 1, sequence),
         precision=precision,
-        sparsity=0.0 if sparsity is None else sparsity.target_level,
         can_be_sparse=run.kind not in outer,
     )
 
@@ -137,3 +142,17 @@ def _layer_run(graph: Graph, kind: str | None) -> LayerRun:
             f"its kinds are {', '.join(kinds)}"
         )
     return max(runs, key=lambda run: run.count)
+
+
+def _kept_shares(sparse: Graph, dense: Graph, kind: str) -> dict[str, float]:
+    """Kept share of each weight of a kind of layer of which only kept blocks are stored, by name.
+
+    A weight whose absent elements are stored as zeros, as in an unstructured pattern, moves whole.
+    """
+    counts = {each.name: each.count for each in sparse.kinds[kind].parameters}
+    return {
+        each.name: counts[values] / each.count
+        for each in dense.kinds[kind].parameters
+        if (values := f"{each.name.rpartition('.')[0]}.values") in counts
+        and each.name.endswith(".weight")
+    }

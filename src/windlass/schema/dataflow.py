@@ -178,8 +178,8 @@ class DataflowReport(Document):
     sequence: int
     """Tokens of a sequence."""
     precision: Precision
-    sparsity: float
-    """Share of weights that are absent in `passes`."""
+    kept: dict[str, float]
+    """Kept share of each sparse weight in `passes`, by name; empty for a dense layer."""
     chip: ChipRates
     passes: tuple[PassFlow, ...]
     curve: tuple[SparsityLevel, ...]

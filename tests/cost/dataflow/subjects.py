@@ -33,7 +33,7 @@ def subject(
     traced = traces(name, precision, tuple(sorted(dials.items())))[kind]
     return DataflowSubject(
         model=name, kind=kind, layers=1, traced=traced, role=role, size=size, precision=precision,
-        sparsity=0.0, can_be_sparse=kind not in ("embedding", "head"),
+        can_be_sparse=kind not in ("embedding", "head"),
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Reports on a layer's traffic with far memory: published figures, laws, other ways to count."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -110,6 +112,21 @@ def test_sparsity_thins_weights_and_their_gradients_and_nothing_else():
         expected = about.nbytes / 8 if is_matrix else about.nbytes
         assert sparse.buffers[buffer].nbytes == expected
     assert sum(op.flop for op in sparse.ops) == sum(op.flop for op in dense.ops) / 8
+
+
+def test_weights_of_different_sparsity_thin_each_with_its_gradient():
+    up, down = "hidden.input.weight", "hidden.output.weight"
+    about = replace(subject(), kept={up: 0.25, down: 0.5})
+    for passed in (about.pass_ops("backward"), about.pass_ops("forward")):
+        flop = {op.weight: op.flop for op in passed.ops if op.weight}
+        assert flop[down] == 2 * flop[up]
+    gradients = [
+        buffer.nbytes
+        for buffer in about.pass_ops("backward").buffers.values()
+        if buffer.name == "parameter gradient" and buffer.nbytes > 20480 * 2
+    ]
+    assert sorted(gradients) == [0.25 * 2 * 5120 * 20480, 0.5 * 2 * 5120 * 20480]
+    assert dataflow_report(about, chip(LARGE), SPARSITIES).curve == ()
 
 
 @given(st.lists(st.integers(1, 10**10), min_size=2, max_size=2))

@@ -4,7 +4,7 @@ A section takes the longer of its arithmetic and its traffic (roofline; Williams
 CACM 52(4)). Kept blocks of a weight are computed at the rate of dense products.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.capture import NamedTrace
@@ -48,19 +48,21 @@ class DataflowSubject:
     layers: int
     """Layers of this kind."""
     traced: NamedTrace
+    """The dense layer."""
     role: FlowRole | None
     """None means the whole layer."""
     size: tuple[int, int]
     """Sequences of a micro-batch, and tokens of a sequence."""
     precision: Precision
-    sparsity: float
-    """Share of weights that the traced layer lacks."""
     can_be_sparse: bool
     """Whether the weights of its matrix products can be sparse: not in an embedding or a head."""
+    kept: Mapping[str, float] | None = None
+    """Kept share of each sparse weight by name; None if the layer is dense."""
 
     def pass_ops(self, name: FlowPass, sparsity: float = 0.0) -> PassOps:
-        """The ops of one pass, with a share of the traced weights absent."""
-        return pass_ops(self.traced, name, self.size, density=1 - sparsity, role=self.role)
+        """The ops of one pass, with a share of all weights absent if the layer is dense."""
+        kept = 1.0 - sparsity if self.kept is None else self.kept
+        return pass_ops(self.traced, name, self.size, kept=kept, role=self.role)
 
 
 def chip_rates(machine: Machine, precision: Precision) -> ChipRates:
@@ -117,11 +119,12 @@ def dataflow_report(
     """
     chip = chip_rates(machine, subject.precision)
     flows = tuple(_pass_flow(subject.pass_ops(name), name, chip) for name in _PASSES)
-    is_dense = subject.can_be_sparse and not subject.sparsity
+    is_dense = subject.can_be_sparse and subject.kept is None
     micro, sequence = subject.size
     return DataflowReport(
         model=subject.model, kind=subject.kind, layers=subject.layers, role=subject.role,
-        micro=micro, sequence=sequence, precision=subject.precision, sparsity=subject.sparsity,
+        micro=micro, sequence=sequence, precision=subject.precision,
+        kept=dict(subject.kept or {}),
         chip=chip, passes=flows,
         curve=tuple(_curve(subject, flows[0], chip, sparsities)) if is_dense else (),
         memory_bound_above=_thresholds(subject, flows[0], chip) if is_dense else {},

@@ -1,6 +1,6 @@
 """The ops of one pass of a layer at one size and sparsity, with the buffers that join them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.capture import FittedTrace, NamedTrace, TracedCall
@@ -78,7 +78,7 @@ def pass_ops(
     name: FlowPass,
     size: tuple[int, int],
     *,
-    density: float = 1.0,
+    kept: Mapping[str, float] | float = 1.0,
     role: FlowRole | None = None,
 ) -> PassOps:
     """The ops of one pass of a layer.
@@ -87,14 +87,15 @@ def pass_ops(
         traced: the layer.
         name: the pass.
         size: sequences of the micro-batch, and tokens of a sequence.
-        density: kept share of the weights that matrix products read, and of their gradients.
+        kept: share of each weight that is kept, by name; a number for all that matrix products
+            read. Gradients are as large as their weights.
         role: the branch whose ops are wanted, from its first matrix product to its last; None wants
             all.
 
     Raises:
         RequestError: no weight of the layer has that role.
     """
-    table = _Table(traced, size, density)
+    table = _Table(traced, size, kept)
     split = traced.fitted.trace.forward_calls
     calls = traced.fitted.trace.calls
     first, last = (split, len(calls)) if name == "backward" else (0, split)
@@ -118,34 +119,54 @@ def pass_ops(
 
 
 class _Table:
-    """Numbers of a trace at one size and density.
+    """Numbers of a trace at one size, with some weights absent.
 
     Args:
         traced: the layer.
         size: sequences and tokens.
-        density: kept share of weights.
+        kept: kept shares of weights by name, or of all.
     """
 
-    def __init__(self, traced: NamedTrace, size: tuple[int, int], density: float) -> None:
+    def __init__(
+        self, traced: NamedTrace, size: tuple[int, int], kept: Mapping[str, float] | float
+    ) -> None:
         self._fitted: FittedTrace = traced.fitted
         self._size = size
         self.trace = traced.fitted.trace
         parameters = [i for i, each in enumerate(self.trace.buffers) if each.role == "parameter"]
         self.names = dict(zip(parameters, traced.parameters, strict=False))
         self.weights = {
-            weight: index
-            for index, call in enumerate(self.trace.calls)
+            weight: call
+            for call in self.trace.calls[: self.trace.forward_calls]
             if (weight := self.weight(call)) is not None
         }
-        """Each weight of a matrix product, with the last call that reads it."""
-        gradients = {
-            access.buffer
-            for call in self.trace.calls
-            if call.kind == "matmul"
-            for access in call.writes
-            if self.trace.buffers[access.buffer].role == "parameter_gradient"
+        """Each weight of a matrix product, with the forward call that reads it."""
+        self._kept = {
+            weight: kept if isinstance(kept, float) else kept.get(self.names.get(weight, ""), 1.0)
+            for weight in self.weights
         }
-        self._kept = dict.fromkeys({*self.weights, *gradients}, density)
+        self._kept |= {
+            gradient: self._kept[weight]
+            for call in self.trace.calls
+            for gradient, weight in self._weight_gradients(call)
+        }
+
+    def _weight_gradients(self, call: TracedCall) -> Iterator[tuple[int, int]]:
+        """Each gradient of a weight that a product writes, with the weight.
+
+        It is made from what the weight was multiplied by, and is as large as the weight.
+        """
+        operands = {access.buffer for access in call.reads}
+        for access in call.writes if call.kind == "matmul" else ():
+            buffer = self.trace.buffers[access.buffer]
+            if buffer.role != "parameter_gradient":
+                continue
+            for weight, forward in self.weights.items():
+                shared = {each.buffer for each in forward.reads} & operands
+                size = self.number(self.trace.buffers[weight].nbytes)
+                if shared and size == self.number(buffer.nbytes):
+                    yield access.buffer, weight
+                    break
 
     def weight(self, call: TracedCall) -> int | None:
         """The buffer of the weight that a matrix product reads: its largest parameter."""

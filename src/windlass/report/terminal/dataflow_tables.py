@@ -28,7 +28,8 @@ def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
     """What a report is about, and what the device offers, a line each."""
     chip = report.chip
     part = f"the {report.role} branch of `{report.kind}`" if report.role else f"`{report.kind}`"
-    sparse = f", {100 * report.sparsity:g} % of weights absent" if report.sparsity else ""
+    kept = sorted({round(100 * share, 1) for share in report.kept.values()})
+    sparse = f", {' or '.join(f'{share:g}' for share in kept)} % of weights kept" if kept else ""
     subject = (
         f"{report.model}: {part} ({report.layers} layers), {report.micro} × {report.sequence} "
         f"tokens, {report.precision}{sparse}; all numbers predicted"
