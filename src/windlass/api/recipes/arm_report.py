@@ -35,7 +35,7 @@ from windlass.report import ArmFacts, ArmScore, ArmsReport
 from windlass.schema import CHECKPOINT_FOLDER
 from windlass.sweep import ARM, Trial
 
-_QUESTIONS, _SHOTS = 150, (0, 2)
+_QUESTIONS, _SHOTS = 120, (0, 2)
 _TASKS_FOLDER, _SCORES_FOLDER = "tasks", "scores"
 
 
