@@ -29,7 +29,7 @@ _SEQUENCE = 2048
 
 def dataflow(
     request: Request,
-    machines: Sequence[str] = (HERE,),
+    machines: Sequence[str] = (),
     *,
     role: FlowRole | None = None,
     kind: str | None = None,
@@ -43,7 +43,8 @@ def dataflow(
     Args:
         request: the model with its sparsity, `train.sequence` (the model's longest if not given),
             `batch.micro` (1) and `precision` (bfloat16 where the device computes in it).
-        machines: names, or `ALL_MACHINES` for every device of the catalogue.
+        machines: names, or `ALL_MACHINES` for every device of the catalogue; the request's own
+            machine if empty.
         role: a branch of a block; None means the whole layer.
         kind: the kind of layer; None means the one of which there are most.
         sparsities: shares of absent weights to compare, for a model that is dense.
@@ -52,13 +53,19 @@ def dataflow(
     Raises:
         WindlassError: what is wrong with the request, the model, or a machine.
     """
+    for key in ("stack", "memory"):
+        if getattr(request, key) is not None:
+            raise RequestError(
+                f"`{key}` = {getattr(request, key)} is asked for, but what an op moves depends on "
+                "neither software nor budget; leave it out"
+            )
     for sparsity in sparsities:
         if not 0 <= sparsity < 1:
             raise RequestError(
                 f"sparsity {sparsity:g} is no share of absent weights; it must be at least 0 and "
                 "less than 1, such as 0.875"
             )
-    found = [_machine(name, progress) for name in _names(machines)]
+    found = [_machine(name, progress) for name in _names(machines or (request.machine,))]
     # Ops are those of the dense model: a sparse one may run several of them as one.
     dense = request.model_copy(update={"sparsity": None})
     graph = capture(dense.model_identity)

@@ -67,6 +67,8 @@ def test_a_model_of_ones_own_has_a_report_too(windlass: Windlass, tmp_path: Path
         (("--kind", "blok"), "did you mean `block`"),
         (("--kind", "embedding"), "belongs to its feed-forward branch"),
         (("precision=float8",), "float32 or bfloat16"),
+        (("--stack", "nemo"), "neither software nor budget"),
+        (("--memory", "4GiB"), "neither software nor budget"),
         (("train.sequence=4096",), "takes at most 2048"),
         (("--svg", "drawing.txt"), "is no picture that can be drawn"),
         (("sparsity.level=0.875", "--on", "h100"), "name one machine"),

@@ -10,7 +10,6 @@ from windlass.cli.command_options import (
     NO_OPTIONS,
     RequestOptions,
     build_request,
-    require_machine_names,
     split_overrides,
 )
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
@@ -34,7 +33,7 @@ _SPARSITIES = ",".join(f"{sparsity:g}" for sparsity in api.SPARSITIES)
 def dataflow(
     model: str | None = None,
     *overrides: str,
-    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.HERE,),
+    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     role: FlowRole | None = None,
     kind: str | None = None,
     sparsity: str = _SPARSITIES,
@@ -52,7 +51,8 @@ def dataflow(
     Args:
         model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.sequence=4096` or `sparsity.level=0.875`.
-        on: Machines, of which one device counts; `all` takes every device of the catalogue.
+        on: Machines, of which one device counts; `all` takes every device of the catalogue, and
+            `here` is the one if none is given.
         role: Only this branch of a block: `attention` or `feed-forward`.
         kind: Kind of layer; the one of which the model has most if not given.
         sparsity: Shares of absent weights to compare, with commas between them.
@@ -63,7 +63,6 @@ def dataflow(
     if svg is not None:
         api.require_drawable(svg, pages=False)
     machines, more = split_overrides(on)
-    require_machine_names(machines)
     request = build_request(model, (*overrides, *more), options)
     with ProgressBars() as progress:
         reports = api.dataflow(
