@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from results import append_row
 from torch import Tensor, nn
 from torch.nn import functional
 
+from results import append_row
 from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
 from windlass.models.fused_loss.sizes import FusedLossSizes
 from windlass.models.loss import mean_cross_entropy

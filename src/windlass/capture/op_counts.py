@@ -10,6 +10,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from windlass.models import FusedLossSizes
 from windlass.schema import CollectiveKind, TensorAxis
+from windlass.sparsity import SectionSizes
 
 _aten = torch.ops.aten
 
@@ -106,6 +107,22 @@ def sparse_product(
         return None
     kept = blocks.numel()
     return SparseProduct(sizes, blocks.shape[-1], kept, 2 * tokens * kept)
+
+
+def section_sizes(call: OpOverload, args: Sequence[Any]) -> SectionSizes | None:
+    """Sizes of a pass of a feed-forward section; None for any other call."""
+    backward = call.name() == "windlass::block_feed_forward_grads"
+    if backward:
+        _, x, _, up, _, down, _, inner, _ = args
+    elif call.name() == "windlass::block_feed_forward":
+        x, up, _, _, down, _, _, inner, _, _ = args
+    else:
+        return None
+    *tokens, width = x.shape
+    return SectionSizes(
+        prod(tokens), width, inner, up.numel(), down.numel(), up.shape[-1], x.element_size(),
+        backward,
+    )  # fmt: skip
 
 
 def fused_loss_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> FusedLossSizes | None:

@@ -25,6 +25,7 @@ from windlass.capture.op_counts import (
     fused_loss_sizes,
     matmul_sizes,
     read_tensors,
+    section_sizes,
     sparse_product,
     takes_causal_mask,
     touched_bytes,
@@ -46,6 +47,7 @@ from windlass.models import (
     meta_copy,
 )
 from windlass.schema import OpKind
+from windlass.sparsity import SECTION_ACTIVATION, SectionSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,9 @@ class _Recorder(TorchDispatchMode):
             for tensor in fresh:
                 self._buffer(tensor)
             return
+        if (section := section_sizes(func, args)) is not None:
+            self._section(section, inputs, fresh)
+            return
         if func.overloadpacket in HIDDEN_IN_PLACE:
             # The output has the buffer of the input that it would have overwritten.
             trace.share_buffer(outputs[0].untyped_storage(), self._buffer(inputs[0]))
@@ -190,6 +195,32 @@ class _Recorder(TorchDispatchMode):
             kind, axis, nbytes = collective
             call = replace(call, kind="collective", collective=(kind, axis, trace.number(nbytes)))
         trace.add_call(call)
+
+    def _section(
+        self, sizes: SectionSizes, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        """Records a feed-forward section as what it moves and its products, one after the other."""
+        scratch = torch.empty(sizes.scratch_bytes, dtype=torch.uint8)
+        reads = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in inputs)
+        reads += (self._access(scratch, 0),)
+        moved = (self._access(scratch, sizes.moved_bytes),)
+        writes = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in outputs)
+        number = self._trace.number
+        self._trace.add_call(
+            TracedCall(
+                name=SECTION_ACTIVATION, kind="memory", flop=number(0), matmul_sizes=None,
+                reads=(), writes=moved, random=False,
+            )
+        )  # fmt: skip
+        for product in sizes.products:
+            batch, m, n, k = map(number, product.sizes)
+            self._trace.add_call(
+                TracedCall(
+                    name=product.name, kind="matmul", flop=number(product.flop),
+                    matmul_sizes=(batch, m, n, k), reads=reads, writes=writes, random=False,
+                    kept=(sizes.block, product.kept),
+                )
+            )  # fmt: skip
 
     def _softmax(self, sizes: FusedLossSizes, *, tokens: int) -> Tensor:
         """Records what a fused loss moves in its scratch memory, which lives until it is done."""

@@ -16,6 +16,7 @@ from windlass.models.config import TransformerConfig
 from windlass.models.imported_masks import RoleOutputs
 from windlass.models.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
+from windlass.sparsity import block_feed_forward
 
 INIT_STD = 0.02
 
@@ -154,7 +155,9 @@ class FeedForward(nn.Module, TensorShardable, Sparsifiable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        return self.output(self.activation(self.input(x)))
+        approximate = self.activation.approximate
+        y = block_feed_forward(x, self.input, self.output, approximate=approximate)
+        return self.output(self.activation(self.input(x))) if y is None else y
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the f inner features."""

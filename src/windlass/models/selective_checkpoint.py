@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from windlass.models.tensor_parallel import collectives  # noqa: F401  registers `torch.ops.windlass`
 
 _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
-_SPARSE_PRODUCT = "windlass::block_linear"
+_SPARSE_PRODUCTS = frozenset({"windlass::block_linear", "windlass::block_feed_forward"})
 _REDUCTIONS = frozenset({torch.ops.windlass.reduce_scatter, torch.ops.windlass.all_reduce})
 _FUSED_ATTENTION = "_scaled_dot_product_"
 """Prefix of the names of torch's fused attention kernels on every device."""
@@ -141,5 +141,5 @@ class _ReplayOutputs(_KeptOutputMode):
 def _is_kept(func: OpOverload) -> bool:
     packet = func.overloadpacket
     kept = packet in _PRODUCTS or packet in _REDUCTIONS
-    kept = kept or func.name() == _SPARSE_PRODUCT
+    kept = kept or func.name() in _SPARSE_PRODUCTS
     return kept or packet.__name__.startswith(_FUSED_ATTENTION)

@@ -5,6 +5,9 @@ from .block_linear_ops import (
 from .block_sparse_linear import (
     BlockSparseLinear,
 )
+from .feed_forward_section import (
+    block_feed_forward,
+)
 from .levels import (
     BlockPart,
     WeightPart,
@@ -46,6 +49,10 @@ from .schedule import (
     sparsity_of_leg,
     updates_masks,
 )
+from .section_sizes import (
+    SECTION_ACTIVATION,
+    SectionSizes,
+)
 
 __all__ = [
     "SECTION_ACTIVATION",
@@ -60,6 +67,7 @@ __all__ = [
     "MaskedPart",
     "SectionSizes",
     "WeightPart",
+    "block_feed_forward",
     "block_linear",
     "build_native_library",
     "column_groups",

@@ -14,7 +14,7 @@ from windlass.sparsity.block_loops import require_blocks_inside
 from windlass.sparsity.native_library import BuildProgress, build_native_library
 
 _SOURCE = Path(__file__).with_name("block_linear.cpp")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-ltorch_cpu")
+KERNEL_FLAGS = ("-O3", "-march=native", "-fopenmp", "-ltorch_cpu")
 _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD = range(3)
 _DONE, _BAD_BLOCK = range(2)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -114,7 +114,7 @@ class _Reporter:
 @cache
 def _load(reporter: _Reporter) -> BlockKernels | KernelFailure:
     try:
-        path = build_native_library(_SOURCE, flags=_FLAGS, progress=reporter.progress)
+        path = build_native_library(_SOURCE, flags=KERNEL_FLAGS, progress=reporter.progress)
         kernels = BlockKernels(library=_declared(ctypes.CDLL(str(path))))
         dtypes = tuple(dtype for dtype in _DTYPES if _computes(kernels, dtype))
         return BlockKernels(library=kernels.library, dtypes=dtypes)

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -98,7 +99,10 @@ def _path(folder: Path, name: str, library: Path) -> Path:
 def _key(source: Path, flags: Sequence[str]) -> str:
     features = _processor_features() if "-march=native" in flags else platform.machine()
     words = (version("torch"), features, *flags)
-    digest = hashlib.sha256(source.read_bytes())
+    text = source.read_bytes()
+    digest = hashlib.sha256(text)
+    for name in re.findall(rb'^#include "(\S+)"', text, re.MULTILINE):
+        digest.update(source.with_name(name.decode()).read_bytes())
     for word in words:
         digest.update(b"\0" + word.encode())
     return digest.hexdigest()[:_HASH_DIGITS]

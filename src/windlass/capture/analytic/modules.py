@@ -47,7 +47,7 @@ from windlass.capture.analytic.reductions import (
     var_mean_last,
 )
 from windlass.capture.analytic.scope import Scope
-from windlass.capture.analytic.sparse_weights import LinearName, Weight, new_weight
+from windlass.capture.analytic.sparse_weights import BlockWeight, LinearName, Weight, new_weight
 from windlass.capture.analytic.tensor import Tensor
 from windlass.capture.analytic.views import (
     cat,
@@ -255,7 +255,7 @@ class FeedForward:
 
     def __init__(self, scope: Scope) -> None:
         config = scope.config
-        self.rank = scope.rank
+        self.rank, self.ffn = scope.rank, config.ffn
         divides = config.ffn % scope.rank.degree == 0
         linears: dict[str, LinearName] = {"input": "up"}
         if config.activation == "swiglu":
@@ -275,7 +275,13 @@ class FeedForward:
 
     def _forward(self, x: Tensor) -> Tensor:
         if len(self.inputs) == 1:
-            return self.output(gelu(self.inputs[0](x)))
+            (up,), down = self.inputs, self.output
+            one, two, is_whole = up.weight, down.weight, self.rank.degree == 1
+            if is_whole and isinstance(one, BlockWeight) and isinstance(two, BlockWeight):
+                first = products.KeptBlocks(one.values, one.blocks, up.bias)
+                second = products.KeptBlocks(two.values, two.blocks, down.bias)
+                return products.block_feed_forward(x, first, second, self.ffn)
+            return down(gelu(up(x)))
         gate, up = self.inputs
         return self.output(mul(silu(gate(x)), up(x)))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 from windlass.capture.analytic.autograd import attach, new_node, only
 from windlass.capture.analytic.elementwise import cast, mul, rsqrt, shift_, square
@@ -17,6 +18,7 @@ from windlass.capture.analytic.tensor import (
 from windlass.capture.analytic.views import flatten, reshape, transpose
 from windlass.capture.trace import FUSED_SOFTMAX
 from windlass.models import FusedLossSizes
+from windlass.sparsity import SECTION_ACTIVATION, SectionSizes
 
 _Saved = Sequence[Tensor]
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -119,6 +121,77 @@ def _sparse_product(
         name, reads, [out], kind="matmul", flop=2 * tokens * kept, matmul_sizes=sizes,
         kept=(values.shape[-1], kept),
     )  # fmt: skip
+
+
+def block_feed_forward(x: Tensor, up: "KeptBlocks", down: "KeptBlocks", inner: int) -> Tensor:
+    """`down(gelu(up(x)))` of `x[b s d]` and two weights of kept blocks, as a section."""
+    biases = [weight.bias for weight in (up, down) if weight.bias is not None]
+    has_biases = up.bias is not None, down.bias is not None
+    node = new_node(
+        (x, up.values, down.values, *biases), partial(_section_backward, inner, has_biases)
+    )
+    y, hidden = _kept(x, lambda: _section(x, up, down, inner))
+    if node is not None:
+        node.save([x, hidden, up.values, up.blocks, down.values, down.blocks], x.tape)
+    return attach(node, y)
+
+
+def _section(x: Tensor, up: "KeptBlocks", down: "KeptBlocks", inner: int) -> tuple[Tensor, Tensor]:
+    tokens = prod(x.shape[:-1])
+    y, hidden = Tensor(x.tape, x.shape, x.dtype), Tensor(x.tape, (tokens * inner,), x.dtype)
+    reads = [x, *(tensor for weight in (up, down) for tensor in weight if tensor is not None)]
+    _record_section(_section_sizes(x, up.values, down.values, inner), reads, [y, hidden])
+    return y, hidden
+
+
+def _section_backward(
+    inner: int, has_biases: tuple[bool, bool], gradients: Gradients, saved: _Saved, _: Needs
+) -> list[Tensor]:
+    gradient = only(gradients)
+    x, hidden, up, up_blocks, down, down_blocks = saved
+    outputs = [
+        Tensor(x.tape, shape, x.dtype) for shape in (x.shape, up.shape, down.shape, (inner,))
+    ]
+    reads = [gradient, x, hidden, up, up_blocks, down, down_blocks]
+    _record_section(_section_sizes(x, up, down, inner, backward=True), reads, outputs)
+    by_x, by_up, by_down, by_bias = outputs
+    found = [by_x, by_up, by_down]
+    if has_biases[0]:
+        found.append(by_bias)
+    if has_biases[1]:
+        found.append(sum_to(gradient, (x.shape[-1],)))
+    return found
+
+
+def _section_sizes(
+    x: Tensor, up: Tensor, down: Tensor, inner: int, *, backward: bool = False
+) -> SectionSizes:
+    *tokens, width = x.shape
+    return SectionSizes(
+        prod(tokens), width, inner, prod(up.shape), prod(down.shape), up.shape[-1],
+        DTYPE_BYTES[x.dtype], backward,
+    )  # fmt: skip
+
+
+def _record_section(sizes: SectionSizes, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    tape = writes[0].tape
+    scratch = Tensor(tape, (sizes.scratch_bytes,), "bool")
+    for tensor in writes:
+        _ = tensor.buffer  # results are there from the beginning
+    tape.call(SECTION_ACTIVATION, [], [(scratch, sizes.moved_bytes)])
+    for product in sizes.products:
+        tape.call(
+            product.name, [*reads, (scratch, 0)], writes, kind="matmul", flop=product.flop,
+            matmul_sizes=product.sizes, kept=(sizes.block, product.kept),
+        )  # fmt: skip
+
+
+class KeptBlocks(NamedTuple):
+    """A weight of kept blocks with its bias."""
+
+    values: Tensor
+    blocks: Tensor
+    bias: Tensor | None
 
 
 def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
