@@ -180,6 +180,8 @@ class LocalLauncher:
         """Kills every rank that has not exited, with all processes that it has started."""
         kill_process_groups(self._processes)
         self._reader.join()
+        if stdout := self._processes[0].stdout:
+            stdout.close()  # a run of several legs starts ranks again and again
         for heartbeat in self._heartbeats:
             heartbeat.close()
 
