@@ -1,7 +1,7 @@
 """What a section that keeps its intermediate results out of memory saves, in time and in memory.
 
     python benchmarks/sections.py loss [--tokens 4096] [--vocabulary 50257] [--width 768]
-    python benchmarks/sections.py feed-forward [--tokens 2048] [--width 768] [--level 0.875]
+    python benchmarks/sections.py feed-forward [--tokens 2048] [--width 768] [--block 64]
 
 `loss`: a projection to the vocabulary with its cross-entropy, forward and backward, fused and
 plain, beside torch's own `linear_cross_entropy` with an explicit chunk. `feed-forward`: two sparse
@@ -22,6 +22,9 @@ from results import append_row
 from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
 from windlass.models.fused_loss.sizes import FusedLossSizes
 from windlass.models.loss import mean_cross_entropy
+from windlass.sparsity.block_sparse_linear import BlockSparseLinear
+from windlass.sparsity.feed_forward_section import block_feed_forward
+from windlass.sparsity.levels import BlockPart
 from windlass.torch_ext import allocator_stats, install_allocator
 
 _Run = Callable[[], Tensor]
@@ -95,21 +98,87 @@ def compare_losses(options: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
+def sparse_layers(options: argparse.Namespace, dtype: torch.dtype) -> list[BlockSparseLinear]:
+    """Both projections of a feed-forward four times as wide inside."""
+    width, inner, block = options.width, 4 * options.width, options.block
+    density = 1 - options.level
+    return [
+        BlockSparseLinear(
+            inputs, outputs, bias=True, block=block, std=0.02,
+            parts=[BlockPart(outputs // block, round(inputs // block * density))],
+        ).to(dtype)
+        for inputs, outputs in ((width, inner), (inner, width))
+    ]  # fmt: skip
+
+
+def compare_feed_forwards(options: argparse.Namespace) -> None:
+    """Prints and records time and peak memory of a sparse feed-forward, forward and backward."""
+    dtype = getattr(torch, options.dtype)
+    torch.manual_seed(0)
+    up, down = sparse_layers(options, dtype)
+    x = torch.randn(options.tokens, options.width).to(dtype).requires_grad_()
+    given = torch.ones_like(x)
+    wanted = [x, *up.parameters(), *down.parameters()]
+
+    def by_layer() -> Tensor:
+        return down(functional.gelu(up(x)))
+
+    def section() -> Tensor:
+        y = block_feed_forward(x, up, down, approximate="none")
+        if y is None:
+            raise SystemExit("these layers do not run as a section")
+        return y
+
+    ways = {"layer by layer": by_layer, "section": section}
+    steps = {
+        f"{name}, step": lambda way=way: torch.autograd.grad(way(), wanted, given)[0]
+        for name, way in ways.items()
+    }
+
+    def without_gradients(way: _Run) -> Tensor:
+        with torch.no_grad():
+            return way()
+
+    forwards = {
+        f"{name}, forward": lambda way=way: without_gradients(way) for name, way in ways.items()
+    }
+    found = measured(steps | forwards, options.rounds)
+    for name, (seconds, nbytes) in found.items():
+        reference = found[f"layer by layer, {name.rpartition(' ')[2]}"][0]
+        print(
+            f"{options.dtype} {options.width} x {4 * options.width}, level {options.level:g}, "
+            f"block {options.block}: {name:23} {1e3 * seconds:7.1f} ms, "
+            f"{reference / seconds:4.2f} x as fast, peak {nbytes / 2**20:5.0f} MiB"
+        )
+        append_row(
+            "feed_forward_section", tokens=options.tokens, width=options.width,
+            level=options.level, block=options.block, dtype=options.dtype, way=name,
+            seconds=round(seconds, 5), speed=round(reference / seconds, 3), peak_bytes=nbytes,
+            rounds=options.rounds,
+        )  # fmt: skip
+
+
 def main() -> None:
     """Reads the command line and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("section", choices=("loss", "feed-forward"))
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int)
     parser.add_argument("--vocabulary", type=int, default=50_257)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--level", type=float, default=0.875)
+    parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torchs", action="store_true")
     options = parser.parse_args()
     install_allocator()
     torch.set_num_threads(1)
-    compare_losses(options)
+    if options.section == "loss":
+        options.tokens = options.tokens or 4096
+        compare_losses(options)
+    else:
+        options.tokens = options.tokens or 2048
+        compare_feed_forwards(options)
 
 
 if __name__ == "__main__":

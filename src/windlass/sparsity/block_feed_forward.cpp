@@ -5,6 +5,7 @@
 #include "block_linear.cpp"
 
 namespace {
+namespace feed_forward { // names of its own, whatever those of the included file are
 
 constexpr int64_t kTileTokens = 128; // of one tile, whose inner features stay in the cache
 
@@ -358,7 +359,12 @@ void section(const Sizes& s, const Pointers<T>& p, bool backward, char* base) {
     s.tanh ? forward_section<true>(s, p, base) : forward_section<false>(s, p, base);
 }
 
+} // namespace feed_forward
 } // namespace
+
+using feed_forward::Memory;
+using feed_forward::Pointers;
+using feed_forward::Sizes;
 
 // Types of numbers are named by their bytes: 4 for float32, 2 for bfloat16.
 extern "C" {
@@ -378,9 +384,9 @@ int64_t windlass_feed_forward(int64_t itemsize, int64_t backward, const Sizes* s
     return kBadBlock;
   try {
     if (itemsize == 2)
-      section(s, *static_cast<const Pointers<BFloat16>*>(pointers), backward, workspace);
+      feed_forward::section(s, *static_cast<const Pointers<BFloat16>*>(pointers), backward, workspace);
     else
-      section(s, *static_cast<const Pointers<float>*>(pointers), backward, workspace);
+      feed_forward::section(s, *static_cast<const Pointers<float>*>(pointers), backward, workspace);
   } catch (...) { // numbers that these kernels do not take on this processor
     return kFailed;
   }
