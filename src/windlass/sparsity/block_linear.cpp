@@ -19,9 +19,10 @@ namespace {
 using at::BFloat16;
 using at::native::cpublas::brgemm;
 
-constexpr int64_t kTokens = 256;       // of one product: its sums stay in the second-level cache
+constexpr int64_t kTokens = 128;       // of one product, whose sums then stay near the core
 constexpr int64_t kDepth = 512;        // tokens that one product of a weight gradient sums over
 constexpr int64_t kSumBytes = 1 << 18; // sums of a weight gradient that a thread holds at a time
+constexpr int64_t kAhead = 16;         // rows that are prefetched
 constexpr int64_t kAlignment = 64;
 
 enum Pass : int64_t { kForward, kInputGrad, kWeightGrad };
@@ -82,12 +83,35 @@ void transpose(const uint32_t* in, int64_t in_step, int64_t rows, int64_t column
       out[column * out_step + row] = in[row * in_step + column];
 }
 
+// The 32 halves of two rows one by one, from those of number F on.
+typedef uint16_t Halves __attribute__((vector_size(64), aligned(2)));
+template <int F, int... L>
+inline void weave(const Halves& a, const Halves& b, uint32_t* out,
+                  std::integer_sequence<int, L...>) {
+#if defined(__clang__)
+  const Halves pairs = __builtin_shufflevector(a, b, (F + L / 2 + (L & 1) * 32)...);
+#else
+  const Halves pairs = __builtin_shuffle(a, b, Halves{uint16_t(F + L / 2 + (L & 1) * 32)...});
+#endif
+  std::memcpy(out, &pairs, sizeof(Halves));
+}
+
 // out[row / 2][column][row % 2] = in[row][column]; an odd last row is followed by zeros
 void interleave(const BFloat16* in, int64_t in_step, int64_t rows, int64_t columns, uint32_t* out) {
   const auto* words = reinterpret_cast<const uint16_t*>(in);
   for (int64_t row = 0; row + 1 < rows; row += 2, out += columns) {
     const uint16_t *first = words + row * in_step, *second = first + in_step;
-    for (int64_t column = 0; column < columns; ++column)
+    int64_t column = 0;
+    for (; column + 32 <= columns; column += 32) {
+      __builtin_prefetch(first + kAhead * in_step + column); // rows are far from each other
+      __builtin_prefetch(second + kAhead * in_step + column);
+      Halves a, b;
+      std::memcpy(&a, first + column, sizeof(Halves));
+      std::memcpy(&b, second + column, sizeof(Halves));
+      weave<0>(a, b, out + column, std::make_integer_sequence<int, 32>{});
+      weave<16>(a, b, out + column + 16, std::make_integer_sequence<int, 32>{});
+    }
+    for (; column < columns; ++column)
       out[column] = first[column] | uint32_t(second[column]) << 16;
   }
   if (rows % 2)
@@ -199,6 +223,14 @@ struct Workspace {
 
 // ---- products ----
 
+// Brings a block of columns, whose rows are far from each other, into the second-level cache.
+template <typename T>
+void prefetch(const T* in, int64_t step, int64_t rows, int64_t block) {
+  for (int64_t row = 0; row < rows; ++row, in += step)
+    for (int64_t column = 0; column < block; column += kAlignment / sizeof(T))
+      __builtin_prefetch(in + column, 0, 2);
+}
+
 // out[t, line] = sum of in[t, across(n)] @ packed[n] over the blocks n of each line, + bias
 template <typename T>
 void multiply(const Index& index, const Shape& shape, const T* in, const T* packed, const T* bias,
@@ -216,9 +248,11 @@ void multiply(const Index& index, const Shape& shape, const T* in, const T* pack
       if (start == stop) std::fill_n(sums, rows * block, 0.0f);
       for (int64_t i = start; i < stop; ++i) {
         const int64_t n = index.order[i];
+        const T* tile = in + first * in_step;
+        if (i + 1 < index.start[lines]) // while this block is multiplied
+          prefetch(tile + index.across(index.order[i + 1]) * block, in_step, rows, block);
         brgemm(rows, block, block, in_step, block, block, i > start,
-               in + first * in_step + index.across(n) * block, packed + n * shape.area(), sums,
-               kPaired<T>);
+               tile + index.across(n) * block, packed + n * shape.area(), sums, kPaired<T>);
       }
       write_rows(sums, rows, block, bias ? bias + line * block : nullptr,
                  out + first * out_step + line * block, out_step);
