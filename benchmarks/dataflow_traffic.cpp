@@ -1,5 +1,6 @@
 // GEMM, GELU and GEMM in float32 on kept blocks of weights, op by op or a tile of tokens at a time.
 // Its loops move each operand once if the last-level cache holds the weights and a few tiles.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -10,15 +11,26 @@ constexpr int kBlock = 16, kTile = 64;
 
 struct Linear {
   int in, out, kept;           // kept: blocks in each block row
-  std::vector<float> values;   // [block row, kept block, input, output]
+  float* values;               // [block row, kept block, input, output]
   std::vector<int> columns;    // [block row, kept block]
-  std::vector<float> bias;
+  float* bias;
 };
+
+// Lines of 64 bytes: an access that crosses two of them counts as one miss at most.
+static float* fresh(size_t count) {
+  return static_cast<float*>(std::aligned_alloc(64, (sizeof(float) * count + 63) / 64 * 64));
+}
+
+static float* filled(size_t count, float value) {
+  float* all = fresh(count);
+  std::fill(all, all + count, value);
+  return all;
+}
 
 static Linear make(int in, int out, int kept) {
   const int rows = out / kBlock, cols = in / kBlock;
-  Linear w{in, out, kept, std::vector<float>(size_t(rows) * kept * kBlock * kBlock, 0.01f),
-           std::vector<int>(size_t(rows) * kept), std::vector<float>(out, 0.1f)};
+  Linear w{in, out, kept, filled(size_t(rows) * kept * kBlock * kBlock, 0.01f),
+           std::vector<int>(size_t(rows) * kept), filled(out, 0.1f)};
   for (int row = 0; row < rows; ++row)
     for (int i = 0; i < kept; ++i) w.columns[row * kept + i] = (row + i * (cols / kept)) % cols;
   return w;
@@ -53,11 +65,11 @@ int main(int argc, char** argv) {
   const int parts = std::atoi(argv[5]);  // one block in `parts` is kept
   const Linear up = make(width, ffn, width / kBlock / parts);
   const Linear down = make(ffn, width, ffn / kBlock / parts);
-  const std::vector<float> x(size_t(tokens) * width, 0.5f);
+  const float* x = filled(size_t(tokens) * width, 0.5f);
   // Not touched before: a result's first store misses, as the report counts it.
-  auto* y = static_cast<float*>(std::malloc(sizeof(float) * tokens * ffn));
-  auto* g = static_cast<float*>(std::malloc(sizeof(float) * tokens * ffn));
-  auto* z = static_cast<float*>(std::malloc(sizeof(float) * tokens * width));
+  float* y = fresh(size_t(tokens) * ffn);
+  float* g = fresh(size_t(tokens) * ffn);
+  float* z = fresh(size_t(tokens) * width);
   std::vector<float> flush(1 << 24);  // 64 MiB, so that nothing of the above is in the cache
   for (size_t i = 0; i < flush.size(); i += 16) flush[i] += 1.0f;
   for (int first = 0; first < tokens; first += kTile) {
