@@ -173,11 +173,13 @@ from .training.resume import (
     sample,
     write_sample,
 )
+from .training.run import (
+    Run,
+)
 from .training.score import (
     score,
 )
 from .training.train import (
-    Run,
     train,
 )
 from .value_origins import (
@@ -212,8 +214,8 @@ __all__ = [
     "ClusterHost",
     "ClusterRank",
     "ElasticRecovery",
-    "FaultResult",
     "ExportedFiles",
+    "FaultResult",
     "Fit",
     "Instrumentation",
     "KubernetesJob",

@@ -89,8 +89,17 @@ NO_OBJECTS = PlannedObjects()
 """A model that its name builds, its usual loss, and text."""
 
 
-def take_trained_weights(objects: PlannedObjects, checkpoint: "Checkpoint") -> None:
+def take_trained_weights(
+    objects: PlannedObjects, checkpoint: "Checkpoint", identity: ModelIdentity
+) -> None:
     """Gives a module that was passed the weights of a checkpoint; does nothing without a module.
+
+    A module stays dense: weights that are absent in the checkpoint become zeros.
+
+    Args:
+        objects: may hold a module.
+        checkpoint: a checkpoint of the run.
+        identity: the model that was trained, with its sparsity.
 
     Raises:
         CheckpointError: the module is not the one that was trained.
@@ -98,10 +107,13 @@ def take_trained_weights(objects: PlannedObjects, checkpoint: "Checkpoint") -> N
     if not _is_module(objects.model):
         return
     from windlass.models import layer_stack_of
-    from windlass.runtime import load_weights
+    from windlass.runtime import load_dense_weights, load_weights
 
-    model = cast("nn.Module", objects.model)
-    load_weights(checkpoint, layer_stack_of(model, "", {}, device="cpu", seed=0))
+    dense = layer_stack_of(cast("nn.Module", objects.model), "", {}, device="cpu", seed=0)
+    if identity.sparsity is None:
+        load_weights(checkpoint, dense)
+    else:
+        load_dense_weights(checkpoint, objects.stack(identity, seed=0), dense)
 
 
 def name_of_model(model: object) -> tuple[str, bool]:

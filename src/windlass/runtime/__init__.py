@@ -19,6 +19,7 @@ from windlass.runtime.checkpoint.checkpoint import (
 from windlass.runtime.checkpoint.export_weights import (
     export_masks,
     export_weights,
+    load_dense_weights,
 )
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
@@ -155,6 +156,7 @@ __all__ = [
     "is_sharded",
     "latest_checkpoint",
     "link_checkpoint",
+    "load_dense_weights",
     "load_weights",
     "log_likelihoods",
     "merge_shards",

@@ -25,6 +25,7 @@ from windlass.models import (
     running_statistics,
     shard_layer,
 )
+from windlass.runtime.block_scores import BlockScores
 from windlass.runtime.keyed_dropout import (
     DropoutKeys,
     KeyedDropout,
@@ -32,7 +33,6 @@ from windlass.runtime.keyed_dropout import (
     key_buffers,
     replace_dropout,
 )
-from windlass.runtime.sparsity.block_scores import BlockScores
 
 
 class LayerTemplate:

@@ -16,9 +16,9 @@ from windlass.api.runs import load
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.local_launch import watchdog_timeouts
 from windlass.api.training.resume import continue_run, reopen_run
+from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
-from windlass.api.training.train import Run
 from windlass.errors import (
     PlanError,
     RecordError,

@@ -9,8 +9,8 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.runs import load
 from windlass.api.training.resume import resume
+from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.train import Run
 from windlass.errors import RankLost
 from windlass.schema import Parallelism, ResolvedRequest
 

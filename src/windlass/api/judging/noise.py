@@ -11,7 +11,8 @@ import numpy as np
 
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
-from windlass.api.training.train import Run, train
+from windlass.api.training.run import Run
+from windlass.api.training.train import train
 from windlass.errors import RequestError
 from windlass.judge import robust_deviation
 from windlass.record import RUNS

@@ -14,7 +14,8 @@ from types import FrameType
 
 from windlass.api.sweeping.trial_plan import plan_trial
 from windlass.api.training.resume import resume
-from windlass.api.training.train import Run, train
+from windlass.api.training.run import Run
+from windlass.api.training.train import train
 from windlass.errors import RecordError, RunInterrupted, WindlassError
 from windlass.sweep import SweepFolder
 from windlass.tracking import ID_FILE

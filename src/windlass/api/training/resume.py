@@ -15,6 +15,7 @@ from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.instrumentation import LoopHooks, never_stop
 from windlass.api.training.legs import request_at_step, start_of_leg
 from windlass.api.training.parent import remove_merged_checkpoint
+from windlass.api.training.run import Run
 from windlass.api.training.run_files import (
     input_documents,
     planned_from_record,
@@ -33,7 +34,6 @@ from windlass.api.training.setup import (
     require_local_machine,
     verified_programs,
 )
-from windlass.api.training.train import Run
 from windlass.atomic_files import atomic_write
 from windlass.errors import CheckpointError, RecordError, RequestError
 from windlass.models import is_causal, model_names

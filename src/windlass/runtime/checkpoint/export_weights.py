@@ -1,4 +1,4 @@
-"""Writes the weights of a checkpoint as one file with dense weights, and its masks as another."""
+"""Weights of a checkpoint in full, as one file or in a dense model, and its masks as a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +41,28 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
         for _, tensor in _dense_tensors(stack, index, checkpoint)
     )
     stream_tensors(to, shapes, source)
+
+
+def load_dense_weights(checkpoint: Checkpoint, stack: LayerStack, into: LayerStack) -> None:
+    """Loads the weights of a checkpoint into the layers of the dense model, in place.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model that was trained, whose sparse layers the checkpoint holds.
+        into: the same model with dense layers and real weights.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    for index, layer in enumerate(into.layers):
+        targets = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        for name, value in _dense_tensors(stack, index, checkpoint):
+            target = targets.get(name.removeprefix(f"{stack.names[index]}."))
+            if target is None or target.shape != value.shape:
+                raise CheckpointError(
+                    f"the checkpoint has `{name}`, and the model has none of its size"
+                )
+            target.detach().copy_(value)
 
 
 def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
