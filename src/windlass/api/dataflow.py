@@ -79,7 +79,8 @@ def dataflow(
                 kept = _kept_shares(capture(request.model_identity), graph, subject.kind)
                 subject = replace(subject, kept=kept)
             subjects[precision] = subject
-        reports.append(dataflow_report(subjects[precision], machine, sparsities))
+        levels = tuple(dict.fromkeys(sparsities))
+        reports.append(dataflow_report(subjects[precision], machine, levels))
     return tuple(reports)
 
 

@@ -29,7 +29,8 @@ def test_sparse_weights_of_a_request_move_as_much_as_the_published_figure_says(w
 
 
 def test_several_machines_are_compared_and_drawn(windlass: Windlass, tmp_path: Path):
-    done = windlass("dataflow", *LAYER, "wse-2", "h200", "--svg", "curves.svg")
+    shares = ("--sparsity", "0.5,0,0.5")
+    done = windlass("dataflow", *LAYER, "wse-2", "h200", *shares, "--svg", "curves.svg")
     assert done.returncode == 0, done.stderr
     for machine in ("sn30-rdu", "wse-2", "h200"):
         assert machine in done.stdout
