@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from factories import catalog_graph
 from windlass.capture.analytic import (
     analytic_graph,
     analytic_tensor_shards,
@@ -40,7 +41,6 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
 SPARSE: dict[str, tuple[dict[str, float], dict[str, object]]] = {
-    "gpt-tiny": ({}, {"level": 0.5, "block": 16}),
     "llama-tiny": (
         {"kv_heads": 2, "ffn": 192},
         {"level": 0.5, "block": 16, "roles": {"key": 0.0, "projection": 0.0}},
@@ -119,8 +119,9 @@ def test_a_computed_sparse_graph_and_its_shards_equal_the_captured_ones_to_the_b
 
 def test_a_sparse_weight_has_the_flop_bytes_and_parameters_of_its_kept_blocks():
     sparsity = SparsityRequest(level=0.75, block=16)
-    (_, dense), (_, sparse) = (
-        both("gpt-tiny", (), asked, **{**SMALL, "width": 128}) for asked in (None, sparsity)
+    dense, sparse = (
+        catalog_graph("gpt-tiny", sparsity=asked, **{**SMALL, "width": 128})
+        for asked in (None, sparsity)
     )
     block, kept = (graph.kinds["block"] for graph in (dense, sparse))
     weights = sum(p.count for p in block.parameters if len(p.shape) == 2)

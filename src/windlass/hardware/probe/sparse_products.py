@@ -14,8 +14,8 @@ from windlass.sparsity import BlockPart, BlockSparseLinear
 
 _BLOCKS = (16, 32, 64, 128)
 _SHAPES = (
-    (64, 1024, 1024, 2), (256, 2048, 1024, 4), (512, 512, 2048, 4), (1024, 4096, 1024, 8),
-    (1024, 1024, 4096, 8), (2048, 1024, 1024, 4), (2048, 2048, 512, 2), (1024, 2048, 8192, 8),
+    (64, 1024, 1024, 2), (256, 2048, 1024, 4), (1024, 4096, 1024, 8), (1024, 1024, 4096, 8),
+    (2048, 1024, 1024, 4), (1024, 2048, 8192, 8),
 )  # fmt: skip
 """Tokens, outputs and inputs of layers, and the one of so many blocks of each row that is kept."""
 _COLD_BYTES = 2**25
