@@ -93,13 +93,14 @@ def test_threads_change_no_bit():
     assert all(map(torch.equal, *found))
 
 
-def test_evaluation_keeps_nothing_and_gives_the_same():
-    up, down = layers(torch.float32)
-    x = torch.randn(100, WIDTH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_evaluation_keeps_nothing_and_gives_the_same(dtype: torch.dtype):
+    up, down = layers(dtype)
+    x = torch.randn(100, WIDTH, dtype=dtype)
     with torch.no_grad():
         y = block_feed_forward(x, up, down, approximate="none")
     assert y is not None
-    assert torch.equal(y, results(block_feed_forward, x, up, down, "none")[0].float())
+    assert torch.equal(y, results(block_feed_forward, x, up, down, "none")[0].to(dtype))
 
 
 def test_layers_that_are_watched_dense_or_of_other_blocks_run_by_themselves():

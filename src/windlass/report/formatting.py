@@ -131,6 +131,22 @@ def describe_precision(plan: Plan) -> str:
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 
+def describe_sections(plan: Plan, graph: Graph | None) -> str:
+    """What runs as a section, whose intermediate results never exist whole; empty if nothing does.
+
+    Args:
+        plan: the plan.
+        graph: the plan's full graph; None tells of its layers nothing.
+    """
+    # A tensor-parallel rank runs its layers one by one.
+    kinds = graph.kinds.values() if graph is not None and plan.parallel.tensor == 1 else ()
+    ops = [op.name for kind in kinds for cost in kind.costs[:1] for op in cost.forward]
+    sections = ["the loss with its projection to the vocabulary"] if plan.loss else []
+    if any(name.startswith("block_feed_forward") for name in ops):
+        sections.append("each sparse feed-forward")
+    return ", ".join(sections)
+
+
 def describe_plan_recompute(plan: Plan) -> str:
     """Which layers are recomputed in the backward pass."""
     if plan.is_offloaded("parameters"):

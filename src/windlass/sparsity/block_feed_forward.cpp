@@ -167,11 +167,9 @@ void activate(const float* sums, int64_t rows, int64_t block, const T* bias, T* 
       const int64_t at = row * block + column;
       Floats h = load(sums + at);
       if (bias) h += load(bias + column);
-      if (hidden) {
-        store(hidden + at, h);
-        h = load(hidden + at); // as the backward pass reads it
-      }
-      store(out + at, activation<Tanh>(h).value);
+      T* kept = hidden ? hidden + at : out + at;
+      store(kept, h);
+      store(out + at, activation<Tanh>(load(kept)).value); // as the backward pass reads it
     }
 }
 

@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from report.made_runs import graph, plan, prediction, with_offload
 from report.rendering import render
+from windlass.capture.analytic import analytic_graph
+from windlass.models import model_config
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
 from windlass.schema.plan import Offload, ShardingDegrees
 from windlass.schema.request import ChosenDefault
+from windlass.schema.sparsity import SparsityRequest
 from windlass.tracking import RunRecord
 
 
@@ -31,6 +35,15 @@ def test_a_plan_states_the_defaults_that_were_chosen_for_it_and_its_idle_devices
         in " ".join(text.split())
     )
     assert not {"devices", "defaults"} & set(render(plan_table(plan())).split())
+
+
+def test_a_plan_says_what_runs_as_a_section():
+    assert "sections" not in render(plan_table(plan(), graph()))
+    fused = plan().model_copy(update={"loss": "fused"})
+    assert "the loss with its projection to the vocabulary" in render(plan_table(fused), 120)
+    config = replace(model_config("gpt-tiny"), sparsity=SparsityRequest(level=0.5, block=16))
+    text = render(plan_table(fused, analytic_graph(config)), 120)
+    assert "the loss with its projection to the vocabulary, each sparse feed-forward" in text
 
 
 def test_a_plan_states_its_sharding():

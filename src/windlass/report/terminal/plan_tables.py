@@ -16,6 +16,7 @@ from windlass.report.formatting import (
     describe_phases,
     describe_plan_recompute,
     describe_precision,
+    describe_sections,
     describe_sharding,
     describe_speedup,
     describe_stack,
@@ -74,6 +75,8 @@ def plan_table(
         table.add_row("defaults", Text(describe_defaults(defaults)))
     table.add_row("precision", describe_precision(plan))
     table.add_row("recompute", describe_plan_recompute(plan))
+    if sections := describe_sections(plan, graph):
+        table.add_row("sections", sections)
     table.add_row("phases", describe_phases(plan))
     return table
 
