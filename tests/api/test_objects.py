@@ -62,6 +62,19 @@ def losses(steps: Iterable[Step]) -> list[float]:
     return [step.loss for step in steps]
 
 
+def test_a_module_that_was_trained_sparse_has_zeros_where_weights_are_absent(train: Train) -> None:
+    model = nn.Sequential(nn.Embedding(17, 32), nn.Linear(32, 32), nn.Linear(32, 17))
+    before = model[1].weight.detach().clone()
+    run = train(
+        model, "sparsity.modules=1", "sparsity.pattern=unstructured", "sparsity.level=0.75",
+        data=IDS,
+    )  # fmt: skip
+    list(run)
+    weight = model[1].weight.detach()
+    assert int((weight != 0).sum()) == 32 * 32 // 4
+    assert not torch.equal(weight[weight != 0], before[weight != 0])
+
+
 def test_a_module_has_its_trained_weights_after_the_last_step(
     trained: tuple[nn.Sequential, windlass.Run],
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from windlass.errors import InputErrors, ModelError
+from windlass.errors import ModelError
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import SparsityRequest
 from windlass.sparsity import (
@@ -36,21 +36,17 @@ def layers_of_masks(
 
     Raises:
         ModelError: the file is of another model or another pattern.
-        InputErrors: several such faults.
     """
     path = Path(request.mask or "")
     masks = load_masks(path)
-    faults = [f"`sparsity.mask` = `{path}` {fault}" for fault in _faults(masks, linears, request)]
-    layers: dict[str, SparseLinear] = {}
-    for name, mask in {} if faults else masks.items():
-        parts = roles.get(name, ((name, mask.outputs),))
-        try:
-            layers[name] = _layer(linears[name], mask, parts, request)
-        except ModelError as error:
-            faults.append(f"`sparsity.mask` = `{path}`: `{name}` {error}")
+    faults = list(_faults(masks, linears, request))
     if faults:
-        raise ModelError(faults[0]) if len(faults) == 1 else InputErrors(faults)
-    return layers
+        others = f" ({len(faults)} of {len(masks)} masks do not fit)" if len(faults) > 1 else ""
+        raise ModelError(f"`sparsity.mask` = `{path}` {faults[0]}{others}")
+    return {
+        name: _layer(linears[name], mask, roles.get(name, ((name, mask.outputs),)), request, name)
+        for name, mask in masks.items()
+    }
 
 
 def put_masks(layer: nn.Module, name: str, path: Path, *, seed: int) -> None:
@@ -97,7 +93,7 @@ def _faults(
 
 
 def _layer(
-    linear: nn.Linear, mask: LayerMask, roles: RoleOutputs, request: SparsityRequest
+    linear: nn.Linear, mask: LayerMask, roles: RoleOutputs, request: SparsityRequest, name: str
 ) -> SparseLinear:
     """The sparse layer with as many kept blocks or weights as a mask.
 
@@ -117,8 +113,8 @@ def _layer(
             least, most = int(rows.min()), int(rows.max())
             if least != most or not least:
                 raise ModelError(
-                    f"keeps from {least} to {most} blocks a row; rows of one role must keep as "
-                    "many, at least one"
+                    f"`sparsity.mask` = `{request.mask}` keeps from {least} to {most} blocks a row "
+                    f"of `{name}`; rows of one role must keep equally many, at least one"
                 )
             blocks.append(BlockPart(size // mask.block, most))
         return BlockSparseLinear(

@@ -92,6 +92,23 @@ class SparsityRequest(RequestTable):
             )
         return level
 
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _modules_are_patterns(cls, modules: Any) -> Any:  # noqa: ANN401  not validated yet
+        if modules is None:
+            return None
+        is_list = isinstance(modules, list | tuple)
+        # A layer of an `nn.Sequential` is named by a number.
+        names = [
+            str(name) if type(name) is int else name
+            for name in (modules if is_list else (modules,))
+        ]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                "should be a pattern of names such as `blocks.*.up`, or a list of them"
+            )
+        return tuple(names) if is_list else names[0]
+
     @field_validator("roles", mode="before")
     @classmethod
     def _roles_are_known(cls, roles: Any) -> Any:  # noqa: ANN401  not validated yet

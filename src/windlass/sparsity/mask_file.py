@@ -69,7 +69,10 @@ def load_masks(path: Path, *, layer: str = "") -> dict[str, LayerMask]:
                 masks[name] = LayerMask(outputs, inputs, block, file.get_tensor(name))
             return masks
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise ModelError(f"`sparsity.mask` = `{path}` cannot be read: {error}") from None
+        raise ModelError(
+            f"`sparsity.mask` = `{path}` cannot be read: {error}; name a file that `windlass "
+            "export RUN --masks FILE` wrote"
+        ) from None
 
 
 def kept_rows(mask: LayerMask, first: int, stop: int) -> Tensor:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import windlass
 from command_line import TINY
-from windlass.errors import CheckpointError, InputErrors, RequestError
+from windlass.errors import CheckpointError, ModelError, RequestError
 from windlass.models import build_layer_stack
 from windlass.runtime import latest_checkpoint
 from windlass.runtime.inference.generate import checkpoint_logits
@@ -96,7 +96,7 @@ def test_a_run_starts_from_the_masks_of_another(home: Path) -> None:
     one, two = load_masks(masks), load_masks(again)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name].kept, two[name].kept) for name in one)
-    with pytest.raises(InputErrors, match="it is of another model"):
+    with pytest.raises(ModelError, match="it is of another model"):
         run_of(home, f"sparsity.mask={masks}", "sparsity.block=16", "model.width=128")
 
 
