@@ -151,9 +151,6 @@ def compare(options: argparse.Namespace, precision: str) -> None:
     gone = dense["weights"] - sparse["weights"]
     each = (saved[DENSE] - saved[SPARSE]) / gone
     held = (memory[DENSE] - memory[SPARSE]) / gone
-    # What a weight takes beside its gradient, which may be gone at the fullest moment.
-    state = 12 if precision == "float32" else 14
-    left = 1 - held * gone / (state * dense["weights"])
     row = {
         "model": options.model, "precision": precision, "level": options.level,
         "block": options.block, "tokens": options.batch * options.sequence,
@@ -170,7 +167,6 @@ def compare(options: argparse.Namespace, precision: str) -> None:
         "dense_checkpoint_bytes": saved[DENSE], "sparse_checkpoint_bytes": saved[SPARSE],
         "checkpoint_bytes_of_each_absent_weight": round(each, 3),
         "memory_bytes_of_each_absent_weight": round(held, 3),
-        "memory_left_of_sparse_state": round(left, 4),
     }  # fmt: skip
     append_row("sparse_step", **row)
     print(
@@ -183,8 +179,8 @@ def compare(options: argparse.Namespace, precision: str) -> None:
         f"{memory[SPARSE] / 2**20:.0f} MiB (predicted {dense['peak_bytes'] / 2**20:.0f} -> "
         f"{sparse['peak_bytes'] / 2**20:.0f}); checkpoint {saved[DENSE] / 2**20:.0f} -> "
         f"{saved[SPARSE] / 2**20:.0f} MiB\n"
-        f"  each absent weight saves {held:.2f} bytes of memory and {each:.2f} of the checkpoint; "
-        f"state of sparse layers falls to {left:.4f}, {left / kept:.2f} of the kept share",
+        f"  each absent weight saves {held:.2f} bytes of memory, of 16 with its gradient, and "
+        f"{each:.2f} of the checkpoint",
         flush=True,
     )
 
