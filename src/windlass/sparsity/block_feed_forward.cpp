@@ -11,7 +11,7 @@ constexpr int64_t kTileTokens = 128; // of one tile, whose inner features stay i
 
 typedef float Floats __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
-constexpr int64_t kLanes = 16;
+constexpr int64_t kLanes = 16, kMostLanes = 8; // of a vector, and vectors of a row of a block
 
 // ---- GELU ----
 
@@ -217,15 +217,23 @@ inline void write_wide(const BFloat16* in, int64_t rows, int64_t block, BFloat16
   pack(in, block, rows, block, out + first * block);
 }
 
-// by_hidden = sums * slope, and inner = value, of the GELU at the hidden features
+// by_hidden = sums * slope, and inner = value, of the GELU at the hidden features; and the columns'
+// sums of by_hidden
 template <bool Tanh, typename T>
-void deactivate(float* sums, int64_t rows, int64_t block, const T* hidden, T* by_hidden,
-                T* inner) {
-  for (int64_t at = 0; at < rows * block; at += kLanes) {
-    const Gelu gelu = activation<Tanh>(load(hidden + at));
-    store(by_hidden + at, load(sums + at) * gelu.slope);
-    store(inner + at, gelu.value);
-  }
+void deactivate(const float* sums, int64_t rows, int64_t block, const T* hidden, T* by_hidden,
+                T* inner, float* totals) {
+  const int64_t lanes = block / kLanes;
+  Floats columns[kMostLanes] = {};
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const int64_t at = row * block + lane * kLanes;
+      const Gelu gelu = activation<Tanh>(load(hidden + at));
+      const Floats gradient = load(sums + at) * gelu.slope;
+      columns[lane] += gradient;
+      store(by_hidden + at, gradient);
+      store(inner + at, gelu.value);
+    }
+  for (int64_t lane = 0; lane < lanes; ++lane) store(totals + lane * kLanes, columns[lane]);
 }
 
 // The kept blocks of the gradient of one weight. `turned` is the transposed narrow side,
@@ -279,21 +287,6 @@ void turn_all(const Sizes& s, const T* in, T* out, const Memory<T>& memory, char
   });
 }
 
-// The sum over all tokens of a line, from the right-hand matrix of a product.
-inline void sum_tokens(const float* in, int64_t tokens, int64_t block, float* out) {
-  std::fill_n(out, block, 0.0f);
-  for (int64_t token = 0; token < tokens; ++token)
-    for (int64_t column = 0; column < block; ++column) out[column] += in[token * block + column];
-}
-inline void sum_tokens(const BFloat16* in, int64_t tokens, int64_t block, float* out) {
-  std::fill_n(out, block, 0.0f);
-  for (int64_t pair = 0; pair < tokens / 2; ++pair)
-    for (int64_t column = 0; column < block; ++column) {
-      const BFloat16* both = in + (pair * block + column) * 2;
-      out[column] += float(both[0]) + float(both[1]);
-    }
-}
-
 template <bool Tanh, typename T>
 void backward_section(const Sizes& s, const Pointers<T>& p, char* base) {
   const Memory<T> memory(s, true);
@@ -312,6 +305,7 @@ void backward_section(const Sizes& s, const Pointers<T>& p, char* base) {
         std::fill_n(wide + (line * tokens + tokens - 2) * block, 2 * block, T(0));
   turn_all(s, p.x, turned_x, memory, base);
   turn_all(s, p.gy, turned_gy, memory, base);
+  std::vector<float> totals(s.tiles() * s.inner); // of each tile, in whatever thread
   const Index down_columns(p.down_blocks, 1, s.down_count, s.lines());
   const Index up_columns(p.up_blocks, 1, s.up_count, s.width / block);
   at::parallel_for(0, s.tiles(), 1, [&](int64_t begin, int64_t end) {
@@ -325,7 +319,7 @@ void backward_section(const Sizes& s, const Pointers<T>& p, char* base) {
                  [&](int64_t from) { return p.gy + first + from * block; });
         const int64_t at = line * rows * block;
         deactivate<Tanh>(sums, rows, block, p.hidden + s.tile_at(tile) + at, by_hidden + at,
-                         line_inner.data());
+                         line_inner.data(), totals.data() + tile * s.inner + line * block);
         write_wide(by_hidden + at, rows, block, wide_hidden + line * tokens * block, token);
         write_wide(line_inner.data(), rows, block, wide_inner + line * tokens * block, token);
       }
@@ -341,12 +335,8 @@ void backward_section(const Sizes& s, const Pointers<T>& p, char* base) {
   kept_gradient(s, p.up_blocks, s.up_count, true, turned_x, wide_hidden, p.up_grad, memory, base);
   kept_gradient(s, p.down_blocks, s.down_count, false, turned_gy, wide_inner, p.down_grad, memory,
                 base);
-  if (p.up_bias_grad)
-    at::parallel_for(0, s.lines(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t line = begin; line < end; ++line)
-        sum_tokens(wide_hidden + line * tokens * block, tokens, block,
-                   p.up_bias_grad + line * block);
-    });
+  std::fill_n(p.up_bias_grad, s.inner, 0.0f);
+  for (int64_t at = 0; at < s.tiles() * s.inner; ++at) p.up_bias_grad[at % s.inner] += totals[at];
 }
 
 template <typename T>

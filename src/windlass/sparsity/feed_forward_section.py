@@ -25,8 +25,9 @@ from windlass.sparsity.block_sparse_linear import BlockSparseLinear
 from windlass.sparsity.native_library import build_native_library
 
 _SOURCE = Path(__file__).with_name("block_feed_forward.cpp")
-_LANES = 16
-"""Features that the C++ code activates at a time; blocks are multiples of it."""
+_LANES, _MOST = 16, 128
+"""Features that the C++ code activates at a time, of which blocks are multiples, and its largest
+block."""
 _DONE, _BAD_BLOCK = range(2)
 _POINTERS = (
     "x", "gy", "up", "down", "up_bias", "down_bias", "up_blocks", "down_blocks", "hidden", "y",
@@ -209,7 +210,7 @@ class _Kernels(NamedTuple):
 def _kernels(x: Tensor, up: Tensor, down: Tensor) -> _Kernels | None:
     """The compiled section; None if the numbers or the blocks are none that it takes."""
     block = up.shape[-1]
-    if x.device.type != "cpu" or block % _LANES or block != down.shape[-1]:
+    if x.device.type != "cpu" or block % _LANES or block > _MOST or block != down.shape[-1]:
         return None
     products = load_block_kernels()
     has_kernel = isinstance(products, BlockKernels) and x.dtype in products.dtypes
