@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -47,13 +48,15 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
     longer than most other commands, so those run in this process.
     """
 
-    def run(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
-        if words[0] in _WITHOUT_RANKS and not more:
+    def run(
+        *words: str, env: Mapping[str, str] | None = None, **more: object
+    ) -> subprocess.CompletedProcess[str]:
+        if words[0] in _WITHOUT_RANKS and not (env or more):
             return _run_here(words, surroundings, tmp_path)
         return subprocess.run(
             (sys.executable, "-m", "windlass", *words),
-            cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False,
-            timeout=120, **more,
+            cwd=tmp_path, env=surroundings | dict(env or {}), capture_output=True, text=True,
+            check=False, timeout=120, **more,
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
     return run

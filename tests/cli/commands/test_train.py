@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import resource
 import shutil
 import signal
@@ -25,9 +26,12 @@ from windlass.tracking.run_reader import load_run
 def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
     windlass: Windlass, tmp_path: Path
 ) -> None:
-    done = windlass("train", *TINY, "train.steps=6", "--folder", "run")
+    imports = {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = windlass("train", *TINY, "train.steps=6", "--folder", "run", env=imports)
 
     assert done.returncode == 0, done.stderr
+    # Its import takes half a second, and is for compilation only.
+    assert not re.search(r"\btorch\._dynamo$", done.stderr, re.MULTILINE)
     for words in ("predicted", "report", "windlass sample run"):
         assert words in done.stdout
     record = load_run(tmp_path / "run")
