@@ -19,6 +19,7 @@ from windlass.hardware.probe.disk_and_network import (
 from windlass.hardware.probe.matmul import MeasuredProduct, fit_product, matmul_rates
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.probe import probe_machine
+from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 
 
@@ -44,6 +45,17 @@ def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
     rates = op_rates("bfloat16", watch, lambda: None)
     assert len({rate.name for rate in rates}) == len(rates)
     assert all(point.rate > 0 for rate in rates for point in rate.curve.points)
+
+
+def test_sparse_products_have_a_rate_for_each_size_of_block_and_each_role(watch: Stopwatch):
+    calls = []
+    rates = sparse_product_rates("bfloat16", watch, lambda: calls.append(1))
+    found = {(rate.block, rate.role) for rate in rates}
+    roles = ("forward", "input_gradient", "weight_gradient")
+    assert found == {(block, role) for block in (16, 32, 64, 128) for role in roles}
+    assert len(rates) == len(found)
+    assert all(0 < rate.flop_rate < 1e15 for rate in rates)
+    assert len(calls) >= 4
 
 
 def test_traffic_is_a_curve_over_rising_sizes(watch: Stopwatch):
