@@ -106,7 +106,7 @@ def models() -> None:
 
 
 def probe() -> None:
-    """Measure this machine (under a minute), and keep the result for this user."""
+    """Measure this machine (about a minute), and keep the result for this user."""
     with ProgressBars() as progress:
         machine = api.probe(progress=progress)
     console.print(machine_table(machine))
