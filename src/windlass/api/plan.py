@@ -41,6 +41,7 @@ from windlass.schema import (
     ResolvedRequest,
     fact_table_html,
 )
+from windlass.sparsity import describe_leg, last_step_of_leg
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -289,10 +290,19 @@ def plan_request(
         machine=target,
         result=result,
         defaults=defaults,
-        notes=model_notes(graph, objects),
+        notes=(*model_notes(graph, objects), *_leg_notes(resolved)),
         objects=objects,
         is_kept=kept is not None,
     )
+
+
+def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
+    """Which leg of a run is planned, and how the others are; none for a run with one leg."""
+    sparsity, steps = request.sparsity, request.train.steps
+    if sparsity is None or sparsity.legs == 1:
+        return ()
+    words = describe_leg(sparsity, last_step_of_leg(sparsity, steps), steps)
+    return (f"plans {words}; `sparsity.leg` = 0 to {sparsity.legs - 1} plans each",)
 
 
 def _outcome(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 
 import windlass
 from command_line import TINY
@@ -26,6 +27,7 @@ from windlass.report import record_table
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, verify_checkpoint
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.convert_layers import convert_checkpoint
+from windlass.runtime.sparsity.mask_updates import sparse_modules
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
 from windlass.tracking.run_reader import RunRecord
@@ -41,6 +43,18 @@ def overrides(home: Path, schedule: str, *more: str) -> list[str]:
 
 def losses(record: RunRecord) -> dict[int, float]:
     return {step.step: step.loss for step in record.steps}
+
+
+def masks_of(checkpoint: Path) -> dict[str, set[tuple[int, int]]]:
+    """Row and column of each kept block, by the name of the layer."""
+    tensors = {
+        k: v for file in checkpoint.glob("*.safetensors") for k, v in load_file(file).items()
+    }
+    return {
+        name.removeprefix("buffer/").removesuffix(".blocks"): set(map(tuple, tensor.tolist()))
+        for name, tensor in tensors.items()
+        if name.endswith(".blocks")
+    }
 
 
 def shown(record: RunRecord) -> str:
@@ -91,7 +105,8 @@ def test_then_dense_goes_on_as_a_dense_run_from_the_converted_weights(home: Path
 
 
 def test_gradual_keeps_fewer_weights_in_each_leg_and_ends_at_its_level(home: Path) -> None:
-    words = overrides(home, "gradual", "train.steps=10", "train.keep=9", "sparsity.until=0.8")
+    saved = ("train.steps=10", "train.save_every=1", "train.keep=10", "sparsity.until=0.8")
+    words = overrides(home, "gradual", *saved)
 
     run = windlass.train(MODEL, *words, root=home / "runs")
     list(run)
@@ -101,15 +116,24 @@ def test_gradual_keeps_fewer_weights_in_each_leg_and_ends_at_its_level(home: Pat
     attempts = [record.folder / "attempts" / str(n) / "plan.toml" for n in range(1, 5)]
     plans = [Plan.load(path) for path in attempts] + [record.plan]
     graphs = [plan.graph for plan in plans]
-    sizes = [
-        sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        for path in sorted((run.folder / "checkpoints").iterdir())
-    ]
+    masks = [masks_of(path) for path in sorted((run.folder / "checkpoints").iterdir())]
     assert graphs[0] != graphs[1]
     assert [plan.model.sparsity.leg for plan in plans] == [0, 1, 2, 3, 4]
-    assert sizes == sorted(sizes, reverse=True)
-    static = windlass.plan(MODEL, *overrides(home, "static", "train.steps=10"))
-    assert graphs[-1] == static.graph.label
+    assert len(masks) == 10
+    assert masks[0] == masks[1] == {}
+    for step in range(3, 10):  # masks[step] is that after step + 1; each leg has two steps
+        before, after = masks[step - 1], masks[step]
+        assert before.keys() == after.keys() != set()
+        assert all(after[name] <= before[name] for name in after)
+        assert step % 2 == 0 or before == after
+    final = windlass.plan(MODEL, *overrides(home, "static", *saved))
+    stack = final.objects.stack(final.request.model_identity, seed=None)
+    counts = {
+        f"block0.{path}": sum(part.rows * part.kept for part in module.parts)
+        for path, module in sparse_modules(stack.layers[1])
+    }
+    assert {name: len(blocks) for name, blocks in masks[-1].items()} == counts
+    assert graphs[-1] == final.graph.label
 
 
 def test_a_run_begins_with_its_first_leg_and_on_one_host(home: Path) -> None:

@@ -71,7 +71,7 @@ def plan_later_legs(
             f"step {first} of the run is in {describe_leg(sparsity, first, steps)}; set "
             f"`sparsity.leg` = {leg_of_step(sparsity, first, steps).number}"
         )
-    notes = [f"begins with {describe_leg(sparsity, first, steps)}"]
+    notes = []
     for leg in legs(sparsity, steps)[sparsity.leg + 1 :]:
         if leg.first <= leg.last:
             later = plan_request(_of_leg(request, leg.number), planned.objects, progress)
