@@ -1,5 +1,8 @@
 """The operator of kept blocks beside the dense product with a mask."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from windlass.errors import ModelError
-from windlass.sparsity import block_batches, block_linear, block_loops, implementation
+from windlass.sparsity import (
+    block_batches,
+    block_kernels,
+    block_linear,
+    block_loops,
+    implementation,
+)
 from windlass.sparsity.block_kernels import BlockKernels, load_block_kernels
 
 FLOAT64_TOLERANCE = 1e-12
@@ -184,6 +193,16 @@ def test_it_compiles_without_a_graph_break_and_takes_other_parameters():
     assert torch.equal(doubled, 2 * layer(x))
 
 
+def test_under_autocast_it_computes_in_bfloat16_as_dense_layers_do():
+    layer = Layer(layout("random", 4, 4), 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(draw(3, 64, dtype=torch.float32))
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert layer.values.grad is not None
+    assert layer.values.grad.dtype == torch.float32
+
+
 def test_fake_tensors_have_the_shapes_of_real_ones():
     blocks = layout("random", 4, 3)
     x, values = draw(2, 5, 48), draw(len(blocks), 16, 16)
@@ -233,6 +252,30 @@ def test_blocks_outside_are_refused_by_compiled_code_too():
     blocks = torch.tensor([[0, 3]], dtype=torch.int32)
     with pytest.raises(ModelError, match="outside of a weight of 4 block rows and 3 block columns"):
         block_linear(draw(2, 48).float(), draw(1, 16, 16).float(), blocks, 64)
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    block_kernels._load.cache_clear()
+    yield
+    block_kernels._load.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_it_goes_on_in_pytorch_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+):
+    blocks = layout("random", 4, 3)
+    x, values = draw(5, 48), draw(len(blocks), 16, 16)
+    expected = block_linear(x, values, blocks, 64)
+    results = [block_linear(x.float(), values.float(), blocks, 64) for _ in range(3)]
+
+    assert all(largest_difference(y, expected) <= FLOAT32_TOLERANCE for y in results)
+    (record,) = caplog.records
+    assert "a loop of `mm` in PyTorch: `block_linear.cpp` cannot be built" in record.getMessage()
+    assert "install one, such as g++" in implementation(torch.device("cpu"), torch.float32)
 
 
 def test_it_says_which_implementation_runs():

@@ -2,7 +2,7 @@
 
 import ctypes
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -95,32 +95,37 @@ class KernelFailure:
     reason: str
 
 
-def load_block_kernels(progress: BuildProgress | None = None) -> BlockKernels | KernelFailure:
-    """The compiled products, built and loaded at the first call; that they fail is logged once.
+def load_block_kernels(
+    progress: BuildProgress | None = None, *, warns: bool = True
+) -> BlockKernels | KernelFailure:
+    """The compiled products, built and loaded at the first call.
 
     Args:
         progress: called if the build takes long.
+        warns: whether a failure is logged, if this is the first call; else the caller reports it.
     """
-    return _load(_Reporter(progress))
+    return _load(_FirstCall(progress, warns))
 
 
 @dataclass(frozen=True)
-class _Reporter:
-    """Who is told of the build; all are equal, since there is one build."""
+class _FirstCall:
+    """What the first caller wants; all calls are equal, since there is one build."""
 
     progress: BuildProgress | None = field(compare=False)
+    warns: bool = field(compare=False)
 
 
 @cache
-def _load(reporter: _Reporter) -> BlockKernels | KernelFailure:
+def _load(call: _FirstCall) -> BlockKernels | KernelFailure:
     try:
-        path = build_native_library(_SOURCE, flags=KERNEL_FLAGS, progress=reporter.progress)
-        kernels = BlockKernels(library=_declared(ctypes.CDLL(str(path))))
-        dtypes = tuple(dtype for dtype in _DTYPES if _computes(kernels, dtype))
-        return BlockKernels(library=kernels.library, dtypes=dtypes)
+        path = build_native_library(_SOURCE, flags=KERNEL_FLAGS, progress=call.progress)
+        library = _declared(ctypes.CDLL(str(path)))
     except (WindlassError, OSError) as error:  # not built, or not of this torch
-        _logger.warning("sparse layers run as a loop of `mm` in PyTorch: %s", error)
+        if call.warns:
+            _logger.warning("kept blocks are multiplied by a loop of `mm` in PyTorch: %s", error)
         return KernelFailure(str(error))
+    every = BlockKernels(library=library)
+    return replace(every, dtypes=tuple(dtype for dtype in _DTYPES if _computes(every, dtype)))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

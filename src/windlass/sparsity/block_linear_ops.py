@@ -62,7 +62,7 @@ def implementation(
     _require_dtype(dtype)
     if device.type != "cpu":
         return "batched `bmm` in PyTorch, which no GPU has run yet"
-    kernels = load_block_kernels(progress)
+    kernels = load_block_kernels(progress, warns=False)
     if not isinstance(kernels, BlockKernels):
         return f"a loop of `mm` in PyTorch: {kernels.reason}"
     if dtype in kernels.dtypes:
@@ -151,6 +151,11 @@ def _backward(ctx: Any, gy: Tensor) -> _Gradients:  # noqa: ANN401
 
 
 _linear_op.register_autograd(_backward, setup_context=_save_inputs)
+
+
+# Under `torch.autocast` products of kept blocks run in bfloat16, as those of dense layers do.
+for _device in ("cpu", "cuda"):
+    _linear_op.register_autocast(_device, torch.bfloat16)
 
 
 def _require_dtype(dtype: torch.dtype) -> None:

@@ -123,6 +123,27 @@ def require_own_runtime(planned: Planned) -> None:
         )
 
 
+def note_sparse_kernels(planned: Planned, progress: Progress | None) -> Planned:
+    """The plan with a note of what multiplies kept blocks, which is built now if it can be.
+
+    Args:
+        planned: what will be run; one without kept blocks is returned as it is.
+        progress: called if the build takes long.
+    """
+    sparsity, kind = planned.request.sparsity, planned.machine.device.kind
+    if sparsity is None or not sparsity.is_blocked or kind not in ("cpu", "cuda"):
+        return planned
+    import torch
+
+    from windlass.sparsity import implementation
+
+    dtypes = {"bfloat16": torch.bfloat16, "float64": torch.float64}
+    dtype = dtypes.get(planned.plan.precision, torch.float32)
+    words = implementation(torch.device(kind), dtype, progress=progress)
+    note = f"kept blocks are multiplied by {words}"
+    return replace(planned, notes=(*planned.notes, note))
+
+
 def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 

@@ -17,6 +17,7 @@ from windlass.api.training.run_files import input_documents, run_documents, run_
 from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
+    note_sparse_kernels,
     prepare_tokens,
     requested_text_fingerprint,
     require_one_process,
@@ -77,6 +78,7 @@ def start_run(
     planned = plan_later_legs(planned, parent, progress)
     require_own_runtime(planned)
     require_one_process(planned)
+    planned = note_sparse_kernels(planned, progress)
     require_disk_space(planned, folder or Path(root))
     tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
     if tokens is None and folder is not None:
