@@ -46,10 +46,9 @@ SPARSE: dict[str, tuple[dict[str, float], dict[str, object]]] = {
         {"level": 0.5, "block": 16, "roles": {"key": 0.0, "projection": 0.0}},
     ),
     "gpt-neox-20b": ({}, {"level": 0.5, "block": 16, "pattern": "block-diagonal"}),
-    "gpt-j-6b": ({}, {"pattern": "2:4"}),
     "bert-tiny": ({"split_blocks": True}, {"level": 0.7, "pattern": "unstructured"}),
 }
-"""Dials and sparsity of models that together have every pattern and branch."""
+"""Dials and sparsity of models that together have blocks and masks, and every branch."""
 EVERY_DEGREE = (
     2, 3, 4, 6, 8, 16, 32, 64, TensorGrid(2, 2), TensorGrid(4, 2), TensorGrid(2, 4),
     TensorGrid(1, 4), TensorGrid(8, 8), TensorGrid(6, 2),
