@@ -71,6 +71,21 @@ def assert_equal_to_one_device(windlass: Windlass, *words: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("phases=3",),
+        ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+    ],
+)
+def test_check_verifies_a_fused_loss(windlass: Windlass, words: tuple[str, ...]) -> None:
+    done = windlass("check", *TINY, "loss=fused", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["equal"]
+
+
+@pytest.mark.slow
 def test_check_injects_faults_and_detects_them_all(windlass: Windlass) -> None:
     words = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2")
     done = windlass("check", *TINY, *words, "--faults")
