@@ -97,12 +97,12 @@ def test_scores_and_costs_have_a_row_for_each_arm(report: ArmsReport) -> None:
 
     assert heads[3:] == ("next-line, zero-shot", "next-line, 2-shot")
     assert rows[0] == (
-        "FLOP", "dense <all>", "40", "50.0 ± 4.0 (55.0 ± 5.0)", "50.0 ± 4.0 (55.0 ± 5.0)",
+        "dense <all>", "FLOP", "40", "50.0 ± 4.0 (55.0 ± 5.0)", "50.0 ± 4.0 (55.0 ± 5.0)",
     )  # fmt: skip
     assert len(rows) == 2
     _, dense, sparse = cost_table(report)
     assert dense[1:] == (
         "1.60 M", "10.0 MFLOP, then 4.00 MFLOP", "40", "4.00 k", "4.00 TFLOP",
-        "16.0 s (12.0 s to 20.0 s)", "12.0 s",
+        "16.0 s (12.0 s to 20.0 s)", "12.0 s", "something",
     )  # fmt: skip
-    assert sparse[0] == "sparse: something"
+    assert sparse[0] == "sparse"

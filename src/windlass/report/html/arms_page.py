@@ -132,7 +132,7 @@ def _loss_cell(comparison: Comparison, arm: str) -> str:
 def score_table(report: ArmsReport) -> Rows:
     """Accuracy of each arm at each budget, with its standard error."""
     asked = list(dict.fromkeys((one.task, one.shots) for one in report.scores))
-    heads = ("at equal", "arm", "step", *(f"{task}, {_shots(shots)}" for task, shots in asked))
+    heads = ("arm", "at equal", "step", *(f"{task}, {_shots(shots)}" for task, shots in asked))
     rows: Rows = [heads]
     for comparison in report.comparisons:
         for arm in report.arms:
@@ -145,7 +145,7 @@ def score_table(report: ArmsReport) -> Rows:
                 continue
             step = str(next(iter(own.values())).step)
             cells = [_score_cell(own[key]) if key in own else "–" for key in asked]
-            rows.append((BUDGET_NAMES[comparison.budget], arm.name, step, *cells))
+            rows.append((arm.name, BUDGET_NAMES[comparison.budget], step, *cells))
     return rows
 
 
@@ -158,13 +158,14 @@ def cost_table(report: ArmsReport) -> Rows:
     """Size, FLOP and wall time of each arm, and the predicted time."""
     heads = (
         "arm", "weights", "FLOP a token", "steps", "tokens", "FLOP", "wall time", "predicted time",
+        "what it is",
     )  # fmt: skip
     rows: Rows = [heads]
     for arm, facts in zip(report.arms, report.facts, strict=True):
         seconds = arm.total("seconds")
         rows.append(
             (
-                f"{facts.name}: {facts.meaning}",
+                facts.name,
                 format_count(facts.parameters),
                 ", then ".join(format_flop(flop) for flop in facts.token_flop),
                 str(facts.steps),
@@ -172,6 +173,7 @@ def cost_table(report: ArmsReport) -> Rows:
                 format_flop(arm.total("flop").middle),
                 _band(seconds),
                 format_seconds(facts.predicted_seconds),
+                facts.meaning,
             )
         )
     return rows
@@ -205,7 +207,7 @@ def _curves(report: ArmsReport) -> Iterator[str]:
         end = _amount(budget, comparison.amount)
         reference = ReferenceLine(
             name=f"{report.arms[0].name}, after {end}",
-            y=report.arms[0].curves[0].losses[-1],
+            y=median(curve.losses[-1] for curve in report.arms[0].curves),
             colour="var(--grey)",
         )
         svg = line_chart(name, series, axes, [reference])
