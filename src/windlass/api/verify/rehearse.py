@@ -133,7 +133,10 @@ def downscale_plan(
         text_field=request.data.text_field,
     )  # fmt: skip
     request = request.model_copy(update={"model": small.model, "sparsity": None, "data": text})
-    plan = small.plan.model_copy(update={"graph": graph.label, "machine": machine.label})
+    if plan.model is not None and plan.model.sparsity is not None:
+        notes = (*notes, "all weights are kept: a downscaled plan is rehearsed dense")
+    names = {"graph": graph.label, "machine": machine.label, "model": model}
+    plan = small.plan.model_copy(update=names)
     require_valid_plan(plan, graph, machine)
     return _planned(plan, request, graph, machine), (*notes, *small.notes)
 
