@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from windlass.api.differences.run_diff import diff
     from windlass.api.judging.judge import judge
     from windlass.api.judging.noise import noise
+    from windlass.api.limits.size_search import largest_model, measure_largest_model
     from windlass.api.machines import find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
     from windlass.api.record.serving import serve
     from windlass.api.record.stores import merge_runs, sync_runs
     from windlass.api.runs import annotate, load, report, runs
-    from windlass.api.size_search import largest_model, measure_largest_model
 
 __all__ = [
     "KubernetesJob",

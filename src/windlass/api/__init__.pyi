@@ -66,6 +66,14 @@ from .judging.noise import (
     Noise,
     noise,
 )
+from .limits.size_search import (
+    largest_model,
+    measure_largest_model,
+    require_local,
+)
+from .limits.smallest_machine import (
+    smallest_machines,
+)
 from .local_validation.validated_run import (
     Measurement,
     ValidatedRun,
@@ -135,14 +143,6 @@ from .runs import (
     require_trace_file,
     runs,
     write_run_trace,
-)
-from .size_search import (
-    largest_model,
-    measure_largest_model,
-    require_local,
-)
-from .smallest_machine import (
-    smallest_machines,
 )
 from .sparse_speedup import (
     sparse_speedup,
