@@ -128,8 +128,8 @@ def _graph_on_stack(
     """
     if model.sparsity is not None:
         raise RequestError(
-            f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave `--stack` "
-            "or `sparsity` out"
+            f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave out "
+            "`--stack` or `sparsity`"
         )
     config = _catalogue_config(model, objects)
     if config is None:
