@@ -62,9 +62,9 @@ def test_roles_have_levels_of_their_own_and_zero_keeps_them_dense():
     [
         (
             SparsityRequest(), gpt(768),
-            (r"`sparsity.level` = 0.875 means 1.5 of 12 blocks a row in `query` \(768 x 768, blocks "
-            r"of 64\), fewer than 2; set `sparsity.level` = 0.8333, the nearest legal level, or "
-            r"set `sparsity.block` = 32"),
+            (r"`sparsity.level` = 0.875 means 1.5 of 12 blocks a row in `query` \(768 x 768, "
+            r"blocks of 64\), fewer than 2; set `sparsity.level` = 0.8333, the nearest "
+            r"legal level, or set `sparsity.block` = 32"),
         ),
         (
             SparsityRequest(level=0.8), gpt(768),

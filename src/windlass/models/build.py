@@ -11,7 +11,7 @@ from windlass.errors import ModelError
 from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
-from windlass.models.sparse_layers import make_sparse
+from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import SparsityRequest

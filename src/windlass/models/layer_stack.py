@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import ModelError
-from windlass.models.imported_masks import put_masks
 from windlass.models.init_weights import (
     init_from_seed,
     parameters_and_buffers,
@@ -20,6 +19,7 @@ from windlass.models.shape_inference import (
     infer_logits_width,
     infer_max_sequence,
 )
+from windlass.models.sparsity.imported_masks import put_masks
 from windlass.models.tensor_parallel.sharding_rules import (
     LayerSharding,
     ShardingRule,

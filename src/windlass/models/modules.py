@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import TransformerConfig
-from windlass.models.imported_masks import RoleOutputs
-from windlass.models.sparse_layers import Sparsifiable
+from windlass.models.sparsity.imported_masks import RoleOutputs
+from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 from windlass.sparsity import block_feed_forward
 

@@ -1,8 +1,8 @@
 """Weights of linear layers, dense or sparse, and the products with them.
 
-They mirror `sparsity.BlockSparseLinear` and `sparsity.MaskedLinear`, as `models.sparse_layers` puts
-them in place of linear layers, and the shards of `models.tensor_parallel.sparse_shards`, expression
-by expression.
+They mirror `sparsity.BlockSparseLinear` and `sparsity.MaskedLinear`, as `models.sparsity` puts them
+in place of linear layers, and the shards of `models.tensor_parallel.sparse_shards`, expression by
+expression.
 """
 
 from collections import Counter

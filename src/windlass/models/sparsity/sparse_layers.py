@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import InputErrors, ModelError
-from windlass.models.imported_masks import RoleOutputs, SparseLinear, layers_of_masks, put_masks
 from windlass.models.init_weights import keyed_generator
+from windlass.models.sparsity.imported_masks import (
+    RoleOutputs,
+    SparseLinear,
+    layers_of_masks,
+    put_masks,
+)
 from windlass.schema import SparsityRequest
 from windlass.sparsity import (
     BlockPart,
