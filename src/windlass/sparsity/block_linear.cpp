@@ -9,6 +9,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -23,6 +24,7 @@ constexpr int64_t kTokens = 128;       // of one product, whose sums then stay n
 constexpr int64_t kDepth = 512;        // tokens that one product of a weight gradient sums over
 constexpr int64_t kSumBytes = 1 << 18; // sums of a weight gradient that a thread holds at a time
 constexpr int64_t kAhead = 16;         // rows that are prefetched
+constexpr int64_t kTasks = 8;           // at least, for each thread
 constexpr int64_t kAlignment = 64;
 
 enum Pass : int64_t { kForward, kInputGrad, kWeightGrad };
@@ -221,6 +223,16 @@ struct Workspace {
   int64_t total() const { return common + at::get_num_threads() * each; }
 };
 
+// Runs tasks on all threads; each takes the next one when it is done, so that a core that is slower
+// than others, or busy with something else, gets fewer.
+template <typename Task>
+void run_tasks(int64_t count, const Task& task) {
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) task(i);
+  });
+}
+
 // ---- products ----
 
 // Brings a block of columns, whose rows are far from each other, into the second-level cache.
@@ -239,16 +251,19 @@ void multiply(const Index& index, const Shape& shape, const T* in, const T* pack
   const int64_t in_step = index.side ? shape.out : shape.in;
   const int64_t out_step = index.side ? shape.in : shape.out;
   const int64_t tiles = at::divup(shape.tokens, kTokens);
-  at::parallel_for(0, tiles * lines, 1, [&](int64_t begin, int64_t end) {
+  // A task is as large as leaves each thread several.
+  const int64_t parts =
+      std::min(lines, at::divup(kTasks * at::get_num_threads(), std::max<int64_t>(tiles, 1)));
+  run_tasks(tiles * parts, [&](int64_t task) {
     auto* sums = reinterpret_cast<float*>(workspace.part(base));
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t first = item / lines * kTokens, line = item % lines;
-      const int64_t rows = std::min(kTokens, shape.tokens - first);
+    const int64_t first = task / parts * kTokens, part = task % parts;
+    const int64_t rows = std::min(kTokens, shape.tokens - first);
+    const T* tile = in + first * in_step;
+    for (int64_t line = lines * part / parts; line < lines * (part + 1) / parts; ++line) {
       const int64_t start = index.start[line], stop = index.start[line + 1];
       if (start == stop) std::fill_n(sums, rows * block, 0.0f);
       for (int64_t i = start; i < stop; ++i) {
         const int64_t n = index.order[i];
-        const T* tile = in + first * in_step;
         if (i + 1 < index.start[lines]) // while this block is multiplied
           prefetch(tile + index.across(index.order[i + 1]) * block, in_step, rows, block);
         brgemm(rows, block, block, in_step, block, block, i > start,
@@ -331,30 +346,28 @@ void weight_grad(const Shape& shape, const T* gy, const T* x, const int32_t* blo
   for (int64_t line = 0; line < wide_step / block; ++line)
     for (int64_t i = index.start[line]; i < index.start[line + 1]; i += most)
       items.push_back({line, i, std::min(i + most, index.start[line + 1])});
-  at::parallel_for(0, shape.tokens ? items.size() : 0, 1, [&](int64_t begin, int64_t end) {
+  run_tasks(shape.tokens ? items.size() : 0, [&](int64_t item) {
     char* part = workspace.part(base);
     auto* sums = reinterpret_cast<float*>(part);
     T* packed = reinterpret_cast<T*>(part + aligned(std::max(kSumBytes, 4 * area)));
-    for (int64_t item = begin; item < end; ++item) {
-      const auto [line, start, stop] = items[item];
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t depth = depth_of(tile);
-        pack(wide + tile * kDepth * wide_step + line * block, wide_step, rows_of(tile), block,
-             packed);
-        for (int64_t i = start; i < stop; ++i)
-          brgemm(block, block, depth, depth, block, block, tile > 0,
-                 turned_at(tile, index.across(index.order[i])), packed, sums + (i - start) * area,
-                 kPaired<T>);
+    const auto [line, start, stop] = items[item];
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t depth = depth_of(tile);
+      pack(wide + tile * kDepth * wide_step + line * block, wide_step, rows_of(tile), block,
+           packed);
+      for (int64_t i = start; i < stop; ++i)
+        brgemm(block, block, depth, depth, block, block, tile > 0,
+               turned_at(tile, index.across(index.order[i])), packed, sums + (i - start) * area,
+               kPaired<T>);
+    }
+    for (int64_t i = start; i < stop; ++i) {
+      float* sum = sums + (i - start) * area;
+      if (by_row) { // sums are [input, output]
+        auto* out = reinterpret_cast<uint32_t*>(packed);
+        transpose(reinterpret_cast<uint32_t*>(sum), block, block, block, out, block);
+        std::memcpy(sum, out, 4 * area);
       }
-      for (int64_t i = start; i < stop; ++i) {
-        float* sum = sums + (i - start) * area;
-        if (by_row) { // sums are [input, output]
-          auto* out = reinterpret_cast<uint32_t*>(packed);
-          transpose(reinterpret_cast<uint32_t*>(sum), block, block, block, out, block);
-          std::memcpy(sum, out, 4 * area);
-        }
-        round_row(sum, area, grad + index.order[i] * area);
-      }
+      round_row(sum, area, grad + index.order[i] * area);
     }
     at::native::cpublas::brgemm_release(kPaired<T>);
   });
