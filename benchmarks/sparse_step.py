@@ -112,8 +112,9 @@ class Contestant:
         return self._answer()
 
     def end(self) -> None:
-        """Ends the process."""
-        self._process.kill()
+        """Lets the process remove its run, and waits for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
 
     def _answer(self) -> dict[str, float]:
