@@ -74,6 +74,7 @@ def test_a_template_has_no_scores_unless_they_are_asked_for(block: nn.Module) ->
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_compiled_code_gives_the_same_scores_and_is_not_compiled_again(block: nn.Module) -> None:
     x = torch.randn(2, 16, 64)
     eager, compiled = (LayerTemplate(block, last=False, compiled=c) for c in (False, True))
