@@ -1,7 +1,6 @@
 """Checks whether a layer stack can be sharded over tensor-parallel ranks, and says why not."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -75,15 +74,16 @@ def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) ->
                 for error in _rule_errors(layer, sharding, path, rule, degree, last=last)
             ]
     errors += _dropout_errors(layer, sharding)
-    if tp_rank.columns > 1:
-        sparse = (path for path, module in layer.named_modules() if is_sparse(module))
-        errors += [
-            f"`{path}` is sparse, which a grid of ranks does not cut; set `parallel.tensor` to one "
-            "number"
-            for path in islice(sparse, 1)
-        ]
-    if tp_rank.columns > 1 and not sharding.is_first and not errors:
-        errors += _feature_errors(layer, sharding, tp_rank)
+    if tp_rank.columns > 1 and not sharding.is_first:
+        modules = layer.named_modules()
+        sparse = next((path for path, module in modules if is_sparse(module)), None)
+        if sparse is None:
+            errors += _feature_errors(layer, sharding, tp_rank)
+        else:
+            errors.append(
+                f"`{sparse}` is sparse, which a grid of ranks does not cut; set `parallel.tensor` "
+                "to one number"
+            )
     # Counts follow from what is sharded, whose errors say it better.
     return errors or list(_count_errors(layer, sharding, tp_rank))
 
