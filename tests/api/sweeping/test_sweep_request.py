@@ -104,5 +104,5 @@ def test_an_arm_is_a_set_of_keys_that_is_tried_as_a_whole(tmp_path: Path) -> Non
     assert (request.sampler, request.trials) == ("grid", 4)
     resolved = windlass.make_request(None, *request.overrides({"train.seed": 2, "arm": "deep"}))
     assert (resolved.model.layers, resolved.model.width, resolved.train.seed) == (8, 96, 2)
-    with pytest.raises(InputErrors, match="`model.width` is in `arms` and in `space`"):
+    with pytest.raises(InputErrors, match=r"`model.width` is in `arms` and in `space`"):
         make_sweep_request(file, "model.width=64,128")
