@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         check,
         compare_machines,
         data_statistics,
-        dataflow,
         export,
         find_parent,
         fit,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         train,
         validate,
     )
+    from windlass.api.dataflow import dataflow
     from windlass.api.differences.bisection import bisect
     from windlass.api.differences.run_diff import diff
     from windlass.api.judging.judge import judge
