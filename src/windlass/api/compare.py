@@ -1,6 +1,6 @@
 """Plans one request for many machines, or for many global batches on one machine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from windlass.api.machines import HERE, Progress, find_machine, find_stack
 from windlass.api.model_graph import capture
@@ -30,7 +30,10 @@ def compare_machines(
         WindlassError: what is wrong with the request, the model or a machine's name.
     """
     graph = capture(request.model_identity, stack=find_stack(request.stack))
-    by_name = {name: find_machine(name, progress=progress) for name in _names(machines)}
+    by_name = {
+        name: find_machine(name, progress=progress)
+        for name in requested_names(machines, machine_names())
+    }
     # All train the same batch: the default for the first accelerator, if there is one.
     first = min(by_name.values(), key=lambda machine: machine.device.kind == "cpu")
     request, _ = resolve_defaults(request, graph, first)
@@ -65,14 +68,20 @@ def compare_batches(
         yield _forecast(request.model_copy(update={"train": train}), machine, progress)
 
 
-def _names(requested: Sequence[str]) -> Iterator[str]:
+def requested_names(requested: Sequence[str], catalog: Iterable[str]) -> Iterator[str]:
+    """Each requested name once; `ALL_MACHINES` means this machine, if measured, and the catalog.
+
+    Args:
+        requested: names of machines.
+        catalog: the names that `ALL_MACHINES` stands for.
+    """
     for name in dict.fromkeys(requested):
         if name != ALL_MACHINES:
             yield name
             continue
         if load_local_machine(cache_folder()) is not None:
             yield HERE
-        yield from machine_names()
+        yield from catalog
 
 
 def _forecast(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:

@@ -1,15 +1,14 @@
 """What a layer of a model moves to and from far memory, on one or several machines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from windlass.api.compare import ALL_MACHINES
+from windlass.api.compare import requested_names
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import capture, capture_traces
-from windlass.atomic_files import cache_folder
 from windlass.cost import DataflowSubject, dataflow_report
 from windlass.errors import RequestError, did_you_mean
-from windlass.hardware import device_names, last_level_cache_bytes, load_local_machine
+from windlass.hardware import device_names, last_level_cache_bytes
 from windlass.schema import (
     DataflowReport,
     FlowRole,
@@ -65,7 +64,8 @@ def dataflow(
                 f"sparsity {sparsity:g} is no share of absent weights; it must be at least 0 and "
                 "less than 1, such as 0.875"
             )
-    found = [_machine(name, progress) for name in _names(machines or (request.machine,))]
+    names = requested_names(machines or (request.machine,), device_names())
+    found = [_machine(name, progress) for name in names]
     # Ops are those of the dense model: a sparse one may run several of them as one.
     dense = request.model_copy(update={"sparsity": None})
     graph = capture(dense.model_identity)
@@ -82,16 +82,6 @@ def dataflow(
         levels = tuple(dict.fromkeys(sparsities))
         reports.append(dataflow_report(subjects[precision], machine, levels))
     return tuple(reports)
-
-
-def _names(requested: Sequence[str]) -> Iterator[str]:
-    for name in dict.fromkeys(requested):
-        if name != ALL_MACHINES:
-            yield name
-            continue
-        if load_local_machine(cache_folder()) is not None:
-            yield HERE
-        yield from device_names()
 
 
 def _machine(name: str, progress: Progress | None) -> Machine:
