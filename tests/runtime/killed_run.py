@@ -4,14 +4,9 @@ Torch is imported once. A run is forked for each line of its input, prints its p
 steps, and after it "ended" and its exit code.
 """
 
-import json
-import os
-import sys
-import traceback
 from pathlib import Path
 
-import torch
-
+from forked_runs import fork_runs
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.models.build import build_layer_stack
@@ -23,23 +18,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.request import DataRequest, TrainSettings
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        run = os.fork()
-        if run == 0:
-            try:
-                train_job(json.loads(line))
-            except BaseException:  # noqa: BLE001  a forked process must not return
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(run, 0)
-        print("ended", os.waitstatus_to_exitcode(status), flush=True)
-
-
 def train_job(job: dict) -> None:
-    print("process", os.getpid(), flush=True)
     tokens = prepare_dataset(DataRequest(**job["data"]), cache=Path(job["cache"]))
     settings = TrainSettings(**job["settings"])
     plan = Plan.model_validate(job["plan"])
@@ -66,4 +45,4 @@ def train_job(job: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fork_runs(train_job)

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forked_runs import forking_process
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.errors import CheckpointError, RunInterrupted
@@ -180,15 +180,8 @@ def test_a_checkpoint_of_another_batch_is_refused(
 @pytest.fixture(scope="module")
 def runs() -> Iterator[subprocess.Popen[str]]:
     """A process that forks a run for each line that it is given; see `killed_run.py`."""
-    script = Path(__file__).with_name("killed_run.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with forking_process(Path(__file__).with_name("killed_run.py")) as process:
+        yield process
 
 
 def kill_and_resume(

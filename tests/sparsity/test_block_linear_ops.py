@@ -22,10 +22,10 @@ from windlass.sparsity.block_kernels import BlockKernels, load_block_kernels
 FLOAT64_TOLERANCE = 1e-12
 """Both sum the same numbers in another order."""
 FLOAT32_TOLERANCE = 2e-6
-"""Of the largest result: a few roundings of 2^-24 in sums of up to 300 terms."""
+"""As a share of the largest result: a few roundings of 2^-24 in sums of up to 300 terms."""
 BFLOAT16_TOLERANCE = 2**-7
-"""Of the largest result: both round sums of float32 once, to 8 bits; the loop's may fall on
-the other side of a rounding."""
+"""As a share of the largest result: both round sums of float32 once, to 8 bits; the loop's may
+fall on the other side of a rounding."""
 
 LAYOUTS = ("random", "unsorted", "empty lines", "diagonal", "one block", "none", "all")
 

@@ -5,7 +5,7 @@ column * B + j]` with `(row, column) = blocks[n]`; blocks are in any order, and 
 have none. No operator ever builds the dense weight.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,21 @@ from windlass.errors import ModelError
 from windlass.sparsity import block_batches, block_loops
 from windlass.sparsity.block_kernels import BlockKernels, load_block_kernels
 from windlass.sparsity.native_library import BuildProgress
+
+
+class _Products(Protocol):
+    """The three products of a weight of kept blocks, as modules and compiled code have them."""
+
+    def linear(
+        self, x: Tensor, values: Tensor, blocks: Tensor, out_features: int, bias: Tensor | None
+    ) -> Tensor: ...
+
+    def input_grad(
+        self, gy: Tensor, values: Tensor, blocks: Tensor, in_features: int
+    ) -> Tensor: ...
+
+    def weight_grad(self, gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor: ...
+
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -70,14 +85,15 @@ def implementation(
     return f"a loop of `mm` in PyTorch: torch has no brgemm kernel for {dtype} on this processor"
 
 
-def _products(x: Tensor) -> Any:  # noqa: ANN401  a module, or an object of the same three functions
+def _products(x: Tensor) -> _Products:
     """What multiplies kept blocks where `x` is: C++, or else PyTorch."""
     _require_dtype(x.dtype)
     if x.device.type != "cpu":
         return block_batches
     kernels = load_block_kernels()
-    has_kernel = isinstance(kernels, BlockKernels) and x.dtype in kernels.dtypes
-    return kernels if has_kernel else block_loops
+    if isinstance(kernels, BlockKernels) and x.dtype in kernels.dtypes:
+        return kernels
+    return block_loops
 
 
 @custom_op("windlass::block_linear", mutates_args=())
@@ -86,22 +102,21 @@ def _linear_op(
 ) -> Tensor:
     _require_sizes(x, values, out_features)
     rows = x.reshape(-1, x.shape[-1])
-    out: Tensor = _products(x).linear(rows, values, blocks, out_features, bias)
+    out = _products(x).linear(rows, values, blocks, out_features, bias)
     return out.view(*x.shape[:-1], out_features)
 
 
 @custom_op("windlass::block_linear_input_grad", mutates_args=())
 def _input_grad_op(gy: Tensor, values: Tensor, blocks: Tensor, in_features: int) -> Tensor:
     rows = gy.reshape(-1, gy.shape[-1])
-    grad: Tensor = _products(gy).input_grad(rows, values, blocks, in_features)
+    grad = _products(gy).input_grad(rows, values, blocks, in_features)
     return grad.view(*gy.shape[:-1], in_features)
 
 
 @custom_op("windlass::block_linear_weight_grad", mutates_args=())
 def _weight_grad_op(gy: Tensor, x: Tensor, blocks: Tensor, block: int) -> Tensor:
     outputs, inputs = gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1])
-    grad: Tensor = _products(gy).weight_grad(outputs, inputs, blocks, block)
-    return grad
+    return _products(gy).weight_grad(outputs, inputs, blocks, block)
 
 
 @_linear_op.register_fake

@@ -44,7 +44,7 @@ def build_native_library(
 ) -> Path:
     """The library of a C++ file in the user's cache, built if it is not there yet.
 
-    Of several ranks that need it at once, one builds; the others wait and share the result, also
+    If several ranks need it at once, one builds; the others wait and share the result, also
     if that is a failure.
 
     Args:

@@ -149,7 +149,7 @@ def sparsity_of_leg(sparsity: SparsityRequest | None) -> SparsityRequest | None:
 def level_share(sparsity: SparsityRequest, leg: int) -> float:
     """Share of the level that is asked for that a leg has: 0 if it is dense.
 
-    Of n legs of `gradual` the k-th, from 0, has `1 - (1 - k / (n - 1))^3`. Source: Zhu & Gupta
+    Leg k of the n legs of `gradual`, from 0, has `1 - (1 - k / (n - 1))^3`. Source: Zhu & Gupta
     2017, arXiv:1710.01878, equation 1, with an initial sparsity of 0.
 
     Args:

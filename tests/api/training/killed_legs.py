@@ -5,34 +5,14 @@ the folder of a run to resume. It prints its process id and its steps, and after
 exit code.
 """
 
-import json
 import os
-import sys
-import traceback
 from pathlib import Path
 
-import torch
-
 import windlass
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        run = os.fork()
-        if run == 0:
-            try:
-                train(json.loads(line))
-            except BaseException:  # noqa: BLE001  a forked process must not return
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(run, 0)
-        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+from forked_runs import fork_runs
 
 
 def train(job: dict) -> None:
-    print("process", os.getpid(), flush=True)
     os.environ |= job["env"]
     folder = Path(job["folder"])
     if (folder / "id").exists():
@@ -44,4 +24,4 @@ def train(job: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fork_runs(train)

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 
 import windlass
 from command_line import TINY
+from forked_runs import forking_process
 from windlass.api.training.setup import make_batches, prepare_tokens
 from windlass.errors import PlanError
 from windlass.program.lowering.lower import lower
@@ -162,15 +162,8 @@ def test_a_run_from_another_one_keeps_the_layers_that_it_ended_with(home: Path) 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[subprocess.Popen[str]]:
     """A process that forks a run for each line that it is given; see `killed_legs.py`."""
-    script = Path(__file__).with_name("killed_legs.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with forking_process(Path(__file__).with_name("killed_legs.py")) as process:
+        yield process
 
 
 def killed_losses(

@@ -18,9 +18,9 @@ class RecipeLeg(Document):
 
     steps: int
     flop: float
-    """Of one step."""
+    """FLOP of one step."""
     predicted_seconds: float
-    """Of one step."""
+    """Predicted time of one step."""
 
 
 class RecipeArm(Document):

@@ -44,7 +44,7 @@ class _Scale:
 
     settings: dict[str, Any]
     steps: int
-    """Of the dense arm."""
+    """Steps of the dense arm."""
     level: float
     block: int
 

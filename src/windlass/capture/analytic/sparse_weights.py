@@ -38,7 +38,7 @@ class MaskedWeight(NamedTuple):
 
     weight: Tensor
     mask: Tensor
-    """Of the whole weight, on every rank."""
+    """The whole weight's, on every rank."""
     rule: ShardingRule
     degree: int
 
@@ -59,9 +59,9 @@ class BlockWeight(NamedTuple):
 
     values: Tensor
     blocks: Tensor
-    """Of the whole weight, on every rank."""
+    """The whole weight's, on every rank."""
     layout: BlockLayout
-    """Of the whole weight."""
+    """The whole weight's."""
     rule: ShardingRule
     degree: int
 

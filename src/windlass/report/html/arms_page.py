@@ -38,7 +38,7 @@ class ArmFacts:
     """FLOP of a token, in each part of the run."""
     steps: int
     predicted_seconds: float
-    """Of a run's steps."""
+    """Predicted time of all steps of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

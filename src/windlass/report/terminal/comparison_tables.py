@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import parallel_degrees
+from windlass.report.terminal.tables import titled_table
 from windlass.schema import MachineForecast, SmallestMachine
 from windlass.units import format_count, format_seconds
 
@@ -93,13 +94,7 @@ def infeasible_lines(forecasts: Sequence[MachineForecast]) -> tuple[str, ...]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
-        title_justify="left", title_style="bold",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, no_wrap=column != "plan", overflow="fold")
-    return table
+    return titled_table(title, *columns, stays_whole=lambda column: column != "plan")
 
 
 def _numbers(forecast: MachineForecast) -> tuple[str, str, str]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from windlass.report.terminal.tables import titled_table
 from windlass.schema import (
     ChipRates,
     DataflowReport,
@@ -183,10 +183,6 @@ def _pair(fused: SparsityLevel, plain: SparsityLevel) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
-        title_justify="left", title_style="bold",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("machine", "pass, fused"))
-    return table
+    return titled_table(
+        title, *columns, stays_whole=lambda column: column in ("machine", "pass, fused")
+    )

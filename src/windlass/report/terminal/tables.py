@@ -1,5 +1,8 @@
-"""Parts of several tables: a two-column table of facts, and a bar of block characters."""
+"""Parts of several tables: tables of facts, tables with a title, and a bar of block characters."""
 
+from collections.abc import Callable
+
+from rich import box
 from rich.table import Table
 
 OUTSIDE_STYLE = "bold red"
@@ -18,6 +21,23 @@ def fact_table() -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
+    return table
+
+
+def titled_table(title: str, *columns: str, stays_whole: Callable[[str], bool]) -> Table:
+    """An empty table with a bold title.
+
+    Args:
+        title: what stands above it.
+        columns: names of its columns.
+        stays_whole: whether the cells of a column are never wrapped.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=stays_whole(column))
     return table
 
 

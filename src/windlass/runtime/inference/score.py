@@ -28,7 +28,7 @@ def log_likelihoods(
 ) -> list[float]:
     """`sum_t log p(choice_t | context, choice_<t)` of each choice, in nats.
 
-    Of a context that is too long for the model, the last tokens count.
+    A context that is too long for the model is cut to its last tokens.
 
     Args:
         stack: the model that the checkpoint belongs to; it predicts the next token.

@@ -1,0 +1,52 @@
+"""Runs to be killed, in processes that are forked from one in which torch is imported already."""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def fork_runs(run: Callable[[Any], None]) -> None:
+    """Forks a run for each line of the input, and prints "ended" and its exit code after it.
+
+    Args:
+        run: what a forked process does with the line, which is JSON.
+    """
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        forked = os.fork()
+        if forked == 0:
+            try:
+                print("process", os.getpid(), flush=True)
+                run(json.loads(line))
+            except BaseException:  # noqa: BLE001  a forked process must not return
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(forked, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+
+
+@contextmanager
+def forking_process(script: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a script which calls `fork_runs`."""
+    tests = str(Path(__file__).parent)
+    paths = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
