@@ -21,11 +21,11 @@ from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.request import DataRequest, TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
-from windlass.schema.verification import VerificationResult
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
 MACHINE = tiny_machine(host="1 GiB", devices=16)

@@ -54,7 +54,7 @@ _COMMANDS = {
     "probe": "machines:probe",
     "check": "check:check",
     "rehearse": "check:rehearse",
-    "validate": "validate:validate",
+    "validate": "validation.validate:validate",
 }
 """Command -> its function, imported when it is called. The help lists them in this order."""
 

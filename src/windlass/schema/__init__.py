@@ -4,11 +4,11 @@ They are the model graph, the machine, the request, the plan, its prediction, an
 runs, comparisons and verifications.
 """
 
-from windlass.schema.comparison import (
+from windlass.schema.answers.comparison import (
     MachineForecast,
     SmallestMachine,
 )
-from windlass.schema.dataflow import (
+from windlass.schema.answers.dataflow import (
     ChipRates,
     DataflowReport,
     FlowEdge,
@@ -20,6 +20,20 @@ from windlass.schema.dataflow import (
     FusionLevel,
     PassFlow,
     SparsityLevel,
+)
+from windlass.schema.answers.largest_model import (
+    LargestModelRun,
+    PredictedMeasured,
+    ReferenceCheck,
+    ReferenceComparison,
+)
+from windlass.schema.answers.verification import (
+    MOMENT_TOLERANCE,
+    TOLERANCE,
+    ComparedQuantity,
+    Mismatch,
+    QuantityComparison,
+    VerificationResult,
 )
 from windlass.schema.fact_table import (
     fact_table_html,
@@ -39,12 +53,6 @@ from windlass.schema.graph import (
     ParameterInfo,
     Polynomial,
     Precision,
-)
-from windlass.schema.largest_model import (
-    LargestModelRun,
-    PredictedMeasured,
-    ReferenceCheck,
-    ReferenceComparison,
 )
 from windlass.schema.machine import (
     CACHED_BYTES,
@@ -177,14 +185,6 @@ from windlass.schema.tensor_grid import (
     group_size,
     group_span,
     tensor_degree,
-)
-from windlass.schema.verification import (
-    MOMENT_TOLERANCE,
-    TOLERANCE,
-    ComparedQuantity,
-    Mismatch,
-    QuantityComparison,
-    VerificationResult,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Windlass
-from windlass.schema.largest_model import LargestModelRun
+from windlass.schema.answers.largest_model import LargestModelRun
 
 SMALL = ("model.layers=2", "model.width=256", "model.heads=4", "model.vocabulary=257",
          "data.tokenizer=byte", "compile=false", "precision=float32")  # fmt: skip

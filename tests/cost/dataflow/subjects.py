@@ -7,7 +7,7 @@ from windlass.capture.trace import NamedTrace
 from windlass.cost.dataflow.dataflow_report import DataflowSubject
 from windlass.hardware import load_machine
 from windlass.models import apply_model_arguments, model_config
-from windlass.schema.dataflow import FlowRole
+from windlass.schema.answers.dataflow import FlowRole
 from windlass.schema.graph import Precision
 from windlass.schema.machine import Machine
 

@@ -11,7 +11,7 @@ from windlass.cost.dataflow.dataflow_report import chip_rates, dataflow_report
 from windlass.errors import MachineError, RequestError
 from windlass.hardware import device_names, load_machine
 from windlass.models import model_names
-from windlass.schema.dataflow import DataflowReport, FlowRole, FusionLevel
+from windlass.schema.answers.dataflow import DataflowReport, FlowRole, FusionLevel
 
 LARGE = 10**9
 """Bytes on a chip that holds the dense feed-forward branch of a GPT 13B as one section."""

@@ -13,7 +13,7 @@ from windlass.report.terminal.comparison_tables import (
     batch_comparison_table,
     machine_comparison_table,
 )
-from windlass.schema.comparison import MachineForecast
+from windlass.schema.answers.comparison import MachineForecast
 from windlass.schema.machine import Machine
 
 SVG = "{http://www.w3.org/2000/svg}"

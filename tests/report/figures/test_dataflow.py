@@ -7,7 +7,7 @@ import pytest
 from cost.dataflow.subjects import chip, subject
 from windlass.cost.dataflow.dataflow_report import dataflow_report
 from windlass.report.figures.dataflow import dataflow_figure, machines_curves_figure
-from windlass.schema.dataflow import DataflowReport
+from windlass.schema.answers.dataflow import DataflowReport
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPARSITIES = (0.0, 0.5, 0.75, 0.875, 0.95)

@@ -6,7 +6,7 @@ from math import log2
 import pytest
 
 from windlass.report.figures.smallest_machine import smallest_machine_figure
-from windlass.schema.comparison import SmallestMachine
+from windlass.schema.answers.comparison import SmallestMachine
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.report.terminal.verification_table import describe_mismatch, describe_verdict
-from windlass.schema.verification import Mismatch, QuantityComparison, VerificationResult
+from windlass.schema.answers.verification import Mismatch, QuantityComparison, VerificationResult
 
 
 def result(first: Mismatch | None) -> VerificationResult:

@@ -30,10 +30,10 @@ from rank_pool import (
 from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.fault_injection import FAULTS, faulty_layer
+from windlass.schema.answers.verification import TOLERANCE
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.tensor_grid import TensorGrid
-from windlass.schema.verification import TOLERANCE
 
 SAMPLED = 14
 """Plans of the default suite."""

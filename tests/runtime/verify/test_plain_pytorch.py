@@ -18,9 +18,9 @@ from windlass.runtime.verify import plain_data_order, plain_pytorch
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.compare_to_plain import compare_to_plain_pytorch
 from windlass.runtime.verify.plain_data_order import PlainMasking, read_plain_batches
+from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.plan import Plan
 from windlass.schema.request import DataRequest, TrainSettings
-from windlass.schema.verification import VerificationResult
 
 MASK_TOKEN = 256
 

@@ -19,8 +19,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.compare_to_reference import compare_to_reference
 from windlass.runtime.verify.reference_model import ReferenceStep, reference_step
+from windlass.schema.answers.largest_model import ReferenceComparison
 from windlass.schema.graph import Graph
-from windlass.schema.largest_model import ReferenceComparison
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step

@@ -5,8 +5,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.commands.validate_here import validate_here
-from windlass.cli.commands.validate_tables import print_evaluations
+from windlass.cli.commands.validation.validate_here import validate_here
+from windlass.cli.commands.validation.validate_tables import print_evaluations
 from windlass.cli.console import ProgressBars
 from windlass.cli.flags import AsJson
 from windlass.errors import InputErrors, RequestError, did_you_mean

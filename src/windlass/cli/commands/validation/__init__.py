@@ -1,0 +1,1 @@
+"""`windlass validate`, on published tables and on this machine."""

@@ -1,0 +1,1 @@
+"""Values that commands answer with: comparisons, reports and proofs of plans."""
