@@ -1,31 +1,26 @@
-"""Step time of a model that fits in memory: Windlass against the usual alternatives.
+"""Step time of models that fit in memory: Windlass against plain loops, the best of each.
 
-    python benchmarks/in_memory.py [--rounds 5] [--micro 4] [--accumulation 1]
-        [--only NAME ...] [--no-huge-pages] [--trainer-python PATH]
+    python benchmarks/in_memory.py [--model gpt2-124m] [--rounds 5] [--only NAME ...]
+        [--accumulation 1] [--trainer-python PATH]
 
 Each contestant runs in a process of its own, and they take one step in turn, so that changes in
-the speed of a shared machine affect all alike. Ratios are computed within a round. All train
-`gpt2-124m` (the published shape) at sequence length 512 on the same tokens with AdamW and clipping
-by the global norm:
+the speed of a shared machine affect all alike. Ratios are computed within a round. All train the
+same shape on the same tokens with AdamW and clipping by the global norm:
 
-- `eager`: a plain PyTorch loop in float32;
-- `autocast`: the usual fast loop: bfloat16 autocast, model and loss compiled, fused AdamW;
-- `plain-attention`: the same with attention written out as softmax(Q K^T) V and compiled, in place
-  of `scaled_dot_product_attention`;
-- `pure`: bfloat16 weights without float32 masters, compiled, fused AdamW;
+- `windlass`: the plan that `windlass train` would run, as the planner chose it. Other words of a
+  request may follow: `windlass,compile=true` pins one of its choices;
+- `PRECISION-ATTENTION-CODE-PAGES`: a plain loop, see `plain_loops.Rival`. The best of those that
+  ran is named, and the best of those with our precision (float32 masters);
 - `trainer`: the Hugging Face Trainer on its own GPT2LMHeadModel, bfloat16 autocast, fused AdamW;
-  left out if its interpreter has no transformers;
-- `windlass-no-allocator`: the plan that the planner picks, with torch's own CPU allocator;
-- `windlass`: the same plan with Windlass's allocator. Both keep float32 masters.
+  left out if its interpreter has no transformers.
 
-Windlass's allocator uses transparent huge pages. All others get them from torch's own allocator
-(`THP_MEM_ALLOC_ENABLE=1`) unless `--no-huge-pages` is given. The table shows how much memory of
-each process lies in huge pages. Measure the machine first with `windlass probe`.
+`pure` loops keep no float32 weights. Their steps are faster for another result, and count apart.
+The table shows how much memory of each process lies in huge pages. Measure the machine first with
+`windlass probe`.
 """
 
 import argparse
 import itertools
-import math
 import os
 import statistics
 import subprocess
@@ -33,90 +28,39 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812  the field's name for it
 
+from plain_loops import PAGES, Rival, Step, Task, model_dials, plain_loop
 from results import append_row
 from windlass.atomic_files import cache_folder
 from windlass.hardware.local_machine import load_local_machine
 
-SEQUENCE = 512
+TASKS = {
+    "gpt2-124m": Task("gpt2-124m", (), micro=4, sequence=512),
+    "gpt-tiny": Task("gpt-tiny", (), micro=16, sequence=256),
+    "llama-small": Task(
+        "llama-tiny",
+        ("model.layers=8", "model.width=512", "model.heads=8", "model.kv_heads=4",
+         "model.ffn=1408", "model.vocabulary=16384", "model.sequence=512"),
+        micro=4, sequence=512,
+    ),
+    "bert-base": Task("bert-base", (), micro=4, sequence=512),
+}  # fmt: skip
+CONTESTANTS = {
+    "gpt2-124m": (
+        "autocast-flash-whole-thp", "autocast-math-whole-glibc", "masters-flash-whole-glibc",
+        "masters-math-whole-glibc", "pure-math-whole-glibc",
+    ),
+}  # fmt: skip
+"""Those that are compared if none are named: the usual fast loop, and the fastest that we found."""
 VOCABULARY = 50257
-Step = Callable[[], float]
-CONTESTANTS = (
-    "eager", "autocast", "plain-attention", "pure", "trainer", "windlass-no-allocator", "windlass",
-)  # fmt: skip
 
 
-def tokens(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """One batch of random tokens and their successors, `[b s]` each."""
-    generator = torch.Generator().manual_seed(seed)
-    window = torch.randint(0, VOCABULARY, (batch, SEQUENCE + 1), generator=generator)
-    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
-
-def plain_model() -> nn.Sequential:
-    """GPT-2 124M as one plain module with its tied head."""
-    from windlass.models.build import build_layer_stack
-
-    stack = build_layer_stack("gpt2-124m", {}, device="cpu", seed=0)
-    model = nn.Sequential(*stack.layers)
-    layers = dict(zip(stack.names, stack.layers, strict=True))
-    for tied, owner in stack.tied_weights.items():
-        (layer, _, name), (owner_layer, _, owner_name) = tied.partition("."), owner.partition(".")
-        module, _, leaf = name.rpartition(".")
-        weight = layers[owner_layer].get_parameter(owner_name)
-        setattr(layers[layer].get_submodule(module), leaf, weight)
-    return model
-
-
-def plain_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool, **_: object
-) -> torch.Tensor:
-    """Attention as written by hand, softmax(Q K^T) V; maps `[b h s k]` to `[b h s k]`."""
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if is_causal:
-        length = scores.shape[-1]
-        visible = torch.ones(length, length, dtype=torch.bool).tril()
-        scores = scores.masked_fill(~visible, float("-inf"))
-    return scores.softmax(-1) @ value
-
-
-def plain_loop(batch: int, accumulation: int, mode: str) -> Step:
-    """A hand-written loop; `mode` is eager, autocast, plain-attention or pure."""
-    if mode == "plain-attention":
-        F.scaled_dot_product_attention = plain_attention  # the layers look it up by this name
-    model = plain_model()
-    if mode == "pure":
-        model.to(torch.bfloat16)
-
-    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
-
-    run = loss_of if mode == "eager" else torch.compile(loss_of)
-    autocast = mode in {"autocast", "plain-attention"}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=mode != "eager")
-    inputs, targets = tokens(batch)
-
-    def step() -> float:
-        for _ in range(accumulation):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = run(inputs, targets)
-            (loss / accumulation).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
-
-
-def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
+def trainer_loop(task: Task, folder: str) -> Step:
     """The Hugging Face Trainer; its own loop runs on a thread and waits before each step."""
     from transformers import (
         GPT2Config,
@@ -127,7 +71,7 @@ def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
     )
 
     start, done = threading.Semaphore(0), threading.Semaphore(0)
-    inputs, _ = tokens(batch)
+    inputs, _ = task.batch(VOCABULARY)
     rows = [{"input_ids": row, "labels": row} for row in inputs]
 
     class WaitForTurn(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -142,8 +86,8 @@ def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
             return itertools.cycle(rows)
 
     arguments = TrainingArguments(
-        folder, max_steps=10_000, per_device_train_batch_size=batch, use_cpu=True, bf16=True,
-        gradient_accumulation_steps=accumulation, optim="adamw_torch_fused", report_to=[],
+        folder, max_steps=10_000, per_device_train_batch_size=task.micro, use_cpu=True, bf16=True,
+        gradient_accumulation_steps=task.accumulation, optim="adamw_torch_fused", report_to=[],
         logging_strategy="no", save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
@@ -162,9 +106,9 @@ def trainer_loop(batch: int, accumulation: int, folder: str) -> Step:
 class ConstantBatches:
     """The same batch at every step, with the interface that the runtime needs."""
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.inputs, self.targets = (part.numpy() for part in tokens(batch))
+    def __init__(self, task: Task, vocabulary: int) -> None:
+        self.batch = task.micro * task.accumulation
+        self.inputs, self.targets = (part.numpy() for part in task.batch(vocabulary))
 
     def samples(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples first to first + count, repeated if the step needs more than there are."""
@@ -178,37 +122,33 @@ class ConstantBatches:
         return ()
 
 
-def windlass_loop(batch: int, accumulation: int, folder: str, *, own_allocator: bool) -> Step:
+def windlass_loop(task: Task, words: list[str], folder: str) -> Step:
     """The plan that Windlass picks, which is printed.
 
     Args:
-        batch: sequences in a micro-batch.
-        accumulation: micro-batches in a step.
+        task: what to train.
+        words: further words of the request, which pin choices of the plan.
         folder: for the run's files.
-        own_allocator: whether Windlass's allocator replaces torch's, as it does by default.
     """
     import windlass
     from windlass.models.build import build_layer_stack
     from windlass.program.lowering.lower import lower
     from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import train_loop
-    from windlass.torch_ext import cpu_allocator
 
-    if not own_allocator:  # install_allocator then changes nothing
-        cpu_allocator._library = cpu_allocator._keep_heap = lambda: None  # noqa: SLF001
+    batch = task.micro * task.accumulation
     planned = windlass.plan(
-        "gpt2-124m", f"train.sequence={SEQUENCE}", f"train.batch={batch * accumulation}",
-        "train.steps=10000", "train.evaluate_every=10000", "train.save_every=10000",
-        f"batch.micro={batch}", f"batch.accumulation={accumulation}",
+        task.model, *task.dials, f"train.sequence={task.sequence}", f"train.batch={batch}",
+        "train.steps=10000", "train.evaluate_every=10000", "train.save_every=10000", *words,
     )  # fmt: skip
-    stack = build_layer_stack("gpt2-124m", {}, device="meta", seed=0)
+    stack = build_layer_stack(task.model, model_dials(task), device="meta", seed=0)
     context = RankContext(
         plan=planned.plan, stack=stack, program=lower(planned.plan, planned.graph)[0],
         settings=planned.request.train, checkpoints=Path(folder),
     )  # fmt: skip
-    steps = train_loop(context, ConstantBatches(batch * accumulation))
-    plan = planned.plan
-    print(f"plan: {plan.precision}, compile {plan.compile}, {plan.recompute} recompute")
+    steps = train_loop(context, ConstantBatches(task, stack.vocabulary))
+    print(f"plan: {planned.plan.to_toml()}")
+    print(f"predicted: {planned.prediction.step_seconds:.4f} s")
     return lambda: next(steps).loss
 
 
@@ -216,22 +156,23 @@ class Contestant:
     """A process that takes one step on request.
 
     Args:
-        name: one of `CONTESTANTS`.
+        name: `windlass` and words of a request, a `Rival`, or `trainer`.
         python: interpreter of the process.
-        micro: sequences in a micro-batch.
+        task: key of `TASKS`.
         accumulation: micro-batches in a step.
-        huge_pages: whether torch's allocator uses transparent huge pages.
     """
 
-    def __init__(
-        self, name: str, python: str, micro: int, accumulation: int, *, huge_pages: bool
-    ) -> None:
+    def __init__(self, name: str, python: str, task: str, accumulation: int) -> None:
         self.name = name
-        self.huge_pages = huge_pages and name != "windlass"
+        own = name.startswith("windlass")
+        pages = (
+            PAGES["plain" if own else "thp"]
+            if own or name == "trainer"
+            else PAGES[Rival.parse(name).pages]
+        )
         self._process = subprocess.Popen(
-            [python, __file__, "--child", name, str(micro), str(accumulation)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"THP_MEM_ALLOC_ENABLE": "1" if self.huge_pages else "0"},
+            [python, __file__, "--child", name, task, str(accumulation)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | pages,
         )  # fmt: skip
 
     def step(self) -> float:
@@ -260,16 +201,17 @@ class Contestant:
         self._process.wait()
 
 
-def wait_for_turns(name: str, micro: int, accumulation: int, folder: str) -> None:
+def wait_for_turns(name: str, task: Task, folder: str) -> None:
     """Runs in a contestant's process: takes a step for each input line and writes its seconds."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
-    if name == "trainer":
-        step = trainer_loop(micro, accumulation, folder)
-    elif name.startswith("windlass"):
-        step = windlass_loop(micro, accumulation, folder, own_allocator=name == "windlass")
+    kind, *words = name.split(",")
+    if kind == "trainer":
+        step = trainer_loop(task, folder)
+    elif kind == "windlass":
+        step = windlass_loop(task, words, folder)
     else:
-        step = plain_loop(micro, accumulation, name)
+        step = plain_loop(task, Rival.parse(name))
     for _ in sys.stdin:
         start = time.perf_counter()
         step()
@@ -286,20 +228,21 @@ def has_transformers(python: str) -> bool:
 def main() -> None:
     """Prints each contestant's median step time and its ratio to Windlass, and appends the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", choices=TASKS, default="gpt2-124m")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
-    parser.add_argument("--huge-pages", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--only", nargs="+")
     parser.add_argument("--trainer-python", default=sys.executable)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        name, micro, accumulation = options.child
+        name, task, accumulation = options.child
         # The parent kills this process, so it is the parent that removes the folder.
-        wait_for_turns(name, int(micro), int(accumulation), tempfile.gettempdir())
+        replaced = TASKS[task]._replace(accumulation=int(accumulation))
+        wait_for_turns(name, replaced, tempfile.gettempdir())
         return
-    names = [name for name in options.only if name != "windlass"] + ["windlass"]
+    asked = options.only or CONTESTANTS[options.model]
+    names = [name for name in asked if name != "windlass"] + ["windlass"]
     if "trainer" in names and not has_transformers(options.trainer_python):
         print(f"trainer: transformers or accelerate is not installed for {options.trainer_python}")
         names.remove("trainer")
@@ -309,18 +252,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         contestants = [
-            Contestant(
-                name,
-                pythons.get(name, sys.executable),
-                options.micro,
-                options.accumulation,
-                huge_pages=options.huge_pages,
-            )
+            Contestant(name, pythons.get(name, sys.executable), options.model, options.accumulation)
             for name in names
         ]
         try:
             seconds = compare(contestants, options.rounds)
-            conclude(contestants, seconds, options.micro, options.accumulation)
+            conclude(contestants, seconds, options.model, options.accumulation)
         finally:
             for contestant in contestants:
                 contestant.end()
@@ -343,26 +280,33 @@ def compare(contestants: list[Contestant], rounds: int) -> dict[str, list[float]
 
 
 def conclude(
-    contestants: list[Contestant], seconds: dict[str, list[float]], micro: int, accumulation: int
+    contestants: list[Contestant], seconds: dict[str, list[float]], model: str, accumulation: int
 ) -> None:
-    """Prints the table and appends its rows."""
-    print(f"\n{'':22} {'median':>8}  huge pages  windlass / it (median of rounds, min to max)")
+    """Prints the table and the best rivals, and appends the rows."""
+    width = max(len(contestant.name) for contestant in contestants)
+    print(f"\n{'':{width}}   median  huge pages  windlass / it (median of rounds, min to max)")
     for contestant in contestants:
         name, times = contestant.name, seconds[contestant.name]
         ratios = sorted(ours / it for ours, it in zip(seconds["windlass"], times, strict=True))
         median_ratio = statistics.median(ratios)
         print(
-            f"{name:22} {statistics.median(times):7.2f}s"
+            f"{name:{width}} {statistics.median(times):7.3f}s"
             f"  {contestant.huge_page_bytes() / 2**20:6.0f} MiB"
             f"  {median_ratio:.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         )
         append_row(
-            "in_memory", contestant=name + (" +huge-pages" if contestant.huge_pages else ""),
-            micro=micro, accumulation=accumulation, rounds=len(times),
-            median_seconds=f"{statistics.median(times):.4f}",
+            "in_memory_best", model=model, contestant=name, accumulation=accumulation,
+            rounds=len(times), median_seconds=f"{statistics.median(times):.4f}",
             windlass_over_it=f"{median_ratio:.4f}",
             lowest=f"{ratios[0]:.4f}", highest=f"{ratios[-1]:.4f}",
         )  # fmt: skip
+    rivals = {name: times for name, times in seconds.items() if not name.startswith("windlass")}
+    same = {name: times for name, times in rivals.items() if not name.startswith("pure")}
+    for label, group in (("best rival with float32 weights", same), ("best rival", rivals)):
+        if group:
+            best = min(group, key=lambda name: statistics.median(group[name]))
+            pairs = zip(seconds["windlass"], group[best], strict=True)
+            print(f"{label}: {best}, ratio {statistics.median(a / b for a, b in pairs):.3f}")
 
 
 if __name__ == "__main__":
