@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from platformdirs import user_cache_path
+from platformdirs import user_cache_path, user_data_path
 
 from windlass.errors import StorageError
 
@@ -37,6 +37,11 @@ _SEAL = b"# sha256 of the lines below: "
 def cache_folder() -> Path:
     """The user's cache folder for graphs, tokens and measurements, which can all be recreated."""
     return user_cache_path("windlass")
+
+
+def data_folder() -> Path:
+    """The user's folder for what cannot be recreated, such as measurements of other machines."""
+    return user_data_path("windlass")
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:

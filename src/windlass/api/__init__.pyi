@@ -83,6 +83,7 @@ from .local_validation.validated_run import (
 from .machines import (
     HERE,
     Progress,
+    add_machine,
     find_machine,
     machines,
     probe,
@@ -235,6 +236,7 @@ __all__ = [
     "ValidatedRun",
     "ValueOrigin",
     "Verifier",
+    "add_machine",
     "annotate",
     "batch",
     "bisect",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from windlass.atomic_files import atomic_write, cache_folder
+from windlass.atomic_files import atomic_write, cache_folder, data_folder
 from windlass.errors import InputErrors, MachineError
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
@@ -15,11 +15,15 @@ from windlass.hardware import (
     is_local_machine_changed,
     load_local_machine,
     load_machine,
+    load_user_machine,
+    machine_of_report,
     machine_text,
     name_fault,
     new_machine,
     next_question,
     save_local_machine,
+    save_user_machine,
+    user_machine_names,
 )
 from windlass.schema import OWN_STACK, Machine, Stack
 from windlass.stacks import load_stack
@@ -35,7 +39,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def machines() -> tuple[tuple[str, Machine], ...]:
-    """Name and machine of all that can be named: this machine if measured, families, devices.
+    """Name and machine of all that can be named: this one if measured, added ones, the catalogue's.
 
     `NAME:N` is N hosts of a family; the machine beside that name has as many as it can have.
 
@@ -44,6 +48,8 @@ def machines() -> tuple[tuple[str, Machine], ...]:
     """
     here = load_local_machine(cache_folder())
     entries = [] if here is None else [(HERE, here)]
+    added = user_machine_names(_added_folder())
+    entries += [(name, find_machine(name)) for name in added]
     for family in host_families():
         largest = load_machine(f"{family.name}:{family.max_count}")
         entries.append((f"{family.name}:N", largest))
@@ -73,14 +79,15 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     """A machine of the catalogue, or `here`, which is measured on first use.
 
     Args:
-        name: `here`, a name of the catalogue, or `NAME:N` for N hosts of a family.
+        name: `here`, a name of the catalogue or of a machine that was added, or `NAME:N` for N
+            hosts of a family.
         progress: called with how far a measurement is.
 
     Raises:
         MachineError: the name is unknown, or this machine cannot be measured.
     """
     if name != HERE:
-        return load_machine(name)
+        return load_user_machine(_added_folder(), name) or load_machine(name)
     folder = cache_folder()
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
@@ -130,6 +137,30 @@ def _ask_the_rest(name: str, given: dict[str, str], ask: Ask) -> dict[str, str]:
         elif wrong is None:
             filled[question.key] = given[question.key] = answer
     return given
+
+
+def add_machine(file: Path | str, name: str | None = None, *, replace: bool = False) -> Machine:
+    """Keeps the measured machine of a report of `windlass doctor` for this user, and returns it.
+
+    Args:
+        file: the report, from this machine or another.
+        name: its name in plans; None takes the report's.
+        replace: whether another machine of that name may be replaced.
+
+    Raises:
+        RequestError: the file cannot be read, or is another one.
+        InputErrors: everything that is wrong in the file or with the name.
+        MachineError: the report has no measured rates, or the name is taken.
+        StorageError: the machine cannot be kept.
+    """
+    machine = machine_of_report(Path(file), name)
+    save_user_machine(_added_folder(), machine, replace=replace)
+    return machine
+
+
+def _added_folder() -> Path:
+    """Where the machines that a user has added are kept."""
+    return data_folder() / "machines"
 
 
 def probe(*, progress: Progress | None = None) -> Machine:

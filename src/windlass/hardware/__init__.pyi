@@ -36,6 +36,12 @@ from .probe.disk_and_network import (
 from .probe.probe import (
     probe_machine,
 )
+from .user_machines import (
+    load_user_machine,
+    machine_of_report,
+    save_user_machine,
+    user_machine_names,
+)
 
 __all__ = [
     "LOCAL_MACHINE_FILE",
@@ -52,12 +58,16 @@ __all__ = [
     "last_level_cache_bytes",
     "load_local_machine",
     "load_machine",
+    "load_user_machine",
     "machine_names",
+    "machine_of_report",
     "machine_text",
     "name_fault",
     "new_machine",
     "next_question",
     "probe_machine",
     "save_local_machine",
+    "save_user_machine",
     "stated_numbers",
+    "user_machine_names",
 ]

@@ -21,11 +21,22 @@ from windlass.schema.answers.dataflow import (
     PassFlow,
     SparsityLevel,
 )
+from windlass.schema.answers.doctor_report import (
+    CheckGroup,
+    CheckStatus,
+    DoctorCheck,
+    DoctorReport,
+    DoctorSystem,
+    RingRate,
+)
 from windlass.schema.answers.largest_model import (
     LargestModelRun,
     PredictedMeasured,
     ReferenceCheck,
     ReferenceComparison,
+)
+from windlass.schema.answers.measurement import (
+    Measurement,
 )
 from windlass.schema.answers.verification import (
     MOMENT_TOLERANCE,
@@ -233,6 +244,8 @@ __all__ = [
     "Batch",
     "BatchRequest",
     "Capabilities",
+    "CheckGroup",
+    "CheckStatus",
     "ChipRates",
     "ChosenDefault",
     "CodeSnapshot",
@@ -249,6 +262,9 @@ __all__ = [
     "DataflowReport",
     "Device",
     "DeviceTimeline",
+    "DoctorCheck",
+    "DoctorReport",
+    "DoctorSystem",
     "Environment",
     "FlowEdge",
     "FlowOp",
@@ -270,6 +286,7 @@ __all__ = [
     "MachineForecast",
     "MatmulRate",
     "MatmulShape",
+    "Measurement",
     "MemoryClass",
     "Mismatch",
     "ModelIdentity",
@@ -304,6 +321,7 @@ __all__ = [
     "ReferenceComparison",
     "Request",
     "ResolvedRequest",
+    "RingRate",
     "RunConfig",
     "RunState",
     "ShardingDegrees",

@@ -16,7 +16,7 @@ from windlass.api.runs import load
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.document import Document
 from windlass.errors import RunBroken, WindlassError
-from windlass.schema import MAX_CONTENTION
+from windlass.schema import Measurement as Measurement
 
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
 """Minimal length of the warm-up, whose steps do not count: caches fill, an idle processor reaches
@@ -25,53 +25,6 @@ _MEASURED_SECONDS, _MEASURED_STEPS = 3.0, 5
 """Minimal length of the measurement."""
 _MOST_ATTEMPTS = 3
 """Times that a run is measured while other processes take its cores; the quietest counts."""
-
-
-class Measurement(Document):
-    """Predicted and measured step time and peak memory of one run."""
-
-    plan: str
-    """The plan in a few words: how it differs from the simplest one."""
-    predicted_seconds: float
-    low_seconds: float
-    """Lower end of the predicted 80 % interval; the next two likewise."""
-    high_seconds: float
-    predicted_bytes: int
-    low_bytes: int
-    high_bytes: int
-    measured_seconds: float
-    """Median over the measured steps."""
-    measured_bytes: int
-    """Peak resident memory of the fullest process."""
-    drift: float
-    """Time of the machine's speed check before the run, over its time during the probe."""
-    contention: float | None = None
-    """Share of its time that the run waited for a busy core; None if not known."""
-
-    @property
-    def seconds_error(self) -> float:
-        """Predicted over measured step time, less one."""
-        return self.predicted_seconds / self.measured_seconds - 1
-
-    @property
-    def bytes_error(self) -> float:
-        """Predicted over measured peak memory, less one."""
-        return self.predicted_bytes / self.measured_bytes - 1
-
-    @property
-    def is_contended(self) -> bool:
-        """Whether other processes used the cores while it ran."""
-        return self.contention is not None and self.contention > MAX_CONTENTION
-
-    @property
-    def is_time_inside(self) -> bool:
-        """Whether the measured time is inside the predicted 80 % interval."""
-        return self.low_seconds <= self.measured_seconds <= self.high_seconds
-
-    @property
-    def is_memory_inside(self) -> bool:
-        """Whether the measured memory is inside the predicted 80 % interval."""
-        return self.low_bytes <= self.measured_bytes <= self.high_bytes
 
 
 class ValidatedRun(Document):

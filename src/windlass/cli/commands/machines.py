@@ -1,6 +1,7 @@
 """`windlass machines`, `models` and `probe`: the names that a request can use."""
 
 import sys
+from pathlib import Path
 
 from cyclopts import App
 
@@ -15,9 +16,9 @@ from windlass.schema import Machine
 
 app = App(
     name="machines",
-    help="List the machines that can be named, show one, write one, or compare them for a model.",
+    help="List the machines that can be named; show, write or add one; compare them for a model.",
 )
-"""`windlass machines`, which lists, and its commands `list`, `show`, `new` and `compare`."""
+"""`windlass machines`, which lists, and its commands `list`, `show`, `new`, `add`, `compare`."""
 
 
 @app.default
@@ -81,6 +82,24 @@ def write_machine(name: str, *answers: str) -> None:
     )
 
 
+def add_machine(file: Path, *, name: str | None = None, replace: bool = False) -> None:
+    """Add the measured machine of a report of `windlass doctor`, so that plans can name it.
+
+    For example: `windlass machines add windlass-doctor.toml`, then `windlass plan MODEL --on NAME`.
+
+    Args:
+        file: The report, from this machine or from another one.
+        name: Its name in plans; the report's if not given.
+        replace: Replace another machine of that name.
+    """
+    machine = api.add_machine(file, name, replace=replace)
+    console.print(machine_table(machine))
+    console.print(
+        f"added `{machine.name}`; `windlass plan MODEL --on {machine.name}` plans for it",
+        soft_wrap=True,
+    )
+
+
 def _ask(question: Question, wrong: str | None) -> str:
     if wrong is not None:
         console.print(wrong)
@@ -91,7 +110,8 @@ def _ask(question: Question, wrong: str | None) -> str:
 app.command(list_machines, name="list", sort_key=0)
 app.command(show_machine, name="show", sort_key=1)
 app.command(write_machine, name="new", sort_key=2)
-app.command(compare, name="compare", sort_key=3)
+app.command(add_machine, name="add", sort_key=3)
+app.command(compare, name="compare", sort_key=4)
 
 
 def models() -> None:
