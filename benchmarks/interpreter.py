@@ -13,11 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch
-
 from results import append_row
 from windlass.program.instruction import Instruction, Program
 from windlass.runtime.interpreter import Interpreter, timer_for
+from windlass.torch_ext import device_for
 
 LAYERS = 14
 ROUNDS = 200
@@ -56,7 +55,7 @@ def main() -> None:
     length = len(steps.instructions)
     kinds = {instruction.kind for instruction in steps.instructions}
     handlers = dict.fromkeys(kinds, nothing)
-    interpreter = Interpreter(steps, handlers, timer_for(torch.device("cpu"), length))
+    interpreter = Interpreter(steps, handlers, timer_for(device_for("cpu"), length))
     calls = [(nothing, 0, 0)] * length
 
     def bare() -> None:

@@ -3,10 +3,10 @@
 import time
 
 import pytest
-import torch
 
 from windlass.program.instruction import Instruction, Program
 from windlass.runtime.interpreter import Handler, Interpreter, timer_for
+from windlass.torch_ext import device_for
 
 PROGRAM = Program(
     plan="0" * 12,
@@ -18,7 +18,7 @@ PROGRAM = Program(
         Instruction("sync"),
     ),
 )
-CPU = torch.device("cpu")
+CPU = device_for("cpu")
 
 
 def interpreter(handler: Handler, program: Program = PROGRAM):

@@ -5,10 +5,10 @@ import mmap
 import pytest
 import torch
 
-from windlass.runtime.memory_stats import MemoryLimit, PeakMemory, current_bytes, peak_bytes
-from windlass.torch_ext import allocator_stats, install_allocator, set_memory_limit
+from windlass.runtime.memory_stats import MemoryLimit, PeakMemory
+from windlass.torch_ext import allocator_stats, device_for, install_allocator, set_memory_limit
 
-CPU = torch.device("cpu")
+CPU = device_for("cpu")
 BLOCK = 64 * 2**20
 TOLERANCE = 8 * 2**20
 
@@ -21,7 +21,7 @@ def hold(count: int) -> None:
 
 
 def test_the_peak_is_never_below_the_current_memory():
-    assert peak_bytes(CPU) >= current_bytes(CPU) > 2**20
+    assert CPU.peak_memory() >= CPU.memory_allocated() > 2**20
 
 
 def test_a_sample_is_the_peak_since_the_last_sample():
@@ -48,7 +48,7 @@ def test_memory_kept_free_gives_way_to_the_budget(slack: int, kept: int):
     if not install_allocator():
         pytest.skip("no compiler, or not Linux: the allocator cannot be built")
     torch.empty(BLOCK, dtype=torch.uint8)  # free now, and kept by the allocator
-    used = current_bytes(CPU)
+    used = CPU.memory_allocated()
     try:
         MemoryLimit(tensor_bytes=0, budget_bytes=used + slack).apply()
         stats = allocator_stats()

@@ -58,7 +58,7 @@ class ComputeHandlers:
         dist: DistContext,
         activations: ActivationOffloader | None = None,
     ) -> None:
-        plan, program, device = context.plan, context.program, context.device
+        plan, program, device = context.plan, context.program, context.device.torch_device
         self._micro = plan.batch.micro
         self.first_sample = dist.coord.data_rank * plan.batch.sequences_per_replica
         """Index of this data-parallel rank's first sample in the global batch."""
@@ -74,7 +74,7 @@ class ComputeHandlers:
         self._optimizer = optimizer
         self._batches = batches
         self._seed = context.seed
-        self._device = device
+        self._device = context.device
         self._stop = stop
         self.recomputed_layers = frozenset(
             i.layer for i in program.instructions if i.kind == "recompute" and i.layer is not None
@@ -178,10 +178,7 @@ class ComputeHandlers:
         return self.first_sample + micro * self._micro
 
     def _to_device(self, tokens: object) -> Tensor:
-        tensor = torch.as_tensor(tokens)
-        if self._device.type == "cuda":
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor
+        return self._device.to_device(torch.as_tensor(tokens))
 
     def _forward(self, layer: int, micro: int) -> None:
         if layer in self.no_grad_layers:
@@ -352,7 +349,7 @@ class ComputeHandlers:
         """`Int64[b]`: dropout keys of a micro-batch's samples, computed once a step."""
         if micro not in self.state.dropout_keys:
             keys = sample_keys(self._seed, self.step, self.micro_batch_start(micro), self._micro)
-            self.state.dropout_keys[micro] = keys.to(self._device, non_blocking=True)
+            self.state.dropout_keys[micro] = self._device.to_device(keys)
         return self.state.dropout_keys[micro]
 
     def _require_finite_losses(self) -> None:

@@ -98,7 +98,7 @@ def _held_out_batches(
     for index, batch in enumerate(held_out):
         if index % plan.parallel.data == dist.coord.data_rank:
             padded = _padded(batch, micro)
-            inputs, targets = (torch.from_numpy(part).to(context.device) for part in padded)
+            inputs, targets = (context.device.to_device(torch.from_numpy(part)) for part in padded)
             all_inputs.append(inputs)
             all_targets.append(targets)
             counts.append(batch[1].size)

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from windlass.program import BLOCKING_KINDS, InstructionKind, Program
 from windlass.schema import DeviceTimeline, Timeline
+from windlass.torch_ext import Device
 
 Handler = Callable[[int, int], None]
 """Executes one instruction for (layer, micro-batch); 0 where the instruction names none."""
@@ -170,14 +170,15 @@ def _with_heartbeat(handler: Handler, index: int, heartbeat: HeartbeatSlots) -> 
     return call
 
 
-def timer_for(device: torch.device, length: int) -> InstructionTimer:
+def timer_for(device: Device, length: int) -> InstructionTimer:
     """The timer that measures handlers correctly on a device.
 
     Args:
-        device: the device that computes; on CUDA handlers only enqueue, so events are timed.
+        device: the device that computes; handlers only enqueue on an asynchronous one, so its
+            events are timed.
         length: number of instructions in one step.
     """
-    return CudaEventTimer(device, length) if device.type == "cuda" else HostTimer(length)
+    return EventTimer(device, length) if device.is_asynchronous else HostTimer(length)
 
 
 class HostTimer:
@@ -204,17 +205,17 @@ class HostTimer:
         return (starts - first) * 1e-9, (ends - first) * 1e-9
 
 
-class CudaEventTimer:
-    """Records a CUDA event before and after each call, and synchronizes once, at the end."""
+class EventTimer:
+    """Records an event before and after each call, and synchronizes once, at the end."""
 
-    def __init__(self, device: torch.device, length: int) -> None:
+    def __init__(self, device: Device, length: int) -> None:
         self._device = device
-        self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(length)]
-        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(length)]
+        self._starts = [device.new_event(timing=True) for _ in range(length)]
+        self._ends = [device.new_event(timing=True) for _ in range(length)]
 
     def run(self, calls: Sequence[HandlerCall]) -> None:
         """Runs all calls of one step and waits for the device."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = self._device.current_stream()
         for (handler, layer, micro), start, end in zip(
             calls, self._starts, self._ends, strict=True
         ):

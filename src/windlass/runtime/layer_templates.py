@@ -33,6 +33,7 @@ from windlass.runtime.keyed_dropout import (
     key_buffers,
     replace_dropout,
 )
+from windlass.torch_ext import device_for
 
 
 class LayerTemplate:
@@ -144,7 +145,7 @@ class LayerTemplate:
         run = self._run_selectively if selective else self._run
         if self._draws_unkeyed is False:
             return run(*arguments)
-        generator = _generator(x.device)
+        generator = device_for(x.device).default_generator()
         before = generator.get_state()
         generator.manual_seed(seed)
         if self._draws_unkeyed is None:
@@ -266,13 +267,6 @@ def _use_sparse_gradients(layer: nn.Module) -> None:
     for module in layer.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The default generator of a device."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
 
 
 def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

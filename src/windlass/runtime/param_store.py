@@ -105,7 +105,7 @@ class InMemoryStore:
             context.stack,
             seed=context.seed,
             precision=context.plan.precision,
-            device=context.device,
+            device=context.device.torch_device,
             moments=context.plan.moments,
         )
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from windlass.models import LayerStack
 from windlass.program import Program
 from windlass.runtime.memory_stats import MemoryLimit
 from windlass.schema import STATE_FOLDER, Graph, Plan, SparsityRequest, TrainSettings
+from windlass.torch_ext import Device, device_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,8 @@ class RankContext:
     """The run's checkpoint folder; created when first needed."""
     graph: Graph | None = None
     """The graph that the plan divides over several devices; None on a single device."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """The device that holds the tensors and computes."""
+    device: Device = field(default_factory=lambda: device_for("cpu"))
+    """The device that holds the tensors and computes. Nothing below makes another one."""
     memory_limit: MemoryLimit | None = None
     """What keeps this process under its memory budget; None leaves the allocator's limit alone."""
 

@@ -127,6 +127,7 @@ class _Run:
         wrap_handlers: HandlerWrapper | None,
     ) -> None:
         install_allocator()
+        context.device.activate()
         self._peak = PeakMemory(context.device)
         # Ranks that share cores wait for each other, which says nothing of other processes.
         has_cores = context.plan.parallel.devices <= core_count()
@@ -134,7 +135,7 @@ class _Run:
         self._context, self._plan = context, context.plan
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
-        optimizer = AdamW(context.settings, device, plan.moments)
+        optimizer = AdamW(context.settings, device.torch_device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._heartbeat = heartbeat
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)

@@ -9,6 +9,17 @@ from .cpu_allocator import (
     set_memory_limit,
     trim_heap,
 )
+from .device import (
+    CpuDevice,
+    CudaDevice,
+    Device,
+    accelerator_device,
+    device_for,
+)
+from .process_memory import (
+    bytes_left_under_limits,
+    resident_bytes,
+)
 from .quantized_moments import (
     PART_ELEMENTS,
     MomentCodec,
@@ -17,18 +28,31 @@ from .quantized_moments import (
     dither_key,
     moment_dtypes,
 )
+from .streams import (
+    Event,
+    Stream,
+)
 
 __all__ = [
     "FREE_MEMORY_BYTES",
     "PART_ELEMENTS",
     "AllocatorStats",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "Event",
     "MomentCodec",
     "StoredMoment",
+    "Stream",
+    "accelerator_device",
     "allocator_stats",
     "block_count",
+    "bytes_left_under_limits",
+    "device_for",
     "dither_key",
     "install_allocator",
     "moment_dtypes",
+    "resident_bytes",
     "sealed_compile_cache",
     "set_memory_limit",
     "trim_heap",

@@ -23,9 +23,10 @@ from windlass.runtime.offload.direct_io import (
     page_aligned_buffer,
     round_up_to_page,
 )
+from windlass.torch_ext import device_for
 
 PAGES = 12
-CPU = torch.device("cpu")
+CPU = device_for("cpu")
 
 CreateStore = Callable[[str, str], BackingStore]
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
+from windlass.torch_ext import device_for
 
 
 @pytest.fixture(params=[True, False], ids=["threads", "inline"])
 def queue(request: pytest.FixtureRequest) -> Iterator[TransferQueue]:
-    made = TransferQueue(torch.device("cpu"), threaded=request.param)
+    made = TransferQueue(device_for("cpu"), threaded=request.param)
     yield made
     made.close()
 

@@ -29,9 +29,11 @@ from windlass.errors import (
 )
 from windlass.program import lower, mesh_coord
 from windlass.schema import LAUNCH_FILE, LAUNCH_SECRET_FILE, Step
+from windlass.torch_ext import device_for
 
 if TYPE_CHECKING:
     from windlass.runtime import Rendezvous, StatusStore, StoreAddress
+    from windlass.torch_ext import Device
 
 _MAX_INTERVAL_SECONDS = 1.0
 """Time between two exchanges of the watchdogs; a fifth of their hang timeout if that is shorter."""
@@ -263,8 +265,10 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
     hooks = LoopHooks(stop=parent.stop_requested, heartbeat=heartbeat.slots)
     try:
         rendezvous = _rendezvous(folder, cluster_rank, planned.plan.parallel.devices)
-        init_process_group(rendezvous, planned.machine.device.kind)
-        yield _steps(folder, planned, rank, hooks)
+        kind = planned.machine.device.kind
+        device = device_for(f"{kind}:{rendezvous.local_rank}")
+        init_process_group(rendezvous, device)
+        yield _steps(folder, planned, rank, device, hooks)
         destroy_process_group()
     except Exception as error:
         write_report(ranks_folder, rank, error)
@@ -294,13 +298,12 @@ def _rendezvous(folder: Path, place: ClusterRank, world_size: int) -> "Rendezvou
     return Rendezvous(address, namespace, place.rank, place.local_rank, world_size)
 
 
-def _steps(folder: Path, planned: Planned, rank: int, hooks: LoopHooks) -> Iterator[Step] | Run:
+def _steps(
+    folder: Path, planned: Planned, rank: int, device: "Device", hooks: LoopHooks
+) -> Iterator[Step] | Run:
     """The training loop of one rank; rank 0 first tells all others where to start."""
-    import torch
-
     from windlass.runtime import RunStart, broadcast_start
 
-    device = torch.device(planned.machine.device.kind)
     if rank:
         start = broadcast_start(None, device)
         checkpoint = Path(start.checkpoint) if start.checkpoint else None

@@ -31,7 +31,7 @@ from windlass.schema import (
     Step,
     Timeline,
 )
-from windlass.torch_ext import install_allocator, trim_heap
+from windlass.torch_ext import device_for, install_allocator, trim_heap
 from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
@@ -387,8 +387,6 @@ def _attempt(
     hooks: LoopHooks,
 ) -> Generator[Step]:
     """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
-    import torch
-
     from windlass.runtime import RankContext, TimelineRecorder, train_loop
 
     rank, instrumentation = program.device, hooks.instrumentation
@@ -407,7 +405,7 @@ def _attempt(
         settings=planned.request.train,
         checkpoints=folder / CHECKPOINT_FOLDER,
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
-        device=torch.device(planned.machine.device.kind),
+        device=device_for(planned.machine.device.kind),
         memory_limit=_memory_limit(planned),
     )
     return train_loop(

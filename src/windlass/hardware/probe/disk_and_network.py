@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroup
 from windlass.atomic_files import storage_errors
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Link
+from windlass.torch_ext import device_for
 
 _THREADS = Path("/proc/self/task")
 _BLOCK = 4 * 2**20
@@ -148,11 +149,11 @@ def host_copy_rates(device: torch.device) -> TransferRates:
     Args:
         device: an accelerator, or a CPU, which copies within its own memory.
     """
-    pinned = device.type == "cuda"
+    streams = device_for(device)
+    pinned = streams.has_pinned_memory
     host_buffers = [torch.ones(_COPIED, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
     device_buffers = [torch.ones(_COPIED, dtype=torch.uint8, device=device) for _ in range(2)]
-    streams = torch.get_device_module(device)
-    copy_streams = [streams.Stream() for _ in range(2)]
+    copy_streams = [streams.new_stream() for _ in range(2)]
 
     def to_device() -> None:
         device_buffers[0].copy_(host_buffers[0], non_blocking=True)
@@ -164,7 +165,7 @@ def host_copy_rates(device: torch.device) -> TransferRates:
         main_stream = streams.current_stream()
         for stream, copy in zip(copy_streams, (to_device, to_host), strict=True):
             stream.wait_stream(main_stream)
-            with streams.stream(stream):
+            with streams.use_stream(stream):
                 copy()
         for stream in copy_streams:
             main_stream.wait_stream(stream)

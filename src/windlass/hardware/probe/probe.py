@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
 from windlass.hardware.probe.compile_costs import CompileCosts, measure_compile_costs
@@ -50,7 +48,7 @@ from windlass.schema import (
     Precision,
     Tier,
 )
-from windlass.torch_ext import install_allocator
+from windlass.torch_ext import accelerator_device, install_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
@@ -115,7 +113,7 @@ class _Conditions(NamedTuple):
 
 def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
-    kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = accelerator_device().torch_device
     waiting = CpuContention()
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
@@ -206,10 +204,11 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
 def _host_tier(capacity: int) -> Tier:
     """Host memory as an offload tier of the accelerator."""
     return Tier(
-        name=HOST_TIER, capacity_bytes=capacity, **host_copy_rates(torch.device("cuda"))._asdict()
+        name=HOST_TIER,
+        capacity_bytes=capacity,
+        **host_copy_rates(accelerator_device().torch_device)._asdict(),
     )
 
 
 def _accelerator_bytes() -> int:
-    free, _ = torch.cuda.mem_get_info()
-    return int(free)
+    return accelerator_device().free_memory()

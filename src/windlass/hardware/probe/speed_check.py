@@ -13,6 +13,7 @@ from windlass.hardware.probe.disk_and_network import CpuContention
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Precision
+from windlass.torch_ext import accelerator_device
 
 _TOKENS, _WIDTH = 1024, 768
 _WEIGHT_COPIES = 16
@@ -47,8 +48,7 @@ def _sum_seconds(watch: Stopwatch) -> float:
 
 def main() -> None:
     """Prints the seconds that the check takes on this machine now."""
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    sys.stdout.write(f"{speed_check_seconds(torch.device(kind))}\n")
+    sys.stdout.write(f"{speed_check_seconds(accelerator_device().torch_device)}\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from math import ceil, log
 
 import torch
 
+from windlass.torch_ext import Device, device_for
+
 _MIN_REPEATS = 2
 _MAX_REPEATS = 40
 _STALL_FACTOR = 2.0
@@ -39,6 +41,8 @@ class Stopwatch:
         waiting_share: Callable[[], float | None] | None = None,
     ) -> None:
         self.device = device
+        computes = device_for(device)
+        self._accelerator = computes if computes.is_asynchronous else None
         self._budget_seconds = budget_seconds
         self._waiting_share = waiting_share
         self._spreads: list[float] = []
@@ -96,8 +100,8 @@ class Stopwatch:
 
     def _once(self, work: Callable[[], object], inner: int) -> tuple[float, bool]:
         """Mean seconds of `inner` runs, and whether no other process disturbed them."""
-        if self.device.type == "cuda":
-            return self._on_accelerator(work), True
+        if self._accelerator is not None:
+            return self._on_accelerator(work, self._accelerator), True
         if self._waiting_share is not None:
             self._waiting_share()
         start = time.perf_counter()
@@ -107,13 +111,15 @@ class Stopwatch:
         share = self._waiting_share() if self._waiting_share is not None else None
         return seconds, share is None or share <= _MOST_WAITING
 
-    def _on_accelerator(self, work: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(self.device)
-        start.record()
+    @staticmethod
+    def _on_accelerator(work: Callable[[], object], device: Device) -> float:
+        start, end = device.new_event(timing=True), device.new_event(timing=True)
+        stream = device.current_stream()
+        device.synchronize()
+        start.record(stream)
         work()
-        end.record()
-        torch.cuda.synchronize(self.device)
+        end.record(stream)
+        device.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
 

@@ -118,7 +118,7 @@ class LayerShard:
             optimizer_shard_index(groups.coord.data_rank, plan),
         )
         self._groups, self._name, self._layer = groups, stack.names[index], layer
-        self._device, self._dtype = context.device, master_dtype(plan.precision)
+        self._device, self._dtype = context.device.torch_device, master_dtype(plan.precision)
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
         self.shapes = {self._full_name(n): torch.Size(part.shape) for n, part in parts.items()}
         """Shape of every weight that the layer computes with, by full name."""
@@ -154,7 +154,7 @@ class LayerShard:
         self.is_full_layer = plan.sharding.optimizer * tensor_parallel.degree == 1
         """Whether this rank updates the full layer."""
         self._pending: tuple[PendingReduce, set[str]] | None = None
-        self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), context.device)
+        self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
         self.parameters = tuple(
             FlatGradParameter(
                 name=name, working=NOT_LOADED, shape=shape, flat_offset=offset, grads=self.grads

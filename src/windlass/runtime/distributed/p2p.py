@@ -40,7 +40,7 @@ class P2PCommunicator:
         templates: Sequence[LayerTemplate],
     ) -> None:
         plan = context.plan
-        self._plan, self._groups, self._device = plan, groups, context.device
+        self._plan, self._groups, self._device = plan, groups, context.device.torch_device
         self._stage = StageTensors(plan, groups.graph, groups.coord.stage)
         shapes = output_shapes(templates, plan.batch.micro, plan.batch.sequence)
         self._shapes = {layer: shapes[layer] for layer in self._stage.boundaries}

@@ -30,6 +30,7 @@ from windlass.program import (
 )
 from windlass.runtime.distributed.rendezvous import COLLECTIVE_TIMEOUT
 from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
+from windlass.torch_ext import Device
 
 TENSOR_AXES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
 """The axes of a tensor-parallel grid that have a process group each."""
@@ -78,12 +79,12 @@ class ProcessGroups:
         device: the device that holds its tensors.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, rank: int, device: torch.device) -> None:
+    def __init__(self, plan: Plan, graph: Graph, rank: int, device: Device) -> None:
         self.rank, self.world_size = rank, plan.parallel.devices
         self.coord = mesh_coord(rank, plan.parallel)
         self.graph = graph
         """The graph that the plan divides."""
-        self._plan, self._device = plan, device
+        self._plan, self._device = plan, device.torch_device
         self._peers = PeerMap(plan, graph)
         self._groups = _GroupCache(plan)
         self._tensor_groups = {
@@ -274,13 +275,13 @@ class _GroupCache:
         """The group of these ranks; None for a single rank."""
         return self._groups.get(ranks)
 
-    def channels(self, device: torch.device) -> dict[str, dist.ProcessGroup | None]:
+    def channels(self, device: Device) -> dict[str, dist.ProcessGroup | None]:
         """The group that carries each kind of message.
 
         gloo matches messages by their tags. nccl has no tags and keeps one order for both
         directions of a group, so each kind gets a group of its own there. Only gloo is tested.
         """
-        if device.type != "cuda":
+        if device.communication_backend == "gloo":
             return dict.fromkeys(_CHANNELS)
         return {channel: dist.new_group(timeout=COLLECTIVE_TIMEOUT) for channel in _CHANNELS}
 

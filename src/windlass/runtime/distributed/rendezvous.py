@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import RequestError
+from windlass.torch_ext import Device
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for others before it gives up. The watchdog reports a hang much sooner;
@@ -165,20 +166,19 @@ def connect_watchdog_store(address: StoreAddress, namespace: str) -> Store:
     return HashStore() if isinstance(address, Path) else connect_store(address, namespace)
 
 
-def init_process_group(rendezvous: Rendezvous, device_type: str) -> None:
+def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
     """Joins the ranks of a run; returns when all are there.
 
     Args:
         rendezvous: where they meet, and who this one is.
-        device_type: torch's name for the type of this process's device: `cpu` or `cuda`.
+        device: the device of this process.
     """
-    if device_type == "cuda":
-        torch.cuda.set_device(rendezvous.local_rank)
+    device.activate()
     _listen_on_loopback(rendezvous.address)
     store = connect_store(rendezvous.address, rendezvous.namespace)
     store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
+        device.communication_backend,
         store=store,
         rank=rendezvous.rank,
         world_size=rendezvous.world_size,
@@ -197,17 +197,17 @@ def _listen_on_loopback(address: StoreAddress) -> None:
         os.environ |= {name: os.environ.get(name, value) for name, value in _LOOPBACK.items()}
 
 
-def broadcast_start(start: RunStart | None, device: torch.device) -> RunStart:
+def broadcast_start(start: RunStart | None, device: Device) -> RunStart:
     """The attempt and checkpoint that rank 0 broadcasts to all ranks.
 
     Args:
         start: the value on rank 0; None on every other rank.
-        device: device of the tensors that ranks exchange.
+        device: the device of the tensors that ranks exchange.
     """
     text = json.dumps(start).encode() if start else b""
-    length = torch.tensor(len(text), device=device)
+    length = torch.tensor(len(text), device=device.torch_device)
     dist.broadcast(length, 0)
-    content = torch.zeros(int(length), dtype=torch.uint8, device=device)
+    content = torch.zeros(int(length), dtype=torch.uint8, device=device.torch_device)
     if start:
         content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     dist.broadcast(content, 0)

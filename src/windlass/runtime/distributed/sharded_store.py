@@ -82,7 +82,7 @@ class ShardedStore:
     # The state at the start.
 
     def _create_layers(self) -> Iterator[LayerParameters]:
-        stack, device = self._context.stack, str(self._context.device)
+        stack, device = self._context.stack, str(self._context.device.torch_device)
         local_layers = layers_of_stage(self._plan, self._groups.coord.stage)
         by_name: dict[str, ModelParameter] = {}
         for index, name in enumerate(stack.names):
@@ -152,7 +152,9 @@ class ShardedStore:
     def _unshard_weights(self, index: int, _: int) -> None:
         local = self._local[index]
         full = torch.empty(
-            local.shard.elements, dtype=local.working.dtype, device=self._context.device
+            local.shard.elements,
+            dtype=local.working.dtype,
+            device=self._context.device.torch_device,
         )
         self._groups.unshard_weights(full, local.working)
         local.shard.use_full_weights(full)

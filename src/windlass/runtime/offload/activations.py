@@ -23,6 +23,7 @@ from windlass.runtime.offload.direct_io import round_up_to_page
 from windlass.runtime.offload.pinned_memory import PinnedMemory
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.schema import HOST_TIER
+from windlass.torch_ext import Device
 
 
 class _Offloaded(NamedTuple):
@@ -44,7 +45,7 @@ class ActivationOffloader:
         device: the device that computes.
     """
 
-    def __init__(self, queue: TransferQueue, tier: str, folder: Path, device: torch.device) -> None:
+    def __init__(self, queue: TransferQueue, tier: str, folder: Path, device: Device) -> None:
         self._queue, self._folder, self._device = queue, folder, device
         self._bounce = None if tier == HOST_TIER else BounceBuffer(device)
         self._memory: list[PinnedMemory] = []
@@ -90,7 +91,7 @@ class ActivationOffloader:
     def reload(self, layer: int, micro: int) -> Tensor:
         """Starts to bring an activation back; it is valid after `wait_for`."""
         store, nbytes, shape, dtype = self._offloaded.pop((layer, micro))
-        output = torch.empty(shape, dtype=dtype, device=self._device)
+        output = torch.empty(shape, dtype=dtype, device=self._device.torch_device)
         content = _bytes_of(output)
 
         def transfer(stats: TransferStats) -> None:

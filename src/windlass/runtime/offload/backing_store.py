@@ -17,10 +17,10 @@ from torch import Tensor
 from windlass.atomic_files import hash_file, storage_errors
 from windlass.program import BOUNCE_BYTES
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
-from windlass.runtime.offload.cuda_streams import StreamEvent, stream_module
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.runtime.offload.pinned_memory import PinnedMemory
 from windlass.schema import HOST_TIER
+from windlass.torch_ext import Device, Event
 
 
 class StoreHandle(Protocol):
@@ -74,7 +74,7 @@ class BackingStores:
         device: the device that computes.
     """
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: Device) -> None:
         self._folder, self._device = folder, device
         self._bounce_buffers: list[BounceBuffer] = []
         self._host_memory: list[PinnedMemory] = []
@@ -94,7 +94,7 @@ class BackingStores:
         if tier != HOST_TIER:
             with storage_errors(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
-            bounce = self._two_bounce_buffers() if self._device.type != "cpu" else None
+            bounce = self._two_bounce_buffers() if self._device.is_asynchronous else None
             return FileBackingStore(self._folder / name, nbytes, bounce)
         self._unallocated.append(HostBackingStore(nbytes))
         return self._unallocated[-1]
@@ -269,13 +269,11 @@ class BounceBuffer:
         device: the device that copies.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self._memory = PinnedMemory(2 * BOUNCE_BYTES, device)
         self.halves: tuple[Tensor, ...] = self._memory.buffer.split(BOUNCE_BYTES)
         """`UInt8[BOUNCE_BYTES]` each."""
-        self.copy_done: tuple[StreamEvent, ...] = tuple(
-            stream_module(device).Event() for _ in range(2)
-        )
+        self.copy_done: tuple[Event, ...] = tuple(device.new_event() for _ in range(2))
         """Event after the device's copy from or to each half."""
 
     def close(self) -> None:
@@ -321,7 +319,7 @@ class BouncedFile:
         if previous is not None:
             self._write_half(*previous)
 
-    def _write_half(self, half: Tensor, nbytes: int, copy_done: StreamEvent, offset: int) -> None:
+    def _write_half(self, half: Tensor, nbytes: int, copy_done: Event, offset: int) -> None:
         copy_done.synchronize()
         half[nbytes : round_up_to_page(nbytes)].zero_()
         self._file.write(half[: round_up_to_page(nbytes)], offset)

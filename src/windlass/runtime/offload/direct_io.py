@@ -12,6 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from windlass.torch_ext import Device
+
 _Call = Callable[[int, list[memoryview], int], int]
 
 PAGE_BYTES = 4096
@@ -26,7 +28,7 @@ def round_up_to_page(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def page_aligned_buffer(nbytes: int, device: torch.device | None = None) -> Tensor:
+def page_aligned_buffer(nbytes: int, device: Device | None = None) -> Tensor:
     """A new buffer `UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
 
     Args:
@@ -34,8 +36,8 @@ def page_aligned_buffer(nbytes: int, device: torch.device | None = None) -> Tens
         device: where to allocate it; None for a CPU. An accelerator has no pages, and the buffer
             may begin anywhere.
     """
-    if device is not None and device.type != "cpu":
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if device is not None and device.kind != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
     memory = torch.empty(nbytes + PAGE_BYTES, dtype=torch.uint8)
     skipped = -memory.data_ptr() % PAGE_BYTES
     return memory[skipped : skipped + nbytes]

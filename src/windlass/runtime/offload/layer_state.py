@@ -29,7 +29,7 @@ from windlass.runtime.offload.state_layout import (
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.parameters import DTYPES, grad_accum_dtype
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
-from windlass.torch_ext import MomentCodec, StoredMoment
+from windlass.torch_ext import Device, MomentCodec, StoredMoment
 
 _SETS = 3
 """Parts in flight: one is read, one updated, one written."""
@@ -57,7 +57,7 @@ class StagingBuffers:
         device: the device that updates.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self.sets = [
             [page_aligned_buffer(_BUFFER_BYTES, device) for _ in range(_GRADIENT_BUFFER + 1)]
             for _ in range(_SETS)

@@ -373,7 +373,7 @@ class OffloadedStore:
         layer = self._stack.layers[index]
         if not any(True for _ in layer.buffers()):
             return layer
-        seed, device = self._context.seed, str(self._device)
+        seed, device = self._context.seed, str(self._device.torch_device)
         return materialize_layer(self._stack, index, seed=seed, device=device)
 
     def _new_state(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from windlass.runtime.offload.direct_io import round_up_to_page
+from windlass.torch_ext import Device
 
 
 class PinnedMemory:
@@ -26,21 +27,17 @@ class PinnedMemory:
         RuntimeError: the memory cannot be pinned.
     """
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
+    def __init__(self, nbytes: int, device: Device) -> None:
         # Not from torch: its CPU allocator is limited to the device memory of the plan.
         self._map = mmap.mmap(-1, round_up_to_page(max(1, nbytes)))
         self.buffer: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         """`UInt8[nbytes]`, rounded up to a page."""
-        self._pinned = device.type == "cuda"
-        if self._pinned:
-            runtime = torch.cuda.cudart()
-            address, length = self.buffer.data_ptr(), self.buffer.numel()
-            torch.cuda.check_error(int(runtime.cudaHostRegister(address, length, 0)))
+        self._device = device
+        if device.has_pinned_memory:
+            device.register_host_memory(self.buffer)
 
     def close(self) -> None:
         """Unpins the memory; it is freed once no tensor refers to it."""
-        if self._pinned:
-            self._pinned = False
-            runtime = torch.cuda.cudart()
-            torch.cuda.check_error(int(runtime.cudaHostUnregister(self.buffer.data_ptr())))
+        if self._device.has_pinned_memory and self.buffer.numel():
+            self._device.unregister_host_memory(self.buffer)
         self.buffer = torch.empty(0, dtype=torch.uint8)

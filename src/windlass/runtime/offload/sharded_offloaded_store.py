@@ -90,7 +90,9 @@ class ShardedOffloadedStore(OffloadedStore):
         if not shard.elements:
             return
         flat = torch.zeros(
-            shard.param_shard_elements, dtype=DTYPES[self._plan.precision], device=self._device
+            shard.param_shard_elements,
+            dtype=DTYPES[self._plan.precision],
+            device=self._device.torch_device,
         )
         part = self._updated_part(flat, shard)
         segments = [part[s.shard_slice].view(s.shape) for s in shard.segments]
@@ -197,7 +199,8 @@ class ShardedOffloadedStore(OffloadedStore):
         shard = self._layer_shards[layer]
         self._loaded[layer].transfer.wait()
         param_shard = self._flat_param_shard(layer, shard)
-        full = torch.empty(shard.elements, dtype=param_shard.dtype, device=self._device)
+        device = self._device.torch_device
+        full = torch.empty(shard.elements, dtype=param_shard.dtype, device=device)
         self._groups.unshard_weights(full, param_shard)
         shard.use_full_weights(full)
 
@@ -206,7 +209,8 @@ class ShardedOffloadedStore(OffloadedStore):
         if self._shares_updates:
             return self._param_shards[layer]
         dtype = DTYPES[self._plan.precision]
-        flat = torch.zeros(shard.param_shard_elements, dtype=dtype, device=self._device)
+        device = self._device.torch_device
+        flat = torch.zeros(shard.param_shard_elements, dtype=dtype, device=device)
         for segment, weight in zip(shard.segments, self._segments[layer], strict=True):
             flat[segment.shard_slice] = weight.detach().view(-1)
         return flat

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from windlass.runtime.offload.cuda_streams import StreamEvent, StreamModule, stream_module
 from windlass.schema import HOST_TIER, Plan
+from windlass.torch_ext import Device, Event, Stream
 
 _Item = TypeVar("_Item")
 _Buffers = TypeVar("_Buffers")
@@ -46,14 +46,12 @@ class TransferHandle:
 
     Args:
         done: gives the device's event after the transfer.
-        streams: torch's stream module of the device.
+        device: the device that computes.
         uses: tensors whose memory must not be reused before the transfer has ended.
     """
 
-    def __init__(
-        self, done: Future[StreamEvent], streams: StreamModule, uses: list[Tensor]
-    ) -> None:
-        self._done, self._streams, self._uses = done, streams, uses
+    def __init__(self, done: Future[Event], device: Device, uses: list[Tensor]) -> None:
+        self._done, self._device, self._uses = done, device, uses
 
     def wait(self) -> None:
         """Makes the caller's stream wait for the transfer.
@@ -63,7 +61,7 @@ class TransferHandle:
         Raises:
             StorageError: the transfer failed.
         """
-        self._done.result().wait(self._streams.current_stream())
+        self._done.result().wait(self._device.current_stream())
         self._uses.clear()
 
     def synchronize(self) -> None:
@@ -81,20 +79,19 @@ class TransferQueue:
             part. If not, the thread that submits a transfer runs it.
     """
 
-    def __init__(self, device: torch.device, *, threaded: bool = True) -> None:
-        self._streams = stream_module(device)
-        self._is_synchronous = device.type == "cpu"
+    def __init__(self, device: Device, *, threaded: bool = True) -> None:
+        self._device = device
         # New threads inherit this setting, so torch has to determine it before it is changed.
         torch.get_num_threads()
         pools: list[Executor] = [
-            ThreadPoolExecutor(1, f"windlass-{name}", initializer=_use_one_core)
+            ThreadPoolExecutor(1, f"windlass-{name}", initializer=self._begin_thread)
             if threaded
             else _InlineExecutor()
             for name in ("transfer", "read", "write")
         ]
         self._transfer_pool, self._read_pool, self._write_pool = pools
         self._stream, self._read_stream, self._write_stream = (
-            self._streams.Stream() for _ in range(3)
+            device.new_stream() for _ in range(3)
         )
         self._stats = TransferStats()
         self._taken_stats = TransferStats()
@@ -106,9 +103,9 @@ class TransferQueue:
             transfer: called with the statistics, to which it adds the bytes it moves.
             uses: tensors to keep alive until the transfer has ended.
         """
-        before, kept = self._record_event(self._streams.current_stream()), list(uses)
+        before, kept = self._record_event(self._device.current_stream()), list(uses)
         done = self._transfer_pool.submit(self._run, transfer, before, kept)
-        return TransferHandle(done, self._streams, kept)
+        return TransferHandle(done, self._device, kept)
 
     def pipelined(
         self,
@@ -128,12 +125,12 @@ class TransferQueue:
             write: writes them back.
         """
         start = self._record_event(self._stream)
-        written: list[Future[StreamEvent] | None] = [None] * len(buffers)
+        written: list[Future[Event] | None] = [None] * len(buffers)
 
-        def submit_read(index: int) -> Future[StreamEvent]:
+        def submit_read(index: int) -> Future[Event]:
             previous_write, buffer = written[index % len(buffers)], buffers[index % len(buffers)]
 
-            def read_item() -> StreamEvent:
+            def read_item() -> Event:
                 after = start if previous_write is None else previous_write.result()
                 return self._run_in(self._read_stream, after, read, buffer, items[index])
 
@@ -178,31 +175,35 @@ class TransferQueue:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _run(
-        self, transfer: Callable[[TransferStats], None], before: StreamEvent, uses: list[Tensor]
-    ) -> StreamEvent:
+        self, transfer: Callable[[TransferStats], None], before: Event, uses: list[Tensor]
+    ) -> Event:
         start = time.perf_counter()
         done = self._run_in(self._stream, before, transfer, self._stats)
         self._stats.seconds += time.perf_counter() - start
-        if self._is_synchronous:
+        if not self._device.is_asynchronous:
             uses.clear()
         return done
 
     def _run_in(
         self,
-        stream: object,
-        after: StreamEvent,
+        stream: Stream,
+        after: Event,
         call: Callable[_Arguments, None],
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
-    ) -> StreamEvent:
+    ) -> Event:
         """Calls a function in a stream, after an event; returns the event that follows."""
         after.wait(stream)
-        with self._streams.stream(stream):
+        with self._device.use_stream(stream):
             call(*args, **kwargs)
         return self._record_event(stream)
 
-    def _record_event(self, stream: object) -> StreamEvent:
-        event = self._streams.Event()
+    def _begin_thread(self) -> None:
+        self._device.activate()
+        torch.set_num_threads(1)
+
+    def _record_event(self, stream: Stream) -> Event:
+        event = self._device.new_event()
         event.record(stream)
         return event
 
@@ -225,13 +226,9 @@ class _InlineExecutor(Executor):
         return done
 
 
-def _use_one_core() -> None:
-    torch.set_num_threads(1)
-
-
-def transfer_queue_for(plan: Plan, device: torch.device) -> TransferQueue | None:
+def transfer_queue_for(plan: Plan, device: Device) -> TransferQueue | None:
     """The queue of all transfers of a plan; None for a plan that offloads nothing."""
     if not plan.offloads:
         return None
     only_host = set(plan.offload_tiers.values()) == {HOST_TIER}
-    return TransferQueue(device, threaded=device.type == "cpu" or not only_host)
+    return TransferQueue(device, threaded=not device.is_asynchronous or not only_host)

@@ -91,7 +91,7 @@ class MaskUpdates:
         self._templates = frozenset(templates)
         self._weights = tuple(_sparse_weights(context.stack, store))
         for template in self._templates if sparsity.schedule == "rigl" else ():
-            template.score_blocks(context.device)
+            template.score_blocks(context.device.torch_device)
 
     def begin_step(self, step: int) -> None:
         """Lets the backward passes of a step compute scores, if its update needs them."""
