@@ -1,4 +1,4 @@
-"""Gradient reduction over replicas, overlapping with the backward pass and alternating with it."""
+"""Collectives over replicas, overlapping with passes and alternating with them."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -74,12 +74,40 @@ def test_gradient_reductions_overlap_with_the_backward_pass_one_after_the_other(
     assert sum(step.by_term.values()) == pytest.approx(step.step_seconds)
 
 
+@given(
+    layers=st.integers(1, 6),
+    accumulation=st.integers(1, 3),
+    sum_products=st.floats(0.01, 10.0),
+    clip=st.booleans(),
+)
+def test_shards_are_gathered_ahead_of_the_forward_pass_and_scattered_behind_the_backward_pass(
+    layers: int, accumulation: int, sum_products: float, clip: bool
+):
+    """A layer waits for its own gather only, and a scatter for the one before."""
+    plan, graph, machine = replicas(
+        layers=layers, accumulation=accumulation, sum_products=sum_products, sharding=(2, 2),
+        clip=clip,
+    )  # fmt: skip
+    (program, *_) = lower(plan, graph)
+    each = CommunicationCosts(plan, graph, machine)
+    gather = each.seconds(Instruction("unshard_weights", 0)) / PRODUCT
+    scatter = each.seconds(Instruction("reduce_grads", 0)) / PRODUCT
+    assert sum(i.kind == "unshard_weights" for i in program.instructions) == layers
+    first_forward = max(gather + layers, layers * gather + 1)
+    last_backward = max(2 * layers + scatter, 2 + layers * scatter)
+    products = first_forward + 3 * layers * (accumulation - 1) + last_backward
+    step = predict_plan(plan, graph, machine)
+    assert step.step_seconds == pytest.approx(products * PRODUCT, rel=NEARLY)
+    assert sum(step.by_kind.values()) == pytest.approx(step.step_seconds)
+    assert sum(step.by_term.values()) == pytest.approx(step.step_seconds)
+
+
 @pytest.mark.parametrize(
     ("how", "products"),
     [
-        # What is scattered over the replicas that update a part each is waited for at once, and
-        # half as long as a whole sum; parts of weights come together behind the updates.
-        ({"sharding": (1, 2)}, 12 + 4 * 0.5 * 3 + 4 * 0.5 * 3),
+        # Parts of weights come together behind the updates; a scatter, half as long as a whole sum,
+        # is behind the backward pass.
+        ({"sharding": (1, 2)}, 12 + 0.5 * 3 + 4 * 0.5 * 3),
         ({"rule": "bulk-synchronous"}, 12 + 4 * 3),
         # Processes of one host need their cores for sums too, those of two hosts do not.
         ({"kind": "cpu"}, 12 + 4 * 3),
@@ -93,8 +121,13 @@ def test_blocking_collectives_overlap_with_nothing(how: dict[str, object], produ
 
 
 def test_a_reduce_scatter_alternates_with_the_all_reduces_that_follow_it():
-    """Two of four replicas share the state: a layer's gradient is scattered, then all-reduced."""
-    plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
+    """Two of four replicas share the state: a layer's gradient is scattered, then all-reduced.
+
+    gloo's reduce-scatter, between hosts too, computes on the host.
+    """
+    plan, graph, machine = replicas(
+        replicas=4, sharding=(1, 2), sum_products=6, kind="cpu", hosts=8
+    )
     links = CommunicationCosts(plan, graph, machine)
     reduce = Instruction("reduce_grads", 0)
     whole, beside = links.seconds(reduce), links.overlapped_seconds(reduce)

@@ -90,23 +90,55 @@ class CommunicationCosts:
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of an instruction's communication that overlaps with computation."""
         kind, layer, _ = instruction
-        if kind != "reduce_grads" or layer is None:
+        if layer is None:
             return 0.0
-        return self.overlapped_reduce_seconds(self._state_sizes[layer])
+        if kind == "unshard_weights":
+            return self.overlapped_gather_seconds(self._state_sizes[layer])
+        if kind == "reduce_grads":
+            return self.overlapped_reduce_seconds(self._state_sizes[layer])
+        return 0.0
+
+    def overlapped_gather_seconds(self, sizes: StateSizes) -> float:
+        """The part of the all-gather of a layer's weights that overlaps with computation.
+
+        On Windlass's own runtime a chunk starts all of its gathers before its first pass, and each
+        layer waits for its own; those of offloaded shards block. On other stacks gathers block,
+        except with `sharding.reshard`.
+        """
+        blocks = self._stack is not OWN_STACK or self._plan.is_offloaded("parameters")
+        if blocks or not self._has_communication_lane:
+            return 0.0
+        return self.state_seconds("unshard_weights", sizes)
 
     def overlapped_reduce_seconds(self, sizes: StateSizes) -> float:
-        """The part of a layer's gradient reduction that overlaps with computation."""
-        if not self.overlaps_reduction:
+        """The part of a layer's gradient reduction that overlaps with computation.
+
+        On Windlass's own runtime the all-reduce among replicas that update the same shard always
+        does, and the reduce-scatter before it on accelerators: gloo's computes on the host. Sums
+        over tensor-parallel ranks block. Other stacks overlap all of it or nothing.
+        """
+        if not self._has_communication_lane:
             return 0.0
-        own = self._stack is OWN_STACK
-        return self._all_reduce_seconds(sizes) if own else self._reduce_seconds(sizes)
+        if self._stack is not OWN_STACK:
+            return self._reduce_seconds(sizes) if self._stack.overlaps_reduction else 0.0
+        scattered = self._scatter_seconds(sizes) if self.alternates_reductions else 0.0
+        return scattered + self._all_reduce_seconds(sizes)
 
     @cached_property
-    def overlaps_reduction(self) -> bool:
-        """Whether the all-reduce of gradients over replicas overlaps with computation.
+    def alternates_reductions(self) -> bool:
+        """Whether a reduction starts only once the one before has ended.
 
-        On Windlass's own runtime all-reduces among replicas that update the same shard are
-        asynchronous; every other collective blocks. Other stacks overlap all of it or nothing.
+        A reduce-scatter that runs beside the backward pass keeps the full gradient of its layer.
+        Windlass's runtime lets only one do so at a time.
+        """
+        on_cores = self._machine.device.kind == "cpu"
+        own = self._stack is OWN_STACK
+        return own and not on_cores and self._plan.sharding.optimizer > 1
+
+    @cached_property
+    def _has_communication_lane(self) -> bool:
+        """Whether collectives over replicas can run beside computation.
+
         Processes that share one host's cores need these cores for a reduction
         too: on 2 cores of an AMD EPYC, two of them take as long for a backward pass with
         overlapping reductions as for one after the other. Between hosts such a reduction costs no
@@ -117,9 +149,7 @@ class CommunicationCosts:
         within_host = parallel.replicas * parallel.tensor <= machine.devices_per_host
         if machine.execution_model != "overlapping" or (on_cores and within_host):
             return False
-        if self._stack is not OWN_STACK:
-            return self._stack.overlaps_reduction and parallel.replicas > 1
-        return parallel.replicas > self._plan.sharding.optimizer
+        return parallel.replicas > 1
 
     def tensor_parallel_seconds(self, collective: PassCollective) -> float:
         """Seconds of one tensor-parallel collective."""
@@ -182,12 +212,13 @@ class CommunicationCosts:
             self._tensor_parallel_ring(sent, axis, passes=2)
             for axis, sent in replicated_gradient_sums(sizes, self._plan)
         )
-        scattered = (
-            0.0
-            if self._plan.sharding.reshard
-            else self._reduce_scatter_seconds(round(self._reduced(sizes.gradients)))
-        )
-        return replicated + scattered + self._all_reduce_seconds(sizes)
+        return replicated + self._scatter_seconds(sizes) + self._all_reduce_seconds(sizes)
+
+    def _scatter_seconds(self, sizes: StateSizes) -> float:
+        """Seconds of the reduce-scatter of a layer's gradient."""
+        if self._plan.sharding.reshard:
+            return 0.0
+        return self._reduce_scatter_seconds(round(self._reduced(sizes.gradients)))
 
     def _reduce_scatter_seconds(self, nbytes: int) -> float:
         """Seconds of a reduce-scatter of a buffer within the optimizer's sharding group.

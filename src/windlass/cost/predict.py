@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.clock.plan_columns import PlanColumns
+from windlass.cost.clock.step_walk import EXCHANGE_WAITS
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.op_time import TERMS, TermSeconds
 from windlass.cost.peak_memory import moves_each_micro_batch, shortened, stage_tier_peaks
@@ -160,7 +161,8 @@ def clock_totals(plan: Plan, graph: Graph, machine: Machine, costs: InstructionC
     """
     ends = ArrayClock(plan, graph, machine).stage_ends(PlanColumns.of((plan,)))
     stage = _last(ends.end[:, 0].tolist())
-    end, passed, met, waited = (float(each[stage, 0]) for each in ends)
+    end, passed, met, waited = (float(each[stage, 0]) for each in ends[:4])
+    exchanged = dict(zip(EXCHANGE_WAITS, ends.exchanged[:, stage, 0].tolist(), strict=True))
     # All micro-batches but the first take the same, so two tell of all.
     program = lower_stage(shortened(plan, max(2, plan.parallel.pipeline)), graph, stage)
     passes, state, updates = _works(plan, machine, costs, program)
@@ -176,7 +178,8 @@ def clock_totals(plan: Plan, graph: Graph, machine: Machine, costs: InstructionC
         by_kind[kind] += times * (seconds.total + exchange)
         worked[seconds] += times
         exchanging += times * exchange
-    waits = {"receive": passed - waited - _seconds(passes), "grad_norm": met - passed}
+    received = passed - waited - sum(exchanged.values()) - _seconds(passes)
+    waits = {"receive": received, "grad_norm": met - passed, **exchanged}
     if plan.offloads:
         waited += max(0.0, left - updating)
     else:

@@ -173,7 +173,7 @@ class _Run:
         handlers = dict(self._compute.handlers())
         self._p2p: P2PCommunicator | None = None
         if self._groups:
-            self._p2p = P2PCommunicator(context, self._groups, self.store.layers, self._templates)
+            self._p2p = P2PCommunicator(context, self._groups, self.store, self._templates)
             handlers |= self._p2p.handlers()
         if wrap_handlers is not None:
             hooks = HookContext(plan, graph, self._compute, self._groups)

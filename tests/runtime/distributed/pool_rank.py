@@ -158,10 +158,12 @@ class SentBytes:
             collectives.all_gather, dist.all_reduce, collectives.reduce_scatter, dist.isend,
         )  # fmt: skip
 
-        def counted_gather(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
+        def counted_gather(
+            out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None, waits: bool = True
+        ) -> object:
             ranks = dist.get_world_size(group)
             self._add((ranks - 1) * out.nbytes // ranks)
-            gather(out, x, group=group)
+            return gather(out, x, group=group, waits=waits)
 
         def counted_scatter(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
             ranks = dist.get_world_size(group)

@@ -71,10 +71,15 @@ class StatePrice(NamedTuple):
     """Seconds of what happens to a layer's state in a step, by layer column."""
 
     gather: Floats
+    """All-gather of weights before their first pass."""
+    gather_overlapped: Floats
+    """The part of `gather` that overlaps with computation."""
     reduce: Floats
     """Gradient reduction on the links."""
     overlapped: Floats
     """The part of `reduce` that overlaps with computation."""
+    alternates: Floats
+    """1 where a reduction starts only once the one before has ended, else 0."""
     update: Floats
     spread: Floats
     """All-gather of updated parameters."""
@@ -365,8 +370,10 @@ class LayerPrices:
 
         return StatePrice(
             gather=seconds(partial(costs.state_seconds, "unshard_weights")),
+            gather_overlapped=seconds(costs.overlapped_gather_seconds),
             reduce=seconds(partial(costs.state_seconds, "reduce_grads")),
             overlapped=seconds(costs.overlapped_reduce_seconds),
+            alternates=np.full(len(kinds), float(costs.alternates_reductions)),
             update=np.array([update_seconds(plan, kind, device, stack).total for kind in kinds]),
             spread=seconds(partial(costs.state_seconds, "all_gather_params")),
             moving=np.array(moving),

@@ -1,8 +1,8 @@
 """Step walk: one step of a batch of plans, level by level of their passes.
 
-Each stage has a lane for computation, one for messages, one for gradient reductions and one for
-transfers of optimizer state, as in the event simulator. All plans of a batch run the same passes in
-the same order, so a lane's time is an array over plans.
+Each stage has a lane for computation, one for messages, one for gathers of weights, one for
+gradient reductions and one for transfers of optimizer state, as in the event simulator. All plans
+of a batch run the same passes in the same order, so a lane's time is an array over plans.
 
 Most passes only take time. In the first forward pass of a model chunk weights are gathered, tied
 weights arrive, and layers wait for updates of the step before; in its last backward pass gradients
@@ -17,6 +17,10 @@ from windlass.cost.arrays import Floats
 from windlass.cost.clock.pass_arrays import PassArrays
 from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.schedule_levels import FORWARD, EdgePass, Level, schedule_levels
+from windlass.program import InstructionKind
+
+EXCHANGE_WAITS: tuple[InstructionKind, ...] = ("forward", "send_tied_weights", "reduce_grads")
+"""Instructions that wait for a gather or for a reduction that runs beside the passes."""
 
 
 class StageEnds(NamedTuple):
@@ -30,6 +34,9 @@ class StageEnds(NamedTuple):
     """When it begins the gradient norm, once all are there, or else its updates."""
     waited: Floats
     """How long it has waited for updates of offloaded state of the step before."""
+    exchanged: Floats
+    """How long instructions of `EXCHANGE_WAITS` have waited for collectives beside the passes,
+    `[kind, stage, plan]`."""
 
     def line(self, more: Self, times: Floats) -> "StageEnds":
         """A line through these and those of a longer step, `times` their distance from here."""
@@ -79,11 +86,16 @@ class _StepWalk:
         schedule = schedule_levels(batch.shape._replace(microbatches=microbatches))
         self._levels = schedule.levels
         stages, plans = batch.shape.pipeline, batch.columns.count
-        self._now, self._sent, self._reduced = np.zeros((3, stages, plans))
-        """Times at which a stage has computed, sent and reduced all so far, `[stage, plan]`."""
+        self._now, self._sent, self._reduced, self._gathered = np.zeros((4, stages, plans))
+        """Times at which a stage has computed, sent, reduced and gathered all so far,
+        `[stage, plan]`."""
         self._waited = np.zeros((stages, plans))
+        self._exchanged = np.zeros((len(EXCHANGE_WAITS), stages, plans))
+        """How long a stage has waited for collectives beside its passes, as in `StageEnds`."""
         self._layer_reduced = np.zeros((batch.columns.layers, plans))
         """Time at which all reductions up to that of a layer have ended, `[layer, plan]`."""
+        self._layer_gathered = np.zeros((batch.columns.layers, plans))
+        """Time at which each layer's weights have been gathered, `[layer, plan]`."""
         self._came = np.zeros((schedule.slots, plans))
         """Arrival of the message in each slot."""
         self._tied_weights, self._tied_gradients = np.zeros((2, len(batch.tied), plans))
@@ -105,9 +117,10 @@ class _StepWalk:
         if clips:
             met = np.maximum(self._now, self._reduced).max(axis=0)
             end = self._update(met + self._batch.norm, waits=False)
-            return StageEnds(end, self._now, np.broadcast_to(met, end.shape), self._waited)
+            met = np.broadcast_to(met, end.shape)
+            return StageEnds(end, self._now, met, self._waited, self._exchanged)
         end = self._update(self._now, waits=bool((self._reduced > self._now).any()))
-        return StageEnds(end, self._now, self._now, self._waited)
+        return StageEnds(end, self._now, self._now, self._waited, self._exchanged)
 
     def _pass_level(self, level: Level) -> None:
         """Runs passes that do not wait for each other."""
@@ -145,6 +158,8 @@ class _StepWalk:
             if self._ready is not None:
                 for target in self._layout.targets[layer]:
                     now = self._updated(stage, now, self._ready[target])
+            for target in self._layout.targets[layer] if batch.gathers else ():
+                now = self._later("forward", stage, now, self._layer_gathered[target])
             now = now + self._passes.forward[layer]
         self._now[stage] = now
         if edge.sends:
@@ -159,7 +174,11 @@ class _StepWalk:
             if self._ready is not None:
                 ready = np.where(batch.is_sharded, self._ready[layer], -np.inf)
                 self._now[stage] = self._updated(stage, self._now[stage], ready)
-            self._now[stage] += batch.state.gather[layer]
+            whole, overlapped = batch.state.gather[layer], batch.state.gather_overlapped[layer]
+            ended = np.maximum(self._now[stage], self._gathered[stage]) + whole
+            ended = np.where(overlapped > 0, ended, self._gathered[stage])
+            self._gathered[stage] = self._layer_gathered[layer] = ended
+            self._now[stage] += whole - overlapped
 
     def _send_tied_weights(self, chunk: int | None) -> None:
         """Sends tied weights to the stages that use them, once they are whole.
@@ -178,6 +197,9 @@ class _StepWalk:
             if self._ready is not None:
                 ready = np.where(leaves, self._ready[tied.owner], -np.inf)
                 self._now[stage] = self._updated(stage, now, ready)
+            gathered = np.where(leaves, self._layer_gathered[tied.owner], 0.0)
+            begin = self._later("send_tied_weights", stage, self._now[stage], gathered)
+            self._now[stage] = begin
             arrival = self._send(stage, tied.weights)
             self._tied_weights[place] = np.where(leaves, arrival, self._tied_weights[place])
             self._now[stage] = np.where(leaves, self._now[stage], now)
@@ -220,6 +242,8 @@ class _StepWalk:
                 self._now[stage] = now + tied.adding
         if batch.reduces:
             whole, overlapped = batch.state.reduce[layer], batch.state.overlapped[layer]
+            before = np.where(batch.state.alternates[layer] > 0, self._reduced[stage], 0.0)
+            self._now[stage] = self._later("reduce_grads", stage, self._now[stage], before)
             ended = np.maximum(self._now[stage], self._reduced[stage]) + whole
             ended = np.where(overlapped > 0, ended, self._reduced[stage])
             self._reduced[stage] = self._layer_reduced[layer] = ended
@@ -256,6 +280,12 @@ class _StepWalk:
                 at = np.where(batch.offloads, offloaded, at + work) + state.spread[layer]
             ends[stage] = at
         return ends
+
+    def _later(self, kind: InstructionKind, stage: int, now: Floats, exchanged: Floats) -> Floats:
+        """Time at which a stage that is free at `now` finds an exchange beside its passes ended."""
+        later = np.maximum(now, exchanged)
+        self._exchanged[EXCHANGE_WAITS.index(kind), stage] += later - now
+        return np.asarray(later)
 
     def _updated(self, stage: int, now: Floats, ready: Floats) -> Floats:
         """Time at which a stage that is free at `now` finds a layer updated."""

@@ -9,9 +9,10 @@ a queue of their own too.
 All devices of a stage run the same program in the same time, so one stands for all of them: among
 themselves they wait only for the exchange itself.
 
-Where gradient reduction can overlap (`CommunicationCosts.overlaps_reduction`), layers are reduced
-one after the other: the device goes on after the blocking part, and an instruction that needs a
-reduced gradient (grad norm, update, or offloading it) waits for it.
+Where collectives over replicas can overlap (`CommunicationCosts.overlapped_seconds`), layers are
+gathered one after the other, and reduced one after the other, in a lane each. The device goes on
+after the blocking part. A pass waits for the weights that it computes with, and an instruction that
+needs a reduced gradient (grad norm, update, or offloading it) for that.
 
 On a bulk-synchronous machine a device that sends or receives does nothing else meanwhile.
 
@@ -29,19 +30,26 @@ from windlass.cost.simulator.offload_queue import InstructionSpan, OffloadQueue
 from windlass.errors import PlanError
 from windlass.program import (
     GLOBAL_COLLECTIVES,
+    GRADIENT_PASSES,
     MATCHING_RECEIVE,
+    WEIGHT_PASSES,
     Instruction,
     InstructionKind,
     PeerMap,
     Program,
     memory_profile,
     mesh_coord,
+    tied_owner_layers,
 )
 from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Timeline
 
 _RECEIVES = frozenset(MATCHING_RECEIVE.values())
 _NEED_REDUCED_GRADS: tuple[InstructionKind, ...] = ("update", "offload_grads")
 """Instructions that need a layer's reduced gradient."""
+_NEED_WEIGHTS: tuple[InstructionKind, ...] = (
+    *WEIGHT_PASSES, *GRADIENT_PASSES, "send_tied_weights",
+)  # fmt: skip
+"""Instructions that need the full weights of a layer and of its tied owners."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,10 @@ class _DeviceProgress:
 
     program: Program
     stage: int
+    tied_owners: Sequence[Sequence[int]]
+    """The layers that own the tied weights of each layer."""
+    alternates_reductions: bool
+    """Whether a reduction starts only once the one before has ended."""
     offload_queue: OffloadQueue | None
     """Transfers between tiers; None if the plan offloads nothing."""
     index: int = 0
@@ -59,6 +71,10 @@ class _DeviceProgress:
     reduced_at: float = 0.0
     """Time at which the last gradient has been reduced over replicas."""
     layer_reduced_at: dict[int | None, float] = field(default_factory=dict)
+    """The same time for each layer."""
+    gathered_at: float = 0.0
+    """Time at which the weights of the last layer have been gathered."""
+    layer_gathered_at: dict[int | None, float] = field(default_factory=dict)
     """The same time for each layer."""
     spans: list[InstructionSpan] = field(default_factory=list)
 
@@ -75,24 +91,32 @@ class _DeviceProgress:
         )
 
     def ready_time(self, instruction: Instruction) -> float:
-        return max(self.start_time(instruction), self.reduced_time(instruction))
+        return max(self.start_time(instruction), self.exchanged_time(instruction))
 
-    def reduced_time(self, instruction: Instruction) -> float:
-        """Time at which the reduced gradients that an instruction needs exist."""
-        if instruction.kind == "grad_norm":
+    def exchanged_time(self, instruction: Instruction) -> float:
+        """Time at which the reduced gradients or gathered weights that one needs exist."""
+        kind, layer, _ = instruction
+        if kind == "grad_norm" or (kind == "reduce_grads" and self.alternates_reductions):
             return self.reduced_at
-        return (
-            self.layer_reduced_at.get(instruction.layer, 0.0)
-            if instruction.kind in _NEED_REDUCED_GRADS
-            else 0.0
-        )
+        if kind in _NEED_REDUCED_GRADS:
+            return self.layer_reduced_at.get(layer, 0.0)
+        if layer is None or not self.layer_gathered_at or kind not in _NEED_WEIGHTS:
+            return 0.0
+        needed = (layer, *self.tied_owners[layer])
+        return max(self.layer_gathered_at.get(owner, 0.0) for owner in needed)
 
-    def start_reduction(self, layer: int | None, seconds: float) -> None:
-        """Starts to reduce a layer's gradient in this many seconds on the links.
+    def start_exchange(self, instruction: Instruction, begin: float, seconds: float) -> None:
+        """Starts a gather or a reduction that takes this many seconds on the links.
 
         The blocking part of a reduction takes turns with the reductions that are still running.
         """
-        self.reduced_at = self.layer_reduced_at[layer] = max(self.time, self.reduced_at) + seconds
+        layer = instruction.layer
+        if instruction.kind == "unshard_weights":
+            self.gathered_at = max(begin, self.gathered_at) + seconds
+            self.layer_gathered_at[layer] = self.gathered_at
+        else:
+            self.reduced_at = max(begin, self.reduced_at) + seconds
+            self.layer_reduced_at[layer] = self.reduced_at
 
     def record(self, start: float, end: float, *, then: float) -> None:
         self.spans.append(InstructionSpan(start, end))
@@ -195,6 +219,7 @@ class _Simulator:
         self._parallel, self._costs = plan.parallel, costs
         self._bulk_synchronous = machine.execution_model == "bulk-synchronous"
         self._peers = PeerMap(plan, graph)
+        tied_owners = tied_owner_layers(graph)
         self._messages: dict[_Channel, deque[tuple[float, float]]] = defaultdict(deque)
         """Arrival of each sent message, and the seconds it took."""
         self._channels: dict[tuple[int, InstructionKind, int | None], _Channel | None] = {}
@@ -203,6 +228,8 @@ class _Simulator:
             _DeviceProgress(
                 program,
                 mesh_coord(program.device, plan.parallel).stage,
+                tied_owners,
+                costs.communication.alternates_reductions,
                 OffloadQueue(plan, graph, machine, costs, program.device)
                 if plan.offloads
                 else None,
@@ -236,26 +263,28 @@ class _Simulator:
         elif instruction.kind in _RECEIVES:
             return self._receive(device, instruction)
         elif device.offload_queue is not None:
-            ready = max(device.time, device.reduced_time(instruction))
+            ready = max(device.time, device.exchanged_time(instruction))
             span, then = device.offload_queue.schedule(instruction, ready)
             device.record(*span, then=then)
         else:
-            begin = max(device.time, device.reduced_time(instruction))
+            begin = max(device.time, device.exchanged_time(instruction))
             work = self._costs.seconds(instruction, device.program.device)
             end = begin + work + self._costs.communication_seconds(instruction)
             device.record(device.time, end, then=end)
         return True
 
     def _send(self, device: _DeviceProgress, instruction: Instruction) -> None:
-        ready = device.ready_time(instruction)
+        ready, free = device.ready_time(instruction), device.start_time(instruction)
         start = max(ready, device.sent_at)
         seconds = self._costs.communication_seconds(instruction)
         device.sent_at = start + seconds
         channel = self._channel(device, instruction)
         if channel is not None:
             self._messages[channel].append((device.sent_at, seconds))
+        # A device that waits for the weights it sends does so in the send.
+        begin = free if free < ready else start
         device.record(
-            start, device.sent_at, then=device.sent_at if self._bulk_synchronous else ready
+            begin, device.sent_at, then=device.sent_at if self._bulk_synchronous else ready
         )
 
     def _receive(self, device: _DeviceProgress, instruction: Instruction) -> bool:
@@ -295,7 +324,7 @@ class _Simulator:
             work = self._costs.seconds(instruction, other.program.device)
             end = begin + exchange - overlapped + work
             if overlapped:
-                other.start_reduction(instruction.layer, exchange)
+                other.start_exchange(instruction, begin, exchange)
             if other.offload_queue is not None:
                 other.offload_queue.schedule_result(instruction, end)
             other.record(other.start_time(instruction), end, then=end)

@@ -290,11 +290,24 @@ def _process_group(name: str) -> dist.ProcessGroup:
     return registry._resolve_process_group(name)  # noqa: SLF001
 
 
-def all_gather(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
-    """Concatenates the `[n/r ...]` of a group's r ranks into `[n ...]`, in the group's order."""
+def all_gather(
+    out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None, waits: bool = True
+) -> dist.Work | None:
+    """Concatenates the `[n/r ...]` of a group's r ranks into `[n ...]`, in the group's order.
+
+    Args:
+        out: contiguous output.
+        x: contiguous input.
+        group: the process group of r ranks; None for the default group.
+        waits: whether the output can be used at once.
+
+    Returns:
+        torch's handle, to be waited for before the output is used; None if there is no need to.
+    """
     # Torch 2.13 renamed this and the next one, and warns about the old names.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(out, x, group=group)
+    work: dist.Work | None = gather(out, x, group=group, async_op=not waits)
+    return work
 
 
 def reduce_scatter(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:

@@ -15,6 +15,7 @@ from windlass.program.memory.values import Effect, TensorId
 from windlass.program.phases import (
     deferred_update_layers,
     offloaded_gradient_layers,
+    owned_layers,
     resident_layers,
 )
 from windlass.schema import Graph, Plan
@@ -51,6 +52,27 @@ class InstructionEffects:
         self._offloaded_before = {
             after: before for before, after in pairwise(self.offloaded_gradients)
         }
+        self._scattered_gradients = self._layers_with_scattered_gradients(plan, graph, stage)
+        self._scattered_before = {
+            after: before for before, after in pairwise(self._scattered_gradients)
+        }
+
+    def _layers_with_scattered_gradients(
+        self, plan: Plan, graph: Graph, stage: int
+    ) -> tuple[int, ...]:
+        """The layers whose gradients are reduce-scattered behind the backward pass, in that order.
+
+        Gradients that leave device memory are waited for at once.
+        """
+        if not self._shards_state:
+            return ()
+        return tuple(
+            layer
+            for layer in reversed(owned_layers(plan, graph, stage))
+            if layer not in self.offloaded_gradients
+            and self.tensors.sizes[layer].gradients
+            and self.tensors.reduces_gradients(layer)
+        )
 
     @property
     def recomputed_layers(self) -> tuple[int, ...]:
@@ -133,7 +155,8 @@ class InstructionEffects:
         if layer is None:
             return kind
         is_offload = micro_batch is None and (self.offloaded_gradients or self.deferred_updates)
-        if kind in _TIED_KINDS or is_offload:
+        frees_another = layer in self._scattered_gradients and kind in ("reduce_grads", "update")
+        if kind in _TIED_KINDS or is_offload or frees_another:
             return kind, layer
         tensors = self.tensors
         before = None
@@ -206,13 +229,26 @@ class InstructionEffects:
         raise ValueError(f"{kind} of a layer has no meaning here")
 
     def _reduce_grads(self, layer: int) -> Effect:
-        """Reduce-scatter reads its shards from one flat tensor, so that no copy is made before."""
+        """The start of a reduction, which first waits for the one before.
+
+        Reduce-scatter reads its shards from one flat tensor, so that no copy is made before. That
+        tensor is freed when the next reduction starts; if it is the last, by what needs its shard.
+        """
         sizes, full = self.tensors.sizes[layer], TensorId("gradients", layer)
         if not sizes.gradients:
             return Effect()
         if not self._shards_state:
             return Effect((full,))
-        return Effect((full,), (TensorId("gradient shard", layer),), (full,))
+        shard = (TensorId("gradient shard", layer),)
+        if layer in self.offloaded_gradients:
+            return Effect((full,), shard, (full,))
+        before = self._scattered_before.get(layer)
+        finished = () if before is None else (TensorId("gradients", before),)
+        return Effect((full, *finished), shard, finished)
+
+    def _last_scattered(self) -> tuple[TensorId, ...]:
+        """The full gradient that is reduce-scattered last."""
+        return tuple(TensorId("gradients", layer) for layer in self._scattered_gradients[-1:])
 
     def _update(self, layer: int) -> Effect:
         """The update; it makes the updated shard where weights are sharded and offloaded."""
@@ -229,7 +265,9 @@ class InstructionEffects:
             finished = self._finish_offload(self._offloaded_just_before(layer))
             return Effect((*reads, *finished.reads), makes, finished.frees)
         state = (TensorId("optimizer state", layer),) if self._has_device_state else ()
-        return Effect((*reads, *state), makes, (gradient,))
+        is_last = not self.tensors.plan.clip and layer in self._scattered_gradients[-1:]
+        scattered = self._last_scattered() if is_last else ()
+        return Effect((*reads, *state, *scattered), makes, (gradient, *scattered))
 
     def _grad_norm(self) -> Effect:
         """The norm reads gradients; the squares of offloaded ones were summed as they left."""
@@ -241,7 +279,9 @@ class InstructionEffects:
         offloaded = (
             TensorId("offloaded gradients", layer) for layer in layers if layer in deferred
         )
-        return Effect((*on_device, *offloaded, *finished.reads), (), finished.frees)
+        scattered = self._last_scattered()
+        reads = (*on_device, *offloaded, *finished.reads, *scattered)
+        return Effect(reads, (), (*finished.frees, *scattered))
 
     def _finish_offload(self, layers: tuple[int, ...]) -> Effect:
         """Frees gradients offloaded in the background: done once the next one is offloaded."""

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 from windlass.models import ParamShard, layer_sharding, param_shards
 from windlass.program import optimizer_shard_index, padded_elements
-from windlass.runtime.distributed.process_groups import TENSOR_AXES, PendingReduce, ProcessGroups
+from windlass.runtime.distributed.process_groups import (
+    TENSOR_AXES,
+    PendingCollective,
+    ProcessGroups,
+)
 from windlass.runtime.parameters import (
     NOT_LOADED,
     SHARD_SEPARATOR,
@@ -153,7 +157,7 @@ class LayerShard:
         """Whether this is the first optimizer shard of the first tensor-parallel rank."""
         self.is_full_layer = plan.sharding.optimizer * tensor_parallel.degree == 1
         """Whether this rank updates the full layer."""
-        self._pending: tuple[PendingReduce, set[str]] | None = None
+        self._pending: tuple[PendingCollective, set[str]] | None = None
         self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
         self.parameters = tuple(
             FlatGradParameter(

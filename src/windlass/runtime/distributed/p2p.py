@@ -16,7 +16,8 @@ from windlass.program import (
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.parameters import DTYPES, NOT_LOADED, LayerParameters, grad_accum_dtype
+from windlass.runtime.param_store import ParamStore
+from windlass.runtime.parameters import DTYPES, NOT_LOADED, grad_accum_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step_state import StepState
 from windlass.schema import Plan
@@ -28,7 +29,7 @@ class P2PCommunicator:
     Args:
         context: what this rank runs.
         groups: its process groups.
-        layers: the parameters of each layer; layers of other stages have none.
+        store: its weights.
         templates: one for each layer.
     """
 
@@ -36,16 +37,17 @@ class P2PCommunicator:
         self,
         context: RankContext,
         groups: ProcessGroups,
-        layers: Sequence[LayerParameters],
+        store: ParamStore,
         templates: Sequence[LayerTemplate],
     ) -> None:
         plan = context.plan
         self._plan, self._groups, self._device = plan, groups, context.device.torch_device
+        self._wait_for_layer = store.wait_for_layer
         self._stage = StageTensors(plan, groups.graph, groups.coord.stage)
         shapes = output_shapes(templates, plan.batch.micro, plan.batch.sequence)
         self._shapes = {layer: shapes[layer] for layer in self._stage.boundaries}
         by_name = {
-            weight.name: weight for layer in layers for weight in (*layer.owned, *layer.used)
+            weight.name: weight for layer in store.layers for weight in (*layer.owned, *layer.used)
         }
         ties = (*self._stage.tied_as_owner.items(), *self._stage.tied_as_user.items())
         self._tied = {
@@ -110,6 +112,7 @@ class P2PCommunicator:
         values[layer, micro] = self._groups.receive(Instruction("receive", layer, micro), into)
 
     def _send_tied_weights(self, layer: int, _: int) -> None:
+        self._wait_for_layer(self._stage.tied_as_owner[layer].owner_layer)
         tensors = [weight.working.detach() for weight in self._tied[layer]]
         self._groups.send(Instruction("send_tied_weights", layer), _flatten(tensors))
 

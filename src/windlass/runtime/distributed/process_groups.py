@@ -7,7 +7,7 @@ at the other end of a message; this module carries it out.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from windlass.program import (
 )
 from windlass.runtime.distributed.rendezvous import COLLECTIVE_TIMEOUT
 from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
-from windlass.torch_ext import Device
+from windlass.torch_ext import Device, Event
 
 TENSOR_AXES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
 """The axes of a tensor-parallel grid that have a process group each."""
@@ -84,7 +84,7 @@ class ProcessGroups:
         self.coord = mesh_coord(rank, plan.parallel)
         self.graph = graph
         """The graph that the plan divides."""
-        self._plan, self._device = plan, device.torch_device
+        self._plan, self._device = plan, device
         self._peers = PeerMap(plan, graph)
         self._groups = _GroupCache(plan)
         self._tensor_groups = {
@@ -104,15 +104,21 @@ class ProcessGroups:
         )
         """This rank's part of the tensor parallelism."""
         self._channel_groups = self._groups.channels(device)
+        self._reduce_stream = device.new_stream()
+        self._scattering: PendingCollective | None = None
+        """The reduce-scatter that was started last; it holds its full gradient until its end."""
         self._pending_sends: list[tuple[Tensor, dist.Work]] = []
         self.sent_bytes: Counter[InstructionKind] = Counter()
         """Bytes that this rank has sent, by instruction kind."""
 
     # Collectives.
 
-    def unshard_weights(self, full: Tensor, shard: Tensor) -> None:
-        """All-gathers the shards of a layer's weights, `[n / rts]`, into `full`, `[n]`."""
-        self._all_gather("unshard_weights", self._ranks(parameter_gather_group), full, shard)
+    def unshard_weights(self, full: Tensor, shard: Tensor) -> "PendingCollective":
+        """Starts to all-gather the shards of a layer's weights, `[n / rts]`, into `full`, `[n]`."""
+        ranks = self._ranks(parameter_gather_group)
+        work = all_gather(full, shard, group=self._groups.get(ranks), waits=False)
+        self.sent_bytes["unshard_weights"] += all_gather_bytes(full.nbytes, len(ranks))
+        return PendingCollective(full, work, kept=shard)
 
     def all_reduce_tensor_parallel(self, tensor: Tensor, axis: TensorAxis) -> None:
         """Sums a tensor in place over the tensor-parallel ranks of one axis."""
@@ -123,40 +129,57 @@ class ProcessGroups:
 
     def all_gather_params(self, shard: Tensor, updated: Tensor) -> None:
         """All-gathers the updated parts of one weight shard, `[n / q]`, into `shard`, `[n]`."""
-        self._all_gather("all_gather_params", self._ranks(update_gather_group), shard, updated)
+        ranks = self._ranks(update_gather_group)
+        all_gather(shard, updated, group=self._groups.get(ranks))
+        self.sent_bytes["all_gather_params"] += all_gather_bytes(shard.nbytes, len(ranks))
 
     def all_gather_initial_params(self, shard: Tensor, part: Tensor) -> None:
         """As `all_gather_params`, before the first step; not counted in `sent_bytes`."""
         all_gather(shard, part, group=self._groups.get(self._ranks(update_gather_group)))
 
-    def reduce_grads(self, flat: Tensor) -> "PendingReduce":
-        """Sums a flat gradient over all data-parallel ranks; leaves this rank's shard `[n / rts']`.
+    def reduce_grads(self, flat: Tensor) -> "PendingCollective":
+        """Starts to sum a flat gradient over data-parallel ranks, of which this rank keeps a shard.
 
-        The all-reduce over ranks with the same shard overlaps with the computation that follows.
+        On an accelerator it runs in a stream of its own, behind the passes that follow; on a CPU
+        the reduce-scatter computes on the host, and only the all-reduce overlaps. A reduce-scatter
+        first waits for the one before, so that only one layer's full gradient is held.
 
         Args:
             flat: the gradient of one layer, `[n]`; may be overwritten.
+
+        Returns:
+            The reduction of this rank's shard, `[n / rts']`.
         """
-        shard = flat
+        shard, kept = flat, None
         scatter_ranks = self._ranks(gradient_scatter_group)
         if len(scatter_ranks) > 1:
-            shard = torch.empty(
-                len(flat) // len(scatter_ranks), dtype=flat.dtype, device=flat.device
-            )
+            if self._scattering is not None:
+                self._scattering.wait()
+            length = len(flat) // len(scatter_ranks)
+            shard = torch.empty(length, dtype=flat.dtype, device=flat.device)
+            kept = flat if self._device.is_asynchronous else None
+        self._reduce_stream.wait_stream(self._device.current_stream())
+        with self._device.use_stream(self._reduce_stream):
+            work = self._reduce(flat, shard, scatter_ranks)
+            done = self._device.new_event()
+            done.record(self._reduce_stream)
+        pending = PendingCollective(shard, work, kept=kept, done=done, device=self._device)
+        self._scattering = pending if kept is not None else None
+        return pending
+
+    def _reduce(
+        self, flat: Tensor, shard: Tensor, scatter_ranks: tuple[int, ...]
+    ) -> dist.Work | None:
+        """Reduces in the current stream; on a CPU the all-reduce is to be waited for."""
+        if len(scatter_ranks) > 1:
             reduce_scatter(shard, flat, group=self._groups.get(scatter_ranks))
             self.sent_bytes["reduce_grads"] += all_gather_bytes(flat.nbytes, len(scatter_ranks))
-        reduce_ranks = self._ranks(gradient_reduce_group)
-        if len(reduce_ranks) > 1:
-            self.sent_bytes["reduce_grads"] += all_reduce_bytes(shard.nbytes, len(reduce_ranks))
-            group = self._groups.get(reduce_ranks)
-            return PendingReduce(shard, dist.all_reduce(shard, group=group, async_op=True))
-        return PendingReduce(shard, None)
-
-    def _all_gather(
-        self, kind: InstructionKind, ranks: tuple[int, ...], full: Tensor, part: Tensor
-    ) -> None:
-        all_gather(full, part, group=self._groups.get(ranks))
-        self.sent_bytes[kind] += all_gather_bytes(full.nbytes, len(ranks))
+        ranks = self._ranks(gradient_reduce_group)
+        if len(ranks) == 1:
+            return None
+        self.sent_bytes["reduce_grads"] += all_reduce_bytes(shard.nbytes, len(ranks))
+        beside = not self._device.is_asynchronous
+        return dist.all_reduce(shard, group=self._groups.get(ranks), async_op=beside)
 
     # Messages.
 
@@ -219,7 +242,7 @@ class ProcessGroups:
             dist.all_reduce(tensor, group=self._tensor_groups["all"])
 
     def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device.torch_device)
         dist.all_reduce(tensor, op)
         result: list[float] = tensor.tolist()
         return result
@@ -232,18 +255,37 @@ _DataRanks = Callable[[int, Plan], tuple[int, ...]]
 """The data-parallel ranks that share something with one of them, as `parameter_gather_group`."""
 
 
-class PendingReduce(NamedTuple):
-    """A tensor whose reduction may still be running."""
+class PendingCollective:
+    """A tensor that a collective may still be writing.
 
-    tensor: Tensor
-    work: dist.Work | None
-    """torch's handle of the reduction; None if there is nothing to wait for."""
+    Args:
+        tensor: what it writes.
+        work: torch's handle of it; None if only `done` is to be waited for.
+        kept: what it reads, whose memory must not be reused before it has ended.
+        done: recorded behind it, in the stream that it runs in.
+        device: the device of that stream.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        work: dist.Work | None,
+        *,
+        kept: Tensor | None = None,
+        done: Event | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self._tensor, self._work, self._kept = tensor, work, kept
+        self._done, self._device = done, device
 
     def wait(self) -> Tensor:
-        """The tensor, once it is reduced."""
-        if self.work is not None:
-            self.work.wait()
-        return self.tensor
+        """The tensor; the caller's stream waits until it is written."""
+        if self._work is not None:
+            self._work.wait()
+        if self._done is not None and self._device is not None:
+            self._done.wait(self._device.current_stream())
+        self._work = self._done = self._kept = None
+        return self._tensor
 
 
 class _GroupCache:

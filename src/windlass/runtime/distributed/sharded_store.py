@@ -23,7 +23,7 @@ from windlass.runtime.distributed.flat_shard import (
     remote_layer_parameters,
     writes_checkpoint,
 )
-from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
@@ -73,6 +73,8 @@ class ShardedStore:
         self._optimizer, self._before_update = optimizer, before_update
         self._shards_params = self._plan.sharding.parameters > 1
         self._local: dict[int, _LocalLayer] = {}
+        self._gathers: dict[int, PendingCollective] = {}
+        """All-gathers of weights that nobody has waited for yet, by layer."""
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
         self._owner_layers = tied_owner_layers(groups.graph)
@@ -156,10 +158,11 @@ class ShardedStore:
             dtype=local.working.dtype,
             device=self._context.device.torch_device,
         )
-        self._groups.unshard_weights(full, local.working)
+        self._gathers[index] = self._groups.unshard_weights(full, local.working)
         local.shard.use_full_weights(full)
 
     def _free_weights(self, index: int, _: int) -> None:
+        self._wait_for_gather(index)
         self._local[index].shard.free_full_weights()
 
     def _all_gather_params(self, index: int, _: int) -> None:
@@ -206,7 +209,13 @@ class ShardedStore:
                 weight.clear_gradient()
 
     def wait_for_layer(self, layer: int) -> None:
-        """Returns at once: `unshard_weights` has brought the weights."""
+        """Waits for the all-gathers that bring the weights that a layer computes with."""
+        for owner in (layer, *self._owner_layers[layer]):
+            self._wait_for_gather(owner)
+
+    def _wait_for_gather(self, layer: int) -> None:
+        if layer in self._gathers:
+            self._gathers.pop(layer).wait()
 
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Does nothing: no gradient is offloaded."""
@@ -244,6 +253,7 @@ class ShardedStore:
             name: full name of the values, `[n B B]`.
         """
         self.load_layers((layer,))
+        self.wait_for_layer(layer)
         weight = next(weight for weight in self.layers[layer].owned if weight.name == name)
         norms = block_norms(weight.working)
         self.free_layers((layer,))

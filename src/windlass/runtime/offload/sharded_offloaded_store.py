@@ -201,8 +201,7 @@ class ShardedOffloadedStore(OffloadedStore):
         param_shard = self._flat_param_shard(layer, shard)
         device = self._device.torch_device
         full = torch.empty(shard.elements, dtype=param_shard.dtype, device=device)
-        self._groups.unshard_weights(full, param_shard)
-        shard.use_full_weights(full)
+        shard.use_full_weights(self._groups.unshard_weights(full, param_shard).wait())
 
     def _flat_param_shard(self, layer: int, shard: LayerShard) -> Tensor:
         """This rank's weight shard of a layer, `[param_shard_elements]`."""

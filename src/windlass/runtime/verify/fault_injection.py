@@ -19,7 +19,7 @@ from windlass.program import (
     tied_across_stages,
     updates_per_shard,
 )
-from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
+from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema import Graph, Plan, TensorAxis
@@ -74,10 +74,10 @@ def _no_grad_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
     """Leaves each data-parallel rank with its own gradient of one layer."""
     groups, plan = _groups(hook), hook.plan
 
-    def local(flat: Tensor) -> PendingReduce:
+    def local(flat: Tensor) -> PendingCollective:
         shards = flat.chunk(plan.sharding.optimizer)
         index = optimizer_shard_index(groups.coord.data_rank, plan)
-        return PendingReduce(shards[index].clone(), None)
+        return PendingCollective(shards[index].clone(), None)
 
     replaced = _at_layer(
         handlers["reduce_grads"], plan, lambda: _replaced(groups, "reduce_grads", local)
@@ -137,12 +137,13 @@ def _stale_weights(handlers: Handlers, hook: HookContext) -> Handlers:
     groups, unshard = _groups(hook), _groups(hook).unshard_weights
     first_step: list[Tensor] = []
 
-    def stale(full: Tensor, shard: Tensor) -> None:
-        unshard(full, shard)
+    def stale(full: Tensor, shard: Tensor) -> PendingCollective:
+        unshard(full, shard).wait()
         if hook.compute.step == 1:
             first_step[:] = [full.clone()]
         elif hook.compute.step == _SECOND_STEP:
             full.copy_(first_step[0])
+        return PendingCollective(full, None)
 
     replaced = _at_layer(
         handlers["unshard_weights"],
