@@ -1,3 +1,6 @@
+from .attention import (
+    set_attention_backend,
+)
 from .build import (
     build_layer_stack,
     layer_stack_of,
@@ -101,6 +104,7 @@ __all__ = [
     "published_parameter_count",
     "reduce_scatter",
     "running_statistics",
+    "set_attention_backend",
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",

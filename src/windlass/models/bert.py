@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
 from windlass.models.modules import (
-    Attention,
     EmbeddingTable,
     Projection,
     build_feed_forward,

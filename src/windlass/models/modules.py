@@ -1,4 +1,4 @@
-"""Building blocks of a transformer: projections, rotary positions, attention, feed-forward.
+"""Building blocks of a transformer: projections, rotary positions, feed-forward.
 
 Shape letters: b micro-batch, s sequence, d width, h heads, g key/value heads, k head width, f
 feed-forward width. Every module that owns parameters has `reset_parameters`, as in PyTorch. Weights
@@ -88,59 +88,6 @@ class RotaryEmbedding(nn.Module):
         first, second, *unrotated = x.split([half, half, rest] if rest else half, dim=-1)
         rotated = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*rotated, *unrotated), dim=-1)
-
-
-class Attention(nn.Module, TensorShardable, Sparsifiable):
-    """Multi-head self-attention, causal or not, optionally with grouped queries.
-
-    Attention weights are never dropped: the fused kernels that make attention fast on every device
-    draw such a mask internally, so that it could not be reproduced from a key.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.head_width = config.head_width
-        self.query_width = config.heads * config.head_width
-        self.kv_width = config.kv_heads * config.head_width
-        self.grouped = config.kv_heads != config.heads
-        self.causal = config.causal
-        outputs = self.query_width + 2 * self.kv_width
-        rotated = config.rotated_width
-        self.input = Projection(config.width, outputs, bias=config.attention_bias)
-        self.rotary = RotaryEmbedding(rotated, config.rotary_base) if rotated else None
-        self.output = residual_projection(config, self.query_width, bias=config.attention_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps `[b s d]` to `[b s d]`."""
-        parts = self.input(x).split([self.query_width, self.kv_width, self.kv_width], dim=-1)
-        query, key, value = (
-            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts
-        )  # [b h s k], [b g s k], [b g s k]
-        if self.rotary is not None:
-            query, key = self.rotary(query, key)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=self.causal, enable_gqa=self.grouped
-        )
-        return self.output(mixed.transpose(1, 2).flatten(-2))
-
-    def sharding_rules(self) -> Mapping[str, ShardingRule]:
-        """Each rank has whole heads: its shard of the queries, the keys and the values."""
-        parts = (self.query_width, self.kv_width, self.kv_width)
-        return {
-            "": ShardingRule(style="region"),
-            "input": ShardingRule(style="column", parts=parts, unit=self.head_width),
-            "output": ShardingRule(style="row", unit=self.head_width),
-            "query_width": ShardingRule(style="count"),
-            "kv_width": ShardingRule(style="count"),
-        }
-
-    def sparse_roles(self) -> Mapping[str, RoleOutputs]:
-        """Queries, keys and values are parts of one weight."""
-        query, kv = self.query_width, self.kv_width
-        return {
-            "input": (("query", query), ("key", kv), ("value", kv)),
-            "output": (("projection", self.output.out_features),),
-        }
 
 
 class FeedForward(nn.Module, TensorShardable, Sparsifiable):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from windlass.models import bert
+from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
 from windlass.models.modules import (
-    Attention,
     EmbeddingTable,
     Projection,
     build_feed_forward,

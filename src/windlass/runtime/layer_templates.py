@@ -23,6 +23,7 @@ from windlass.models import (
     layer_sharding,
     meta_copy,
     running_statistics,
+    set_attention_backend,
     shard_layer,
 )
 from windlass.runtime.block_scores import BlockScores
@@ -33,6 +34,7 @@ from windlass.runtime.keyed_dropout import (
     key_buffers,
     replace_dropout,
 )
+from windlass.schema import AttentionBackend
 from windlass.torch_ext import device_for
 
 
@@ -46,12 +48,20 @@ class LayerTemplate:
         compiled: whether to compile it.
         fused: whether the loss is computed with the projection to the vocabulary, so that the
             logits never exist whole.
+        attention: how attention is computed.
     """
 
     def __init__(
-        self, layer: nn.Module, *, last: bool, compiled: bool, fused: bool = False
+        self,
+        layer: nn.Module,
+        *,
+        last: bool,
+        compiled: bool,
+        fused: bool = False,
+        attention: AttentionBackend = "flash",
     ) -> None:
         self._module = meta_copy(layer)
+        set_attention_backend(self._module, attention)
         self._loss = layer_loss(self._module) if last else None
         self._targets = fuse_loss(self._module) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
@@ -233,6 +243,7 @@ def layer_templates(
     compiled: bool,
     tp_rank: TensorParallelRank | None = None,
     loss: Literal["fused"] | None = None,
+    attention: AttentionBackend | None = None,
 ) -> tuple[LayerTemplate, ...]:
     """The template of each layer; layers of one type share one.
 
@@ -240,6 +251,7 @@ def layer_templates(
         stack: the model; its weights are not touched.
         compiled: whether to compile the templates.
         loss: whether the last one fuses its loss with its projection to the vocabulary.
+        attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
     """
     last = len(stack.layers) - 1
@@ -253,7 +265,11 @@ def layer_templates(
                     layer, layer_sharding(stack, index), tp_rank, last=index == last
                 )
             templates[key] = LayerTemplate(
-                layer, last=index == last, compiled=compiled, fused=loss == "fused"
+                layer,
+                last=index == last,
+                compiled=compiled,
+                fused=loss == "fused",
+                attention=attention or "flash",
             )
     return tuple(templates[kind, index == last] for index, kind in enumerate(stack.kinds))
 

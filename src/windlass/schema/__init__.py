@@ -87,9 +87,12 @@ from windlass.schema.model_request import (
     ModelRequest,
 )
 from windlass.schema.plan import (
+    ATTENTION_TILE_ROWS,
+    ATTENTION_TILES,
     DEVICE_TIER,
     HOST_TIER,
     MOMENT_BLOCK,
+    AttentionBackend,
     Batch,
     MomentFormat,
     Offload,
@@ -200,6 +203,8 @@ from windlass.schema.tensor_grid import (
 
 __all__ = [
     "ATTEMPTS_FOLDER",
+    "ATTENTION_TILES",
+    "ATTENTION_TILE_ROWS",
     "BLOCK_PATTERNS",
     "BLOCK_SIZES",
     "CACHED_BYTES",
@@ -239,6 +244,7 @@ __all__ = [
     "TOKENIZER_FILE",
     "TOKENS_FOLDER",
     "TOLERANCE",
+    "AttentionBackend",
     "AttentionKernel",
     "AttentionRate",
     "Batch",

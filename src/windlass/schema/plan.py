@@ -21,6 +21,18 @@ Loss = Literal["plain", "fused"]
 once. `fused` with the projection to the vocabulary: some tokens at a time, so that the logits never
 exist whole."""
 
+AttentionBackend = Literal["flash", "math", "cudnn", "efficient"]
+"""How attention is computed. `flash`: by the fused kernel that torch prefers, which keeps no
+probabilities. `math`: by matrix products with a softmax between them, whose probabilities are kept
+for the backward pass. `cudnn` and `efficient`: by those fused kernels, on CUDA devices."""
+
+ATTENTION_TILES = 4
+"""Most tiles into which plain attention divides the queries of a sequence under a causal mask: each
+is multiplied with the keys up to its last token only. More would skip little more."""
+
+ATTENTION_TILE_ROWS = 128
+"""Fewest queries of such a tile: narrower products of scores are slow."""
+
 OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """The classes of tensors that a plan can offload."""
 
@@ -172,6 +184,8 @@ class Plan(Document):
     """Whether the step needs the global gradient norm before it updates."""
     loss: Literal["fused"] | None = None
     """Whether the loss is fused with the projection to the vocabulary; None means plain."""
+    attention: Literal["math", "cudnn", "efficient"] | None = None
+    """How attention is computed, as `AttentionBackend` says; None means `flash`."""
     parallel: Parallelism = Parallelism()
     sharding: ShardingDegrees = ShardingDegrees()
     offload: Offload = Offload()

@@ -18,7 +18,7 @@ from pydantic import (
 from windlass.document import Synonyms
 from windlass.schema.graph import Precision
 from windlass.schema.model_request import ModelRequest, Name, RequestTable, Size
-from windlass.schema.plan import Loss, MomentFormat, PipelineSchedule, Recompute
+from windlass.schema.plan import AttentionBackend, Loss, MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
@@ -232,6 +232,10 @@ class Request(RequestTable):
     """How the last layer computes its loss: `plain` from all logits at once, or `fused` with the
     projection to the vocabulary, some tokens at a time, so that the logits never exist whole. None
     means what is predicted faster where logits take much of the memory, else `plain`."""
+    attention: AttentionBackend | None = None
+    """How attention is computed: `flash` by torch's fused kernel, `math` by matrix products with a
+    softmax between them, `cudnn` or `efficient` by those kernels of CUDA devices. None means what
+    is predicted faster by what this machine's probe measured, else `flash`."""
     phases: Count | None = None
     """Number of phases in which layers take turns in device memory; 1 keeps all layers there, None
     means as few as fit."""

@@ -215,6 +215,7 @@ class OpenChoices:
             stack=None if stack is None else stack.name,
             moments=self.request.moments,
             clip=self.request.train.clip is not None,
+            attention=None if self.request.attention == "flash" else self.request.attention,
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )

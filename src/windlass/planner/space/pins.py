@@ -127,6 +127,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
         "loss": (request.loss, plan.loss or "plain"),
+        "attention": (request.attention, plan.attention or "flash"),
         "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),
     }
     layers = request.recompute_layers

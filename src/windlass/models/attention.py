@@ -1,0 +1,135 @@
+"""Attention, softmax(Q Kᵀ / √k) V, by one of torch's fused kernels or by plain matrix products.
+
+On CPUs the plain products are often faster: they run on the same kernels as the layer's other
+products, and keep the probabilities, from which a fused kernel's backward pass computes the scores
+once more. `benchmarks/results/attention.csv` has what was measured.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from windlass.models.config import TransformerConfig
+from windlass.models.modules import Projection, RotaryEmbedding, residual_projection
+from windlass.models.sparsity.imported_masks import RoleOutputs
+from windlass.models.sparsity.sparse_layers import Sparsifiable
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
+from windlass.schema import ATTENTION_TILE_ROWS, ATTENTION_TILES, AttentionBackend
+
+_FUSED_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+
+
+class Attention(nn.Module, TensorShardable, Sparsifiable):
+    """Multi-head self-attention, causal or not, optionally with grouped queries.
+
+    Attention weights are never dropped: the fused kernels that make attention fast on every device
+    draw such a mask internally, so that it could not be reproduced from a key.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.query_width = config.heads * config.head_width
+        self.kv_width = config.kv_heads * config.head_width
+        self.causal = config.causal
+        self.backend: AttentionBackend = "flash"
+        outputs = self.query_width + 2 * self.kv_width
+        rotated = config.rotated_width
+        self.input = Projection(config.width, outputs, bias=config.attention_bias)
+        self.rotary = RotaryEmbedding(rotated, config.rotary_base) if rotated else None
+        self.output = residual_projection(config, self.query_width, bias=config.attention_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to `[b s d]`."""
+        parts = self.input(x).split([self.query_width, self.kv_width, self.kv_width], dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts
+        )  # [b h s k], [b g s k], [b g s k]
+        if self.rotary is not None:
+            query, key = self.rotary(query, key)
+        mixed = attend(query, key, value, is_causal=self.causal, backend=self.backend)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has whole heads: its shard of the queries, the keys and the values."""
+        parts = (self.query_width, self.kv_width, self.kv_width)
+        return {
+            "": ShardingRule(style="region"),
+            "input": ShardingRule(style="column", parts=parts, unit=self.head_width),
+            "output": ShardingRule(style="row", unit=self.head_width),
+            "query_width": ShardingRule(style="count"),
+            "kv_width": ShardingRule(style="count"),
+        }
+
+    def sparse_roles(self) -> Mapping[str, RoleOutputs]:
+        """Queries, keys and values are parts of one weight."""
+        query, kv = self.query_width, self.kv_width
+        return {
+            "input": (("query", query), ("key", kv), ("value", kv)),
+            "output": (("projection", self.output.out_features),),
+        }
+
+
+def set_attention_backend(layer: nn.Module, backend: AttentionBackend) -> None:
+    """Says how a layer computes attention; modules of a user's own stay as they are.
+
+    Args:
+        layer: changed in place.
+        backend: how.
+    """
+    for module in layer.modules():
+        if isinstance(module, Attention):
+            module.backend = backend
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, backend: AttentionBackend
+) -> Tensor:
+    """Attention; maps `[b h s k]`, `[b g s k]` and `[b g s k]` to `[b h s k]`.
+
+    Args:
+        query: queries.
+        key: keys, of as many heads or of fewer, g, that divide them.
+        value: values, of as many heads as the keys.
+        is_causal: whether tokens see none that come later.
+        backend: how it is computed; `flash` leaves the choice among fused kernels to torch.
+    """
+    if backend == "math":
+        return _plain_attention(query, key, value, is_causal=is_causal)
+    kernel = _FUSED_KERNELS.get(backend)
+    with nullcontext() if kernel is None else sdpa_kernel(kernel):
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Tensor:
+    """Attention by two matrix products with a softmax between them.
+
+    Under a causal mask the queries are divided into tiles, so that each is multiplied with the
+    keys up to its last token only: four tiles skip 3/8 of the products and of the probabilities.
+    """
+    batch, heads, tokens, width = query.shape
+    repeats = heads // key.shape[1]
+    if repeats > 1:
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
+    # Copied once here, they need not be copied for each tile.
+    query, key, value = (
+        part.reshape(-1, tokens, width) for part in (query * width**-0.5, key, value)
+    )  # [b*h s k]
+    key = key.transpose(1, 2)
+    if not is_causal:
+        mixed = torch.bmm(torch.bmm(query, key).softmax(dim=-1), value)
+        return mixed.unflatten(0, (batch, heads))
+    rows = max(ATTENTION_TILE_ROWS, -(-tokens // ATTENTION_TILES))
+    tiles = []
+    for first, tile in zip(range(0, tokens, rows), query.split(rows, dim=1), strict=True):
+        seen = first + tile.shape[1]
+        later = query.new_full((tile.shape[1], seen), float("-inf")).triu(first + 1)
+        probabilities = (torch.bmm(tile, key[:, :, :seen]) + later).softmax(dim=-1)
+        tiles.append(torch.bmm(probabilities, value[:, :seen]))
+    return torch.cat(tiles, dim=1).unflatten(0, (batch, heads))
