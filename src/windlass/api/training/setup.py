@@ -31,7 +31,7 @@ from windlass.schema import (
     Step,
     Timeline,
 )
-from windlass.torch_ext import device_for, install_allocator, trim_heap
+from windlass.torch_ext import install_allocator, trim_heap
 from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
@@ -388,6 +388,7 @@ def _attempt(
 ) -> Generator[Step]:
     """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
     from windlass.runtime import RankContext, TimelineRecorder, train_loop
+    from windlass.torch_ext import device_for
 
     rank, instrumentation = program.device, hooks.instrumentation
     done = checkpoint.manifest.step if checkpoint else 0
