@@ -34,6 +34,7 @@ from windlass.runtime.distributed.local_launcher import (
 from windlass.runtime.distributed.rank_ipc import (
     RANKS_FOLDER,
     ParentProcess,
+    flight_record_file,
     heartbeat_file,
     write_report,
 )
@@ -147,6 +148,7 @@ __all__ = [
     "export_masks",
     "export_weights",
     "faulty_layer",
+    "flight_record_file",
     "generate_text",
     "heartbeat_file",
     "host_store",

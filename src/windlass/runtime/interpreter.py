@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -44,6 +45,12 @@ class InstructionTimer(Protocol):
 
     def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""
+
+    def finished_calls(self, submitted: int) -> int:
+        """How many of the step's first `submitted` calls the device has finished.
+
+        Another thread may ask while a step runs.
+        """
 
 
 class Interpreter:
@@ -198,6 +205,10 @@ class HostTimer:
             ends[index] = now()
             index += 1  # noqa: SIM113  enumerate would build one more tuple per call
 
+    def finished_calls(self, submitted: int) -> int:
+        """All of them: a call that has returned is done."""
+        return submitted
+
     def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""
         first = self._starts[0] if self._starts else 0
@@ -223,6 +234,10 @@ class EventTimer:
             handler(layer, micro)
             end.record(stream)
         stream.synchronize()
+
+    def finished_calls(self, submitted: int) -> int:
+        """How many of the step's first `submitted` calls the device has finished."""
+        return bisect_left(range(submitted), True, key=lambda index: not self._ends[index].query())
 
     def start_end_seconds(self) -> tuple[Seconds, Seconds]:
         """Start and end times of the last step's calls, in seconds after the first start."""

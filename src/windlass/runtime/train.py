@@ -19,6 +19,7 @@ from windlass.runtime.checkpoint.checkpoint import (
 )
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.compute import ComputeHandlers, StopRequested
+from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.distributed.sharded_store import ShardedStore
@@ -137,7 +138,6 @@ class _Run:
         plan, device = context.plan, context.device
         optimizer = AdamW(context.settings, device.torch_device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
-        self._heartbeat = heartbeat
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
         graph = context.graph
         self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
@@ -148,7 +148,6 @@ class _Run:
             compiled=plan.compile,
             tp_rank=self._groups.tensor_parallel if self._groups else None,
             loss=plan.loss,
-            attention=plan.attention,
         )
         self.store = self._make_store(optimizer)
         self._activations: ActivationOffloader | None = None
@@ -180,6 +179,11 @@ class _Run:
             hooks = HookContext(plan, graph, self._compute, self._groups)
             handlers = dict(wrap_handlers(handlers, hooks))
         timer = timer_for(device, len(context.program.instructions))
+        self._device_heartbeat: DeviceHeartbeat | None = None
+        if heartbeat is not None and device.is_asynchronous:
+            self._device_heartbeat = DeviceHeartbeat(heartbeat, timer.finished_calls, device)
+            heartbeat = self._device_heartbeat.host_slots
+        self._heartbeat = heartbeat
         self._interpreter = Interpreter(context.program, handlers, timer, heartbeat)
 
     def _make_store(self, optimizer: AdamW) -> ParamStore:
@@ -203,6 +207,8 @@ class _Run:
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
         self.saver.close()
+        if self._device_heartbeat is not None:
+            self._device_heartbeat.close()
         if self._queue is not None:
             self._queue.close()
         if self._activations is not None:

@@ -252,14 +252,15 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
         HeartbeatWriter,
         ParentProcess,
         destroy_process_group,
+        flight_record_file,
         heartbeat_file,
         init_process_group,
         is_peer_lost,
         write_report,
     )
 
-    parent = ParentProcess()
     ranks_folder, rank = folder / RANKS_FOLDER, cluster_rank.rank
+    parent = ParentProcess(flight_record_file(ranks_folder, rank))
     planned = planned_from_record(load(folder))
     heartbeat = HeartbeatWriter(heartbeat_file(ranks_folder, rank))
     hooks = LoopHooks(stop=parent.stop_requested, heartbeat=heartbeat.slots)

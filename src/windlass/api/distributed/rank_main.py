@@ -49,12 +49,13 @@ def run_rank(
         ParentProcess,
         Rendezvous,
         destroy_process_group,
+        flight_record_file,
         heartbeat_file,
         init_process_group,
         write_report,
     )
 
-    parent = ParentProcess()
+    parent = ParentProcess(flight_record_file(folder / RANKS_FOLDER, rank))
     try:
         planned = planned_from_record(load(folder))
         heartbeat = HeartbeatWriter(heartbeat_file(folder / RANKS_FOLDER, rank))

@@ -12,7 +12,12 @@ from windlass import errors
 from windlass.errors import OutOfMemory, RankError, RankLost, RunBroken, WindlassError
 from windlass.program import BLOCKING_KINDS, InstructionKind, MeshCoord, Program
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
-from windlass.runtime.distributed.rank_ipc import read_report, stderr_file
+from windlass.runtime.distributed.rank_ipc import (
+    WRITE_FLIGHT_RECORD,
+    flight_record_file,
+    read_report,
+    stderr_file,
+)
 
 _REPORT_SECONDS = 0.2
 """Time for other ranks to report too once one has exited, and for a rank to write its stacks."""
@@ -73,14 +78,27 @@ class FailureDiagnoser:
         positions = {rank: beat.position() for rank, beat in self._heartbeats.items()}
         rank = find_blocking_rank(positions, stopped, self._programs)
         message = f"{self.describe(rank)} {hang_message(seconds, stopped=rank in stopped)}"
-        message += "" if rank in stopped else self.thread_stacks(rank)
+        message += "" if rank in stopped else self.evidence(rank)
         return RankLost(message, rank=rank, permanent=False)
 
-    def thread_stacks(self, rank: int) -> str:
-        """The stacks of all threads of a running rank, as it writes them on request."""
+    def evidence(self, rank: int) -> str:
+        """What running ranks write on request: last collectives of all, thread stacks of one.
+
+        Args:
+            rank: the rank that is blamed; the others wait for it.
+        """
+        for process in self._processes.values():
+            if process.stdin:
+                with contextlib.suppress(OSError):
+                    process.stdin.write(WRITE_FLIGHT_RECORD)
+                    process.stdin.flush()
         self._processes[rank].send_signal(signal.SIGUSR1)
         time.sleep(_REPORT_SECONDS)
-        return self._stderr_tail(rank)
+        records = [flight_record_file(self._folder, each) for each in self._processes]
+        written = [str(record) for record in records if record.exists()]
+        named = f"`{written[0]}` and {len(written) - 1} files beside it" if written else ""
+        flight = f"; what each rank has asked of its peers is in {named}" if written else ""
+        return flight + self._stderr_tail(rank)
 
     def stopped_ranks(self) -> list[int]:
         """The ranks that a signal or a debugger has stopped."""

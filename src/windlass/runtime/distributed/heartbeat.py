@@ -1,11 +1,19 @@
 """Heartbeat: the step and instruction a rank is at, readable from another process.
 
-Three integers in a memory-mapped file. Writing one costs as much as a store to memory.
+Three integers in a memory-mapped file. Writing one costs as much as a store to memory. The host of
+an accelerator is far ahead of its device, so there a thread writes which instruction the device has
+not finished.
 """
 
 import mmap
 import struct
+import threading
+from array import array
+from collections.abc import Callable
 from pathlib import Path
+
+from windlass.runtime.interpreter import HeartbeatSlots
+from windlass.torch_ext import Device
 
 _SLOTS = 3
 _LAYOUT = struct.Struct(f"={_SLOTS}q")
@@ -13,6 +21,9 @@ _BYTES = _LAYOUT.size
 
 NOT_STARTED = (0, -1)
 """Position before the first step."""
+
+_DEVICE_SECONDS = 0.5
+"""Time between two looks at a device's place; a fraction of the shortest hang timeout in use."""
 
 
 class HeartbeatWriter:
@@ -67,3 +78,40 @@ class HeartbeatReader:
         """Unmaps the file."""
         if self._map is not None:
             self._map.close()
+
+
+class DeviceHeartbeat:
+    """Writes a device's place to a heartbeat, in a thread, while the host writes its own elsewhere.
+
+    Args:
+        heartbeat: what other processes read.
+        finished_calls: how many of the first n instructions of a step the device has finished.
+        device: the device.
+    """
+
+    def __init__(
+        self, heartbeat: HeartbeatSlots, finished_calls: Callable[[int], int], device: Device
+    ) -> None:
+        self.host_slots: HeartbeatSlots = array("q", [heartbeat[slot] for slot in range(_SLOTS)])
+        """The slots that the host writes."""
+        self._heartbeat, self._finished_calls, self._device = heartbeat, finished_calls, device
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._write_often, daemon=True)
+        self._thread.start()
+
+    def _write_often(self) -> None:
+        self._device.activate()
+        while not self._closed.wait(_DEVICE_SECONDS):
+            self.write()
+
+    def write(self) -> None:
+        """Writes the step, the first instruction that the device has not finished, and the rest."""
+        step, index, other_work = (self.host_slots[slot] for slot in range(_SLOTS))
+        self._heartbeat[0] = step
+        self._heartbeat[1] = self._finished_calls(index) if index > 0 else index
+        self._heartbeat[2] = other_work
+
+    def close(self) -> None:
+        """Ends the thread; the last place stays."""
+        self._closed.set()
+        self._thread.join()

@@ -14,13 +14,15 @@ from typing import Any
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import OutOfMemory, WindlassError
-from windlass.runtime.distributed.rendezvous import is_peer_lost
+from windlass.runtime.distributed.rendezvous import is_peer_lost, write_flight_record
 
 RANKS_FOLDER = "ranks"
 """Subfolder of the run's folder: heartbeats, failure reports and error streams of its ranks."""
 
 STOP, STEP_RECORDED = b"s", b"t"
 """Messages to rank 0: stop after this step; the step it reported last is on record."""
+WRITE_FLIGHT_RECORD = b"f"
+"""Message to a rank: write its flight record."""
 
 _REPORT_BYTES = 2**15
 _LONGEST_MESSAGE = 4000
@@ -41,6 +43,11 @@ def report_file(folder: Path, rank: int) -> Path:
 def stderr_file(folder: Path, rank: int) -> Path:
     """The file that receives a rank's error stream: traces, warnings and thread stacks."""
     return folder / f"{rank}.err"
+
+
+def flight_record_file(folder: Path, rank: int) -> Path:
+    """The file in which a rank writes its last collectives when the run hangs."""
+    return folder / f"{rank}.flight.json"
 
 
 def reserve_report(folder: Path, rank: int) -> None:
@@ -87,9 +94,15 @@ def read_report(folder: Path, rank: int) -> Mapping[str, Any] | None:
 
 
 class ParentProcess:
-    """The process that started this one. When it is gone, this process exits at once."""
+    """The process that started this one. When it is gone, this process exits at once.
 
-    def __init__(self) -> None:
+    Args:
+        flight_record: where this process writes its flight record when it is asked to; None if it
+            keeps none.
+    """
+
+    def __init__(self, flight_record: Path | None = None) -> None:
+        self._flight_record = flight_record
         self._stop = threading.Event()
         self._recorded = threading.Semaphore(0)
         die_with_parent()
@@ -110,6 +123,9 @@ class ParentProcess:
                 self._stop.set()
             elif message == STEP_RECORDED:
                 self._recorded.release()
+            elif message == WRITE_FLIGHT_RECORD and self._flight_record is not None:
+                with contextlib.suppress(OSError):
+                    write_flight_record(self._flight_record)
         os._exit(1)
 
 

@@ -12,12 +12,14 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from windlass.atomic_files import storage_errors
@@ -36,6 +38,12 @@ _RESOLVE_SECONDS = 30
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Makes the libraries listen on the loopback only; other addresses can be reached from outside."""
+
+
+_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+"""Makes torch keep the last collectives of this process. Source: torch's tutorial on its flight
+recorder, which names this number."""
+_FLIGHT_RECORD_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 class HeadAddress(NamedTuple):
@@ -175,6 +183,10 @@ def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
     """
     device.activate()
     _listen_on_loopback(rendezvous.address)
+    if device.is_asynchronous:
+        os.environ |= {
+            name: os.environ.get(name, value) for name, value in _FLIGHT_RECORDER.items()
+        }
     store = connect_store(rendezvous.address, rendezvous.namespace)
     store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
@@ -194,7 +206,26 @@ def _listen_on_loopback(address: StoreAddress) -> None:
     if isinstance(address, Path):
         os.environ |= _LOOPBACK
     elif address.host in ("localhost", "127.0.0.1", "::1"):
-        os.environ |= {name: os.environ.get(name, value) for name, value in _LOOPBACK.items()}
+        _set_unless_set(_LOOPBACK)
+
+
+def _set_unless_set(options: Mapping[str, str]) -> None:
+    os.environ |= {name: os.environ.get(name, value) for name, value in options.items()}
+
+
+def write_flight_record(to: Path) -> None:
+    """Writes torch's flight record, the last collectives of this process, as JSON; none if empty.
+
+    Args:
+        to: the file.
+    """
+    # Torch has no public name for it; nccl's record has a function of its own.
+    dumps = (getattr(_distributed_c10d, name, None) for name in _FLIGHT_RECORD_DUMPS)
+    for dump in dumps:
+        record = dump() if dump is not None else b""
+        if record and json.loads(record).get("entries"):
+            to.write_bytes(record)
+            return
 
 
 def broadcast_start(start: RunStart | None, device: Device) -> RunStart:

@@ -30,6 +30,7 @@ from windlass.runtime.distributed.local_launcher import (
 )
 from windlass.runtime.distributed.rank_ipc import (
     STOP,
+    flight_record_file,
     heartbeat_file,
     read_report,
     reserve_report,
@@ -86,6 +87,7 @@ class HostWatchdog:
         reserve_report(self._folder, rank)
         with storage_errors(self._folder):
             heartbeat_file(self._folder, rank).unlink(missing_ok=True)
+            flight_record_file(self._folder, rank).unlink(missing_ok=True)
             with stderr_file(self._folder, rank).open("wb") as stderr:
                 return subprocess.Popen(  # noqa: S603  our own words, no shell
                     command, stdin=subprocess.PIPE, stderr=stderr, process_group=0
@@ -254,7 +256,7 @@ class HostWatchdog:
                 or self._store.agree_on_failure(message, _AGREE_SECONDS)
             )
         if with_stacks and exit_code(self._processes[rank]) is None:
-            message += self._diagnoser().thread_stacks(rank)
+            message += self._diagnoser().evidence(rank)
         return self._rank_lost(self._store.agree_on_failure(message, _AGREE_SECONDS))
 
     def _describe(self, rank: int, position: tuple[int, int]) -> str:
