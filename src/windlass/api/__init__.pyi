@@ -55,6 +55,11 @@ from .distributed.launch_script import (
 from .distributed.rank_main import (
     run_rank,
 )
+from .doctor.doctor import (
+    DOCTOR_FILE,
+    doctor,
+    require_report_file,
+)
 from .judging.judge import (
     LiveJudge,
     follow_verdict,
@@ -202,6 +207,7 @@ from .verify.rehearse import (
 __all__ = [
     "ALL_MACHINES",
     "BATCH_SIZES",
+    "DOCTOR_FILE",
     "HERE",
     "MAX_PROCESSES",
     "RECIPE_SEEDS",
@@ -247,6 +253,7 @@ __all__ = [
     "data_statistics",
     "dataflow",
     "diff",
+    "doctor",
     "downscale_plan",
     "draw_figure",
     "draw_plan",
@@ -290,6 +297,7 @@ __all__ = [
     "require_alert",
     "require_drawable",
     "require_local",
+    "require_report_file",
     "require_trace_file",
     "resume",
     "run_cluster_rank",

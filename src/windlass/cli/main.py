@@ -52,6 +52,7 @@ _COMMANDS = {
     "machines": "machines:app",
     "stacks": "stacks:stacks",
     "probe": "machines:probe",
+    "doctor": "doctor:doctor",
     "check": "check:check",
     "rehearse": "check:rehearse",
     "validate": "validation.validate:validate",
@@ -69,6 +70,11 @@ _SPIN_COUNT = "1000"
 """Turns for which a thread of OpenMP looks for work before it sleeps; the default is 300,000. A
 thread that spins beside other processes keeps the core from the thread that it waits for."""
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_ALLOCATOR = "expandable_segments:True"
+"""Lets torch's allocator of an accelerator grow its segments, so that memory that was freed serves
+tensors of other sizes. Without it phases and long pipelines run out of memory that is free."""
+
 
 _REFUSED = (
     errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
@@ -82,6 +88,8 @@ def main(tokens: list[str] | None = None) -> None:
     # OpenMP reads it once, when torch is first imported, which no module above does.
     if not any(name in os.environ for name in _WAIT_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    if not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        os.environ["PYTORCH_ALLOC_CONF"] = _ALLOCATOR
     words = sys.argv[1:] if tokens is None else tokens
     try:
         _require_text(words)

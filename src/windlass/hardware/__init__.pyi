@@ -9,6 +9,7 @@ from .host_family import (
 )
 from .local_machine import (
     LOCAL_MACHINE_FILE,
+    accelerator_names,
     core_count,
     is_local_machine_changed,
     last_level_cache_bytes,
@@ -49,6 +50,7 @@ __all__ = [
     "HostFamily",
     "Question",
     "StatedNumber",
+    "accelerator_names",
     "answer_faults",
     "available_memory_bytes",
     "core_count",

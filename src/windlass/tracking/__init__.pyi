@@ -3,6 +3,7 @@ from .code_snapshot import (
 )
 from .environment import (
     collect_environment,
+    processor_name,
 )
 from .folder_lock import (
     FolderLock,
@@ -30,6 +31,7 @@ from .record_faults import (
     journal_faults,
 )
 from .redaction import (
+    without_personal_data,
     without_secrets,
 )
 from .run_folder import (
@@ -119,6 +121,7 @@ __all__ = [
     "load_run",
     "make_data_manifest",
     "parse_journal",
+    "processor_name",
     "rank_journal",
     "read_journal",
     "read_run_format",
@@ -130,6 +133,7 @@ __all__ = [
     "series_of",
     "snapshot_code",
     "uuid7",
+    "without_personal_data",
     "without_secrets",
     "write_run_id",
 ]

@@ -1,7 +1,10 @@
 """What a record must not hold: names of files that look like secrets, and values that do."""
 
+import os
+import pwd
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 
 REPLACEMENT = "[looks like a secret]"
 
@@ -46,6 +49,12 @@ _KEPT_VARIABLES = re.compile(
 )
 """Environment variables that change what a run computes or how fast; no others are kept."""
 
+_PATH = re.compile(r"(?<!\w)(?:~\w*|[A-Za-z]:|\.{1,2})?(?:[/\\][^\s/\\:;,'\"`()<>|]+)+[/\\]?")
+"""An absolute path, one from the home folder, or one that begins with `.` or `..`."""
+
+_SHORTEST_NAME = 2
+"""Letters of a name of a user or host; a single letter names nobody."""
+
 
 def is_secret_name(name: str) -> bool:
     """Whether a file's path looks like that of a secret, so that its content is not read."""
@@ -74,3 +83,30 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
         name: REPLACEMENT if is_secret_name(name) else without_secrets(environment[name])
         for name in names
     }
+
+
+def without_personal_data(text: str) -> str:
+    """The text without paths, and without the names of this host and of its user.
+
+    For files that are sent to others: an error's message may quote all of them.
+    """
+    text = _PATH.sub("<path>", without_secrets(text))
+    for name, replacement in _personal_names():
+        if len(name) < _SHORTEST_NAME:
+            continue
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", replacement, text, flags=re.IGNORECASE)
+    return text
+
+
+def _personal_names() -> Iterator[tuple[str, str]]:
+    """Names of this host and its user, each with what stands in its place."""
+    host = socket.gethostname()
+    yield host, "<host>"
+    yield host.partition(".")[0], "<host>"
+    try:
+        user = pwd.getpwuid(os.getuid())
+    except KeyError:  # a container may run as a user without a name
+        return
+    yield user.pw_name, "<user>"
+    for name in user.pw_gecos.replace(",", " ").split():
+        yield name, "<user>"

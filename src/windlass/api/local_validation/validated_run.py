@@ -23,6 +23,8 @@ _WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
 its full clock rate, and the third step samples memory after each instruction."""
 _MEASURED_SECONDS, _MEASURED_STEPS = 3.0, 5
 """Minimal length of the measurement."""
+RUN_FOLDER = "run"
+"""The subfolder of a measured run."""
 _MOST_ATTEMPTS = 3
 """Times that a run is measured while other processes take its cores; the quietest counts."""
 
@@ -101,27 +103,37 @@ def _validate(run: DrawnRun) -> ValidatedRun:
         attempts: list[Measurement] = []
         while not attempts or (attempts[-1].is_contended and len(attempts) < _MOST_ATTEMPTS):
             with tempfile.TemporaryDirectory() as folder:
-                attempts.append(_measure(planned, Path(folder)))
+                attempts.append(measure_plan(planned, Path(folder)))
         measurement = min(attempts, key=lambda each: each.contention or 0.0)
     except WindlassError as error:
         return row.model_copy(update={"problem": str(error)})
     return row.model_copy(update={"measurement": measurement})
 
 
-def _measure(planned: Planned, folder: Path) -> Measurement:
-    """Trains a few steps under exactly this plan, in a process of its own."""
+def measure_plan(planned: Planned, folder: Path, *, least_steps: int = 0) -> Measurement:
+    """Predicted and measured figures of a few steps under exactly this plan, in a fresh process.
+
+    Args:
+        planned: a plan for this machine.
+        folder: an empty folder; the run is kept in its `RUN_FOLDER`.
+        least_steps: fewest steps of the run, with those that do not count.
+
+    Raises:
+        RunBroken: the run failed.
+    """
     seconds = planned.prediction.step_seconds
     warm_up = max(_WARM_UP_STEPS, round(_WARM_UP_SECONDS / seconds))
     steps = warm_up + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
+    steps = max(steps, least_steps)
     speed_check_seconds = float(run_isolated("windlass.hardware.probe.speed_check"))
     plan_file = folder / "plan.toml"
     planned.plan.save(plan_file)
     run_isolated(
         "windlass", "train", "--plan", str(plan_file), f"train.steps={steps}",
         f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
-        "train.evaluate_sequences=4", "--folder", str(folder / "run"),
+        "train.evaluate_sequences=4", "--folder", str(folder / RUN_FOLDER),
     )  # fmt: skip
-    record = load(folder / "run")
+    record = load(folder / RUN_FOLDER)
     if record.prediction is None or len(record.steps) < steps:
         raise RunBroken(f"`{folder}` holds no prediction, or fewer than {steps} steps")
     measured = record.steps[warm_up:]

@@ -1,0 +1,1 @@
+"""Tries a machine out: each kernel, allocator, exchange and kind of plan, then its rates."""
