@@ -21,7 +21,9 @@ def hold(count: int) -> None:
 
 
 def test_the_peak_is_never_below_the_current_memory():
-    assert CPU.peak_memory() >= CPU.memory_allocated() > 2**20
+    # The current memory first: Python itself may take a page between the two.
+    current = CPU.memory_allocated()
+    assert CPU.peak_memory() >= current > 2**20
 
 
 def test_a_sample_is_the_peak_since_the_last_sample():

@@ -222,6 +222,8 @@ def test_fake_tensors_have_the_shapes_of_real_ones():
         assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
 
 
+# torch 2.15's own check reads the gradient of a tensor that has none.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_torch_finds_nothing_wrong_with_the_operator():
     blocks = layout("random", 4, 3)
     arguments = (
