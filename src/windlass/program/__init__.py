@@ -14,7 +14,12 @@ from windlass.program.activation_checkpointing import (
     with_recompute,
 )
 from windlass.program.communication_groups import (
+    CollectiveUse,
+    Communicator,
+    Partition,
     PeerMap,
+    communicator_partitions,
+    communicator_use,
 )
 from windlass.program.communication_volume import (
     REPLICATED_SIZES,
@@ -137,7 +142,9 @@ __all__ = [
     "STAGING_BYTES",
     "TRANSFER_KINDS",
     "WEIGHT_PASSES",
+    "CollectiveUse",
     "CommunicationVolume",
+    "Communicator",
     "DiskUsage",
     "Instruction",
     "InstructionEffects",
@@ -145,6 +152,7 @@ __all__ = [
     "LayerSizes",
     "MemoryProfile",
     "MeshCoord",
+    "Partition",
     "PassCollective",
     "PeerMap",
     "Program",
@@ -157,6 +165,8 @@ __all__ = [
     "capability_faults",
     "chunks_of_stage",
     "collective_bytes",
+    "communicator_partitions",
+    "communicator_use",
     "context_errors",
     "describe_recompute",
     "disk_usage",

@@ -1,18 +1,160 @@
-"""Communication groups: the ranks that each instruction of a device communicates with."""
+"""Communication groups: the ranks that each instruction of a device communicates with.
+
+NCCL knows no tags: all that a communicator carries runs in the order in which it was issued. So
+each axis of collectives has communicators of its own, and so has each channel of messages over each
+stage boundary, in each direction. `communicator_partitions` lists them all, in the one order in
+which all ranks make them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
-from windlass.program.instruction import COLLECTIVE_KINDS, Instruction, InstructionKind
+from windlass.program.instruction import (
+    COLLECTIVE_KINDS,
+    MATCHING_RECEIVE,
+    Instruction,
+    InstructionKind,
+)
 from windlass.program.tensor_parallel import LAYER_PASSES, passes_with_collectives
 from windlass.program.tied_weights import tied_across_stages
-from windlass.program.zero_sharding import parameter_gather_group, update_gather_group
-from windlass.schema import Graph, Plan
+from windlass.program.zero_sharding import (
+    gradient_reduce_group,
+    gradient_scatter_group,
+    parameter_gather_group,
+    update_gather_group,
+)
+from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
 
+CollectiveUse = Literal[TensorAxis, "gather", "update", "scatter", "reduce"]
+"""What a communicator's collectives are for: an axis of the tensor-parallel ranks, or what
+data-parallel ranks do: gather weights, gather updated parts, scatter and reduce gradients."""
+
+_TENSOR_USES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
+_DATA_GROUPS: dict[CollectiveUse, Callable[[int, Plan], tuple[int, ...]]] = {
+    "gather": parameter_gather_group,
+    "update": update_gather_group,
+    "scatter": gradient_scatter_group,
+    "reduce": gradient_reduce_group,
+}
 _TIED_KINDS: tuple[InstructionKind, ...] = (
     "send_tied_weights",
     "accumulate_tied_grads",
     "recv_tied_weights",
     "send_tied_grads",
 )
+
+
+class Communicator(NamedTuple):
+    """Ranks that communicate for one use, in an order of their own."""
+
+    use: str
+    """A `CollectiveUse`, or the channel of its messages, as in `PeerMap.channel`."""
+    ranks: tuple[int, ...]
+    """The global ranks; of a channel the sender, then the receiver."""
+
+
+Partition = tuple[Communicator, ...]
+"""Communicators that are made by one split of all ranks: no rank is in two of them."""
+
+
+def communicator_partitions(plan: Plan, graph: Graph) -> tuple[Partition, ...]:
+    """All communicators of a plan but that of all ranks, in the order in which they are made.
+
+    Their number grows with the plan's axes, not with its ranks: one for each axis of collectives of
+    more than one rank, and at most eight for the messages of a pipeline with one tied weight.
+
+    Args:
+        plan: the plan.
+        graph: the plan's full graph.
+    """
+    return (
+        *_tensor_partitions(plan),
+        *_data_partitions(plan),
+        *_message_partitions(plan, graph),
+    )
+
+
+def communicator_use(use: CollectiveUse, plan: Plan) -> CollectiveUse:
+    """The use whose communicators carry these collectives; another one has the same ranks.
+
+    A tensor axis of all ranks uses `all`. Where weights are not sharded, `update` has the ranks of
+    `scatter`, and is never in flight beside it. `gather` and `scatter` may have the same ranks too,
+    but overlap: the next layer is gathered while the last one's gradients are scattered.
+    """
+    if use in ("tokens", "features"):
+        degree = plan.parallel.tensor
+        return "all" if group_size(degree, use) == int(degree) else use
+    return "scatter" if use == "update" and plan.sharding.parameters == 1 else use
+
+
+def _tensor_partitions(plan: Plan) -> Iterator[Partition]:
+    degree, columns = int(plan.parallel.tensor), grid_columns(plan.parallel.tensor)
+    parts: dict[TensorAxis, list[range]] = {
+        "all": [range(degree)],
+        "tokens": [range(column, degree, columns) for column in range(columns)],
+        "features": [range(first, first + columns) for first in range(0, degree, columns)],
+    }
+    for use in _TENSOR_USES:
+        if len(parts[use][0]) > 1 and communicator_use(use, plan) == use:
+            yield tuple(
+                Communicator(use, tuple(first + rank for rank in part))
+                for first in range(0, plan.parallel.devices, degree)
+                for part in parts[use]
+            )
+
+
+def _data_partitions(plan: Plan) -> Iterator[Partition]:
+    tensor, replicas = int(plan.parallel.tensor), plan.parallel.replicas
+    for use, group in _DATA_GROUPS.items():
+        parts = dict.fromkeys(group(replica, plan) for replica in range(replicas))
+        if len(next(iter(parts))) > 1 and communicator_use(use, plan) == use:
+            yield tuple(
+                Communicator(use, tuple(first + replica * tensor for replica in part))
+                for stage in range(0, plan.parallel.devices, replicas * tensor)
+                for first in range(stage, stage + tensor)
+                for part in parts
+            )
+
+
+def _message_partitions(plan: Plan, graph: Graph) -> Iterator[Partition]:
+    """The communicators of all channels; channels that share no stage are made together."""
+    width = plan.parallel.replicas * int(plan.parallel.tensor)
+    partitions: list[list[tuple[str, int, int]]] = []
+    for channel in _channels(plan, graph):
+        for partition in partitions:
+            if all(set(channel[1:]).isdisjoint(other[1:]) for other in partition):
+                partition.append(channel)
+                break
+        else:
+            partitions.append([channel])
+    for partition in partitions:
+        yield tuple(
+            Communicator(name, (source * width + index, target * width + index))
+            for name, source, target in partition
+            for index in range(width)
+        )
+
+
+def _channels(plan: Plan, graph: Graph) -> Iterator[tuple[str, int, int]]:
+    """The name of each channel, the stage that sends and the stage that receives."""
+    stages = plan.parallel.pipeline
+    onward = dict.fromkeys((index % stages, (index + 1) % stages) for index in _boundaries(plan))
+    yield from (("onward", before, after) for before, after in onward)
+    yield from (("back", after, before) for before, after in onward)
+    for tied in tied_across_stages(plan, graph):
+        layer, owner, user = tied.user_layer, tied.owner_stage, tied.user_stage
+        yield _tied_channel("recv_tied_weights", layer), owner, user
+        yield _tied_channel("accumulate_tied_grads", layer), user, owner
+
+
+def _boundaries(plan: Plan) -> Sequence[int]:
+    """The model chunks whose output goes to another stage, by index."""
+    return range(len(plan.stages) - 1) if plan.parallel.pipeline > 1 else ()
+
+
+def _tied_channel(receive: InstructionKind, layer: int | None) -> str:
+    return f"{receive} of layer {layer}"
 
 
 def communication_group(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
@@ -83,19 +225,26 @@ class PeerMap:
         return self._same_rank_on(after if before == coord.stage else before, coord)
 
     def channel(self, instruction: Instruction, device: int) -> str:
-        """The ordered channel of a message, named after its receiving instruction.
+        """The ordered channel of a message.
 
         Activations (`onward`) and their gradients (`back`) have separate channels: with two
-        interleaved stages, both kinds go from each device to the other.
+        interleaved stages, both kinds go from each device to the other. Tied weights and their
+        gradients are named after the receiving instruction.
         """
         kind, layer, _ = instruction
         if kind in ("send", "receive") and layer is not None:
             source = self._boundaries[layer][0 if kind == "send" else 1]
             return "onward" if source == mesh_coord(device, self._parallel).stage else "back"
-        return {
-            "send_tied_weights": "recv_tied_weights",
-            "send_tied_grads": "accumulate_tied_grads",
-        }.get(kind, kind)
+        return _tied_channel(MATCHING_RECEIVE.get(kind, kind), layer)
+
+    def communicator(self, instruction: Instruction, device: int) -> Communicator | None:
+        """The communicator of a message; None if its layer is at no stage boundary."""
+        peer = self.peer_of(instruction, device)
+        if peer is None:
+            return None
+        sends = instruction.kind in MATCHING_RECEIVE
+        ranks = (device, peer) if sends else (peer, device)
+        return Communicator(self.channel(instruction, device), ranks)
 
     def _same_rank_on(self, stage: int | None, coord: MeshCoord) -> int | None:
         """The rank with the same tensor- and data-parallel rank on another stage."""
