@@ -155,6 +155,26 @@ def test_attention_stays_in_16_bits_where_products_take_8():
     assert seconds[0] == seconds[1] > 0
 
 
+@pytest.mark.parametrize(("kind", "rate"), [("cuda", 0.621), ("cpu", 1.0)])
+def test_deterministic_attention_is_slower_in_the_backward_pass_of_an_accelerator(
+    kind: str, rate: float
+):
+    device = load_machine("h100").device.model_copy(update={"kind": kind})
+    op = _attention(b=1, h=8, s=4096, k=128)
+    forward, backward = (
+        [
+            pass_seconds(LayerPass((op,), _layer(op), is_backward), rates, micro=1).attention
+            for rates in (
+                DeviceRates(device, OpContext(4096, "bfloat16", False, 1, deterministic))
+                for deterministic in (False, True)
+            )
+        ]
+        for is_backward in (False, True)
+    )
+    assert forward[0] == forward[1]
+    assert backward[0] / backward[1] == pytest.approx(rate)
+
+
 def test_attention_without_a_mask_computes_the_tiles_that_a_mask_leaves_out():
     h100, s = load_machine("h100").device, 4096
     rates = DeviceRates(h100, OpContext(s, "bfloat16", False))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from windlass.data.batches import Batches
-from windlass.errors import RunBroken, StorageError
+from windlass.errors import PlanError, RunBroken, StorageError
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.program.instruction import Program
 from windlass.runtime import param_store
@@ -156,6 +156,49 @@ def test_recompute_is_bit_identical_with_dropout(
         run_once(run_plan, stack, batches(), settings(), program, place)
         results.append(latest_checkpoint(place).manifest.files)
     assert results == results[:1] * 4
+
+
+def test_on_a_cpu_a_deterministic_run_gives_the_bits_of_any_other(
+    gpt: Callable[..., LayerStack],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainSettings],
+    folder: Path,
+):
+    stack, results = gpt(dropout=0.2), []
+    for deterministic in (None, True):
+        run_plan = plan(stack, micro=2, accumulation=2, deterministic=deterministic)
+        place = folder / str(deterministic)
+        run_once(run_plan, stack, batches(), settings(), program, place)
+        results.append(latest_checkpoint(place).manifest.files)
+    assert results[0] == results[1]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Overwriting(nn.Module):
+    """Writes to indices that may repeat, for which torch has no deterministic kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x.new_zeros(1).put_(torch.tensor([0]), x.detach().flatten()[:1])
+        return x + 0 * first
+
+
+def test_a_deterministic_run_refuses_a_layer_without_a_deterministic_kernel(
+    gpt: Callable[..., LayerStack],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainSettings],
+    folder: Path,
+):
+    first, block, *_, last = gpt().layers
+    layers = nn.Sequential(first, nn.Sequential(block, Overwriting()), last)
+    stack = layer_stack_from_module(layers, "x")
+    run_plan = plan(stack, deterministic=True)
+    with pytest.raises(PlanError, match=r"put_ does not have a deterministic implementation"):
+        run_once(run_plan, stack, batches(), settings(), program, folder)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 class UnkeyedDropout(nn.Module):
@@ -414,7 +457,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
 ):
     stack = gpt()
 
-    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
+    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], _: None) -> FileChecksum:
         if "step-00000003" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(path, tensors)

@@ -35,6 +35,12 @@ _ATTENTION_TILE = 128
 section 3."""
 
 
+_DETERMINISTIC_ATTENTION = 0.621
+"""Rate of the deterministic backward pass of fused attention, whose sums wait for each other, over
+that of the fastest one. Source: FlashAttention-3 on H800, up to 37.9 % less (DASH,
+arXiv:2601.21824), 361 of 575 TFLOP/s at 8,192 tokens on H100 (Dao-AILab/flash-attention#1893)."""
+
+
 class OpContext(NamedTuple):
     """How operations run, apart from the micro-batch size."""
 
@@ -43,6 +49,8 @@ class OpContext(NamedTuple):
     compiled: bool
     context: int = 1
     """Context-parallel degree."""
+    deterministic: bool = False
+    """Whether only deterministic kernels run."""
 
 
 class DeviceRates:
@@ -117,7 +125,9 @@ class DeviceRates:
             rate = self.products(op)
             return ((rate.biased if op.name == "addmm" else None) or rate.curve,)
         if op.kind == "attention":
-            return (self._attention(head_width, backward=backward),)
+            curve = self._attention(head_width, backward=backward)
+            slowed = backward and self.mode.deterministic and self.device.kind != "cpu"
+            return (_slowed(curve) if slowed else curve,)
         named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
         return named or (self.traffic,)
 
@@ -188,6 +198,12 @@ class DeviceRates:
             rate.head_width: (flat(rate.forward), flat(rate.backward))
             for rate in self._attention_rates
         }
+
+
+def _slowed(curve: Curve) -> Curve:
+    """The rates of attention where its backward pass is deterministic."""
+    rates = (Point(p.size, _DETERMINISTIC_ATTENTION * p.rate) for p in curve.points)
+    return Curve(points=tuple(rates))
 
 
 def _role(shape: MatmulShape, *, backward: bool) -> ProductRole:

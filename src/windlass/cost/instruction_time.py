@@ -58,7 +58,9 @@ class InstructionCosts:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         batch = plan.batch
         context = plan.parallel.context or 1
-        mode = OpContext(batch.sequence, plan.precision, plan.compile, context)
+        mode = OpContext(
+            batch.sequence, plan.precision, plan.compile, context, bool(plan.deterministic)
+        )
         self._micro = plan_micro(plan)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)

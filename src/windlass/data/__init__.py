@@ -24,6 +24,9 @@ from windlass.data.excerpt import (
 from windlass.data.mlm_masking import (
     MlmMasking,
 )
+from windlass.data.read_ahead import (
+    ReadAhead,
+)
 from windlass.data.statistics import (
     DatasetStatistics,
     dataset_statistics,
@@ -58,6 +61,7 @@ __all__ = [
     "ExampleBatches",
     "ExampleDataset",
     "MlmMasking",
+    "ReadAhead",
     "SplitMeta",
     "Task",
     "TaskItem",

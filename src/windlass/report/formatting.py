@@ -128,6 +128,7 @@ def describe_precision(plan: Plan) -> str:
     mode = "compiled" if plan.compile else "run eagerly"
     if plan.stack is not None:
         mode = f"in kernels of {plan.stack}"
+    mode += ", deterministic kernels only" if plan.deterministic else ""
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 

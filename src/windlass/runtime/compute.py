@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from windlass.data import Batches, ExampleBatches
+from windlass.data import Batches, ExampleBatches, ReadAhead
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.adamw import AdamW
@@ -73,6 +73,9 @@ class ComputeHandlers:
         self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._batches = batches
+        self._reader = ReadAhead(
+            batches, first=self.first_sample, micro=self._micro, count=plan.batch.accumulation
+        )
         self._seed = context.seed
         self._device = context.device
         self._stop = stop
@@ -115,6 +118,10 @@ class ComputeHandlers:
         for layer in self._layers:
             for weight in (*layer.owned, *layer.used):
                 weight.clear_gradient()
+
+    def close(self) -> None:
+        """Ends the thread that reads micro-batches."""
+        self._reader.close()
 
     def warm_up(self, step: int) -> None:
         """Runs the passes of one micro-batch and discards them, so that all code is compiled."""
@@ -169,8 +176,7 @@ class ComputeHandlers:
     def _load_batch(self, _: int, micro: int) -> None:
         if self._dist.world_size == 1 and self._stop():
             raise StopRequested
-        start = self.micro_batch_start(micro)
-        inputs, targets = self._batches.samples(self.step, start, self._micro)
+        inputs, targets = self._reader.read(self.step, micro)
         self.state.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
 
     def micro_batch_start(self, micro: int) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from windlass.program import Program
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.parameters import (
@@ -101,6 +102,7 @@ class InMemoryStore:
     ) -> None:
         self._optimizer = optimizer
         self._before_update = before_update
+        self._staging = host_staging(context.device)
         self.layers: tuple[ResidentLayer, ...] = resident_layers(
             context.stack,
             seed=context.seed,
@@ -175,11 +177,13 @@ class InMemoryStore:
         return next(weight for weight in self.layers[layer].owned if weight.name == name)
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
-        """Writes the layer's tensors without copying them."""
-        return write_layer(self.layers[layer], to)
+        """Writes the layer's tensors without copying more than two blocks of them."""
+        return write_layer(self.layers[layer], to, self._staging)
 
     def close(self) -> None:
-        """Does nothing, as no transfer is under way."""
+        """Frees what saves passed through."""
+        if self._staging is not None:
+            self._staging.close()
 
 
 def flush_sparse_gradients(layer: LayerParameters) -> Sequence[ModelParameter]:
@@ -189,15 +193,25 @@ def flush_sparse_gradients(layer: LayerParameters) -> Sequence[ModelParameter]:
     return layer.owned
 
 
-def write_layer(layer: ResidentLayer, to: Path) -> SavedFile | None:
+def write_layer(
+    layer: ResidentLayer, to: Path, staging: HostStaging | None = None
+) -> SavedFile | None:
     """Writes a layer's checkpoint file; None if the layer has nothing to save."""
-    return write_checkpoint_file(layer.checkpoint_tensors(), to)
+    return write_checkpoint_file(layer.checkpoint_tensors(), to, staging)
 
 
-def write_checkpoint_file(named: Iterable[tuple[str, Tensor]], to: Path) -> SavedFile | None:
-    """Writes a checkpoint file from (key, tensor) pairs; None if there are none."""
+def write_checkpoint_file(
+    named: Iterable[tuple[str, Tensor]], to: Path, staging: HostStaging | None
+) -> SavedFile | None:
+    """Writes a checkpoint file from (key, tensor) pairs; None if there are none.
+
+    Args:
+        named: the pairs.
+        to: the file.
+        staging: what an accelerator's tensors pass through; None if they are in host memory.
+    """
     tensors = dict(named)
     if not tensors:
         return None
-    checksum = write_tensors(to, tensors.items())
+    checksum = write_tensors(to, tensors.items(), staging)
     return SavedFile(to, lambda: checksum)

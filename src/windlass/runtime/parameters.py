@@ -15,7 +15,8 @@ from windlass.schema import MomentFormat, Plan, Precision
 from windlass.torch_ext import StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
+    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
 }  # fmt: skip
 
 NOT_LOADED = torch.empty(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.data import Batches, ExampleBatches
-from windlass.errors import CheckpointError, OutOfMemory, RunBroken, RunInterrupted
+from windlass.errors import CheckpointError, OutOfMemory, PlanError, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
@@ -42,7 +42,12 @@ from windlass.runtime.sparsity.mask_updates import mask_updates
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
 from windlass.sparsity import last_step_of_leg
-from windlass.torch_ext import install_allocator, sealed_compile_cache
+from windlass.torch_ext import (
+    install_allocator,
+    missing_deterministic_kernel,
+    numerics,
+    sealed_compile_cache,
+)
 
 
 def never_stop() -> bool:
@@ -89,15 +94,23 @@ def train_loop(
     Raises:
         CheckpointError: `resume` belongs to another model.
         OutOfMemory: memory ran out; the step has no effect.
+        PlanError: the plan is deterministic, and an operation has no deterministic kernel.
         RunBroken: a loss or gradient is not finite; it has changed no weight.
         RunInterrupted: `stop` returned True; the state is saved.
         StorageError: a checkpoint could not be written; the one before it is kept.
     """
     run: _Run | None = None
+    plan = context.plan
+    deterministic, tf32 = bool(plan.deterministic), plan.precision == "tf32"
     try:
-        run = _Run(context, batches, stop, heartbeat, wrap_handlers)
-        yield from run.steps(resume, recorder)
+        with numerics(context.device, deterministic=deterministic, tf32=tf32):
+            run = _Run(context, batches, stop, heartbeat, wrap_handlers)
+            yield from run.steps(resume, recorder)
     except (MemoryError, RuntimeError, OSError) as error:
+        if deterministic and (complaint := missing_deterministic_kernel(error)):
+            raise PlanError(
+                f"{complaint.partition(',')[0]}, as `deterministic` = true asks; set it false"
+            ) from None
         if not is_out_of_memory(error):
             raise
         requested = requested_bytes_clause(error)
@@ -157,7 +170,8 @@ class _Run:
             )
         self.saver = AsyncSaver(
             context.checkpoints, len(context.stack.layers), keep=context.settings.keep,
-            save_layer=self._save_layer, rank=self._dist.rank, world_size=self._dist.world_size,
+            save_layer=self._save_layer, device=device, rank=self._dist.rank,
+            world_size=self._dist.world_size,
         )  # fmt: skip
         self._compute = ComputeHandlers(
             context,
@@ -207,6 +221,7 @@ class _Run:
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
         self.saver.close()
+        self._compute.close()
         if self._device_heartbeat is not None:
             self._device_heartbeat.close()
         if self._queue is not None:

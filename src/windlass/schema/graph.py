@@ -14,8 +14,9 @@ from pydantic import Field
 from windlass.document import Document
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
-Precision = Literal["float32", "bfloat16", "float64", "float8"]
-"""Data type that layers compute in. With bfloat16 the optimizer keeps float32 master weights.
+Precision = Literal["float32", "tf32", "bfloat16", "float64", "float8"]
+"""Data type that layers compute in. With bfloat16 the optimizer keeps float32 master weights. With
+`tf32` all is in float32, but products round their factors to TF32; only a request asks for it.
 `float64` is for verification on a CPU; planning never chooses it. With `float8` the matrix products
 of blocks take 8-bit factors, and everything else is as in bfloat16; only other stacks run it."""
 
@@ -29,7 +30,9 @@ CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
-PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8, "float8": 2}
+PRECISION_BYTES: dict[Precision, int] = {
+    "float32": 4, "tf32": 4, "bfloat16": 2, "float64": 8, "float8": 2,
+}  # fmt: skip
 """Bytes per element of weights and activations."""
 
 
@@ -219,6 +222,11 @@ class LayerKind(Document):
         rows = round(micro_batch * sequence)
         return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
+    def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
+        """The captured costs that hold for a precision: those in float32 for float64 and TF32."""
+        captured = "float32" if precision in ("float64", "tf32") else precision
+        return tuple(cost for cost in self.costs if cost.precision == captured)
+
     def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:
         """The cost in one precision and mode.
 
@@ -235,6 +243,9 @@ class LayerKind(Document):
                 return cost
         if precision == "float64":
             return self.cost("float32", compiled=compiled, selective=selective).as_float64()
+        if precision == "tf32":
+            plain = self.cost("float32", compiled=compiled, selective=selective)
+            return plain.model_copy(update={"precision": precision})
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 
 

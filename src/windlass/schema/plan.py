@@ -182,6 +182,9 @@ class Plan(Document):
     """Whether layers run as compiled code."""
     clip: bool = True
     """Whether the step needs the global gradient norm before it updates."""
+    deterministic: Literal[True] | None = None
+    """Whether an operation without a deterministic kernel is an error, so that a run on the same
+    devices gives the same bits; None means that torch's fastest kernels run."""
     loss: Literal["fused"] | None = None
     """Whether the loss is fused with the projection to the vocabulary; None means plain."""
     attention: Literal["math", "cudnn", "efficient"] | None = None

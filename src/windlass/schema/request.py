@@ -221,6 +221,9 @@ class Request(RequestTable):
     """Storage format of the optimizer's moments. It affects results, so planning keeps it."""
     compile: bool | None = None
     """Compile the layers with torch.compile."""
+    deterministic: bool = False
+    """Use only deterministic kernels, so that a run on the same devices gives the same bits. It is
+    slower on a GPU; planning never chooses it."""
     recompute: Recompute | None = None
     """Activation checkpointing: recompute nothing, all but the large matrix products, or whole
     layers in the backward pass."""

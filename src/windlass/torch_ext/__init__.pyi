@@ -16,6 +16,11 @@ from .device import (
     accelerator_device,
     device_for,
 )
+from .numerics import (
+    missing_deterministic_kernel,
+    numerics,
+    set_deterministic_libraries,
+)
 from .process_memory import (
     bytes_left_under_limits,
     resident_bytes,
@@ -51,9 +56,12 @@ __all__ = [
     "device_for",
     "dither_key",
     "install_allocator",
+    "missing_deterministic_kernel",
     "moment_dtypes",
+    "numerics",
     "resident_bytes",
     "sealed_compile_cache",
+    "set_deterministic_libraries",
     "set_memory_limit",
     "trim_heap",
 ]

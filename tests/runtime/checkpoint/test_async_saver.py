@@ -28,13 +28,14 @@ from windlass.runtime.checkpoint.safetensors_io import (
     write_tensors,
 )
 from windlass.runtime.parameters import ResidentLayer, resident_layers
+from windlass.torch_ext import device_for
 
 
 def make_saver(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
     def save(index: int, to: Path) -> SavedFile | None:
         return param_store.write_layer(layers[index], to)
 
-    return AsyncSaver(folder, len(layers), keep=2, save_layer=save)
+    return AsyncSaver(folder, len(layers), keep=2, save_layer=save, device=device_for("cpu"))
 
 
 def manifest(step: int):
@@ -139,7 +140,7 @@ def test_a_layer_may_not_change_before_it_is_saved(
     saver = make_saver(folder, layers)
     reached = []
 
-    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
+    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], _: None) -> FileChecksum:
         if path.name == "layer-0001.safetensors":
             # The update of the first layer may start; that of this one must wait.
             saver.wait_for(0)
@@ -160,7 +161,7 @@ def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(
 ):
     save(saver, 1)
 
-    def full(path: Path, _: object) -> FileChecksum:
+    def full(path: Path, *_: object) -> FileChecksum:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(param_store, "write_tensors", full)

@@ -1,5 +1,6 @@
-"""The transfer queue, with threads of its own and without."""
+"""The transfer queue, with a thread for each direction and with one for all."""
 
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -10,9 +11,9 @@ from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.torch_ext import device_for
 
 
-@pytest.fixture(params=[True, False], ids=["threads", "inline"])
+@pytest.fixture(params=[True, False], ids=["three threads", "one thread"])
 def queue(request: pytest.FixtureRequest) -> Iterator[TransferQueue]:
-    made = TransferQueue(device_for("cpu"), threaded=request.param)
+    made = TransferQueue(device_for("cpu"), blocks=request.param)
     yield made
     made.close()
 
@@ -22,6 +23,14 @@ def test_transfers_end_in_the_order_in_which_they_were_submitted(queue: Transfer
     handles = [queue.submit(lambda _, index=index: ended.append(index)) for index in range(20)]
     handles[-1].wait()
     assert ended == list(range(20))
+
+
+def test_the_caller_goes_on_while_a_transfer_is_submitted(queue: TransferQueue):
+    gone_on, seen = threading.Event(), list[bool]()
+    queue.submit(lambda _: seen.append(gone_on.wait(timeout=5)))
+    gone_on.set()
+    queue.wait()
+    assert seen == [True]
 
 
 def test_waiting_for_a_failed_transfer_raises_its_error(queue: TransferQueue):

@@ -29,7 +29,7 @@ from windlass.errors import (
 )
 from windlass.program import lower, mesh_coord
 from windlass.schema import LAUNCH_FILE, LAUNCH_SECRET_FILE, Step
-from windlass.torch_ext import device_for
+from windlass.torch_ext import device_for, set_deterministic_libraries
 
 if TYPE_CHECKING:
     from windlass.runtime import Rendezvous, StatusStore, StoreAddress
@@ -266,6 +266,8 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
     hooks = LoopHooks(stop=parent.stop_requested, heartbeat=heartbeat.slots)
     try:
         rendezvous = _rendezvous(folder, cluster_rank, planned.plan.parallel.devices)
+        if planned.plan.deterministic:
+            set_deterministic_libraries()
         kind = planned.machine.device.kind
         device = device_for(f"{kind}:{rendezvous.local_rank}")
         init_process_group(rendezvous, device)

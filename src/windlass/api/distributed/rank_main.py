@@ -10,7 +10,7 @@ from windlass.api.training.instrumentation import Instrumentation, LoopHooks
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
 from windlass.schema import Step
-from windlass.torch_ext import device_for
+from windlass.torch_ext import device_for, set_deterministic_libraries
 from windlass.tracking import SystemMonitor, append_step, rank_journal
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def run_rank(
         )
         steps = train_rank(planned, rank, folder, checkpoint, hooks)
         devices = planned.plan.parallel.devices
+        if planned.plan.deterministic:
+            set_deterministic_libraries()
         rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, devices)
         init_process_group(rendezvous, device_for(f"{planned.machine.device.kind}:{rank}"))
         yield _recorded(steps, parent) if rank == 0 else journal_steps(steps, folder, rank, attempt)

@@ -63,7 +63,7 @@ _SAMPLE_FLOP = 1e12
 """Most FLOP of such a sample: a few seconds on a CPU."""
 _CHANGEABLE = (
     "parallel", "sharding", "batch", "recompute", "recompute_layers", "phases", "compile",
-    "precision", "moments", "memory",
+    "precision", "moments", "memory", "deterministic",
 )  # fmt: skip
 """Parts of a request that may change between attempts: how a run is computed, not what it is."""
 

@@ -243,8 +243,9 @@ class LayerPrices:
 
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(
-            self._base.batch.sequence, config.precision, config.compiled, config.context or 1
-        )
+            self._base.batch.sequence, config.precision, config.compiled, config.context or 1,
+            bool(self._base.deterministic),
+        )  # fmt: skip
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)
 

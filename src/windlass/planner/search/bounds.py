@@ -145,9 +145,8 @@ class ConfigBounds:
         if self._space.machine.stack is not None:
             fastest *= max(1.0, self._space.machine.stack.products)
         kinds, total = self._space.graph.shard(tensor).kinds, 0.0
-        captured = "float32" if precision == "float64" else precision
         for span in self._space.graph.layer_runs:
-            costs = [each for each in kinds[span.kind].costs if each.precision == captured]
+            costs = kinds[span.kind].costs_for(precision)
             total += span.count * min(
                 sum(
                     op.flop.at(1, self._space.sequence)

@@ -145,8 +145,8 @@ class OpenChoices:
         pin, can = self.request.precision, self._can
         if pin is not None:
             return (pin,)
-        # 8-bit products change what is learned, so only a request can ask for them.
-        stated = (each for each in precisions(self.machine) if each != "float8")
+        # Only a request asks for 8-bit products, which change what is learned, and for TF32.
+        stated = (each for each in precisions(self.machine) if each not in ("float8", "tf32"))
         return tuple(each for each in stated if each in can.precisions)
 
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
@@ -214,6 +214,7 @@ class OpenChoices:
             machine=self.machine.label,
             stack=None if stack is None else stack.name,
             moments=self.request.moments,
+            deterministic=True if self.request.deterministic else None,
             clip=self.request.train.clip is not None,
             attention=None if self.request.attention == "flash" else self.request.attention,
             batch=Batch(sequence=self.sequence, micro=1),

@@ -77,12 +77,8 @@ def divisors(count: int) -> tuple[int, ...]:
 
 def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     """Whether every kind of layer was captured in this precision and mode."""
-    captured_precision = "float32" if precision == "float64" else precision
     return all(
-        any(
-            cost.precision == captured_precision and cost.compiled == compiled
-            for cost in kind.costs
-        )
+        any(cost.compiled == compiled for cost in kind.costs_for(precision))
         for kind in graph.kinds.values()
     )
 

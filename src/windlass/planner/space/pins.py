@@ -126,6 +126,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "precision": (request.precision, plan.precision),
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
+        "deterministic": (request.deterministic or None, bool(plan.deterministic)),
         "loss": (request.loss, plan.loss or "plain"),
         "attention": (request.attention, plan.attention or "flash"),
         "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),

@@ -7,7 +7,7 @@ Source of the format: https://github.com/huggingface/safetensors, section "Forma
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from windlass.atomic_files import storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
+from windlass.runtime.checkpoint.host_staging import HostStaging
 
 _BLOCK_BYTES = 4 * 2**20
 _ALIGNMENT = 8
@@ -46,12 +47,15 @@ class SavedFile(NamedTuple):
     checksum: PendingChecksum
 
 
-def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChecksum:
+def write_tensors(
+    path: Path, tensors: Iterable[tuple[str, Tensor]], staging: HostStaging | None = None
+) -> FileChecksum:
     """Writes a file, flushes it to the disk, and returns its checksum.
 
     Args:
         path: a file that does not exist yet.
         tensors: names and tensors; nobody may change the tensors meanwhile.
+        staging: what an accelerator's tensors pass through; None if they are in host memory.
 
     Raises:
         OSError: the file cannot be written.
@@ -60,8 +64,7 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChec
     digest = hashlib.sha256()
     size = 0
     with path.open("xb") as file:
-        for tensor in (None, *named.values()):
-            content = memoryview(_header(named)) if tensor is None else tensor_bytes(tensor)
+        for content in _contents(named, staging):
             for start in range(0, len(content), _BLOCK_BYTES):
                 block = content[start : start + _BLOCK_BYTES]
                 file.write(block)
@@ -70,6 +73,16 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChec
         file.flush()
         os.fsync(file.fileno())
     return FileChecksum(bytes=size, sha256=digest.hexdigest())
+
+
+def _contents(named: Mapping[str, Tensor], staging: HostStaging | None) -> Iterator[memoryview]:
+    """The parts of a file, in order; each is valid until the next one is asked for."""
+    yield memoryview(_header(named))
+    for tensor in named.values():
+        if staging is None:
+            yield tensor_bytes(tensor)
+        else:
+            yield from staging.blocks(tensor)
 
 
 def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:

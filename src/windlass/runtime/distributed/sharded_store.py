@@ -17,6 +17,7 @@ from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
+from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
     LayerShard,
@@ -72,6 +73,7 @@ class ShardedStore:
         self._context, self._plan, self._groups = context, context.plan, groups
         self._optimizer, self._before_update = optimizer, before_update
         self._shards_params = self._plan.sharding.parameters > 1
+        self._staging = host_staging(context.device)
         self._local: dict[int, _LocalLayer] = {}
         self._gathers: dict[int, PendingCollective] = {}
         """All-gathers of weights that nobody has waited for yet, by layer."""
@@ -293,10 +295,12 @@ class ShardedStore:
             to = to.with_name(layer_file(layer, shard=local.shard.file_part))
             buffers = buffers if local.shard.is_first_shard else {}
         tensors = checkpoint_tensors(self._responsible_parameters(local), buffers, full=is_full)
-        return write_checkpoint_file(tensors, to)
+        return write_checkpoint_file(tensors, to, self._staging)
 
     def close(self) -> None:
-        """Does nothing: no transfer is running."""
+        """Frees what saves passed through."""
+        if self._staging is not None:
+            self._staging.close()
 
 
 def _local_positions(piece: ParamShard, slots: Tensor) -> Iterator[int]:

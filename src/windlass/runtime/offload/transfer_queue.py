@@ -6,8 +6,9 @@ threads that compute almost nothing, and use one core each, because the computat
 On an accelerator each of the three has a stream of its own, so that copies in, updates and copies
 out run at once. A transfer starts when all work submitted to the device before it is done; whoever
 needs its result waits for an event in its own stream, and the host continues. Transfers that never
-wait for a file need no threads: the caller itself submits them to the device. Not yet tested on a
-GPU. On a CPU torch's streams and events do nothing, so the same code runs there.
+wait for a file need one thread: an update of a large layer is thousands of small pieces of work, and
+while that thread submits them the passes are submitted too. Not yet tested on a GPU. On a CPU
+streams and events do nothing, so the same code runs there.
 """
 
 import time
@@ -75,17 +76,17 @@ class TransferQueue:
 
     Args:
         device: the device that computes.
-        threaded: whether transfers wait on the host, because the device is a CPU or files take
-            part. If not, the thread that submits a transfer runs it.
+        blocks: whether transfers wait on the host, because the device is a CPU or files take part.
+            If not, the thread that runs them reads and writes too.
     """
 
-    def __init__(self, device: Device, *, threaded: bool = True) -> None:
+    def __init__(self, device: Device, *, blocks: bool = True) -> None:
         self._device = device
         # New threads inherit this setting, so torch has to determine it before it is changed.
         torch.get_num_threads()
         pools: list[Executor] = [
             ThreadPoolExecutor(1, f"windlass-{name}", initializer=self._begin_thread)
-            if threaded
+            if blocks or name == "transfer"
             else _InlineExecutor()
             for name in ("transfer", "read", "write")
         ]
@@ -231,4 +232,4 @@ def transfer_queue_for(plan: Plan, device: Device) -> TransferQueue | None:
     if not plan.offloads:
         return None
     only_host = set(plan.offload_tiers.values()) == {HOST_TIER}
-    return TransferQueue(device, threaded=not device.is_asynchronous or not only_host)
+    return TransferQueue(device, blocks=not device.is_asynchronous or not only_host)

@@ -93,9 +93,12 @@ def _swapped_shards(handlers: Handlers, hook: HookContext) -> Handlers:
     shards = plan.sharding.parameters if sharded else updates_per_shard(plan)
     gather = getattr(groups, kind)
 
-    def swapped(full: Tensor, part: Tensor) -> None:
-        gather(full, part)
+    def swapped(full: Tensor, part: Tensor) -> PendingCollective:
+        pending = gather(full, part)
+        if pending is not None:
+            pending.wait()
         full.copy_(full.view(shards, -1).roll(1, 0).view(-1))
+        return PendingCollective(full, None)
 
     return {kind: _at_layer(handlers[kind], plan, lambda: _replaced(groups, kind, swapped))}
 
