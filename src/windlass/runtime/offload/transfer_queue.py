@@ -6,8 +6,8 @@ threads that compute almost nothing, and use one core each, because the computat
 On an accelerator each of the three has a stream of its own, so that copies in, updates and copies
 out run at once. A transfer starts when all work submitted to the device before it is done; whoever
 needs its result waits for an event in its own stream, and the host continues. Transfers that never
-wait for a file need one thread: an update of a large layer is thousands of small pieces of work, and
-while that thread submits them the passes are submitted too. Not yet tested on a GPU. On a CPU
+wait for a file need one thread: an update of a large layer is thousands of small pieces of work,
+and while that thread submits them the passes are submitted too. Not yet tested on a GPU. On a CPU
 streams and events do nothing, so the same code runs there.
 """
 
