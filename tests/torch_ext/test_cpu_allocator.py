@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from windlass.torch_ext.cpu_allocator import (
 )
 
 MIB = 2**20
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,13 @@ def stats() -> AllocatorStats:
 
 def filled(nbytes: int, value: int) -> Tensor:
     return torch.full((nbytes,), value, dtype=torch.uint8)
+
+
+def huge_page_bytes() -> int:
+    """Bytes of this process that lie in huge pages, as the kernel counts them."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("AnonHugePages:"))
+    return int(line.split()[1]) * 1024
 
 
 def test_a_tensor_of_a_freed_size_maps_no_new_memory():
@@ -81,6 +90,17 @@ def test_a_block_that_two_tensors_shared_serves_one_of_its_whole_size_again_in_p
         full = filled(60 * MIB, 4)
         assert full.data_ptr() == address
     assert stats().total_mapped == before
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(),
+    reason="the system gives no huge pages",
+)
+def test_new_tensors_smaller_than_a_huge_page_lie_in_huge_pages():
+    set_memory_limit(None)
+    before = huge_page_bytes()
+    tensors = [filled(300 * 1024, value) for value in range(200)]
+    assert huge_page_bytes() - before >= sum(tensor.numel() for tensor in tensors) / 2
 
 
 @pytest.mark.parametrize("seed", range(3))

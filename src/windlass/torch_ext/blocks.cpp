@@ -1,12 +1,14 @@
 // A caching CPU allocator for torch with a limit on the memory that it reserves.
 //
-// Every tensor of at least kMinBlockBytes gets a block of its own. A freed block stays in the
-// process, and the next tensor of the same size reuses it: steps repeat, so from the second one on
-// most tensors find a block. If a new block would exceed the limit, the smallest free block that is
-// large enough is split, and its parts become one block again once both are free. Where there is
-// none, a block is assembled from the pages of the least recently used free blocks: the kernel
-// remaps pages to another address without touching their content, but it breaks up huge pages. So the process reserves the allocated memory or the limit, whichever is
-// larger, and requests new pages, which the system has to clear, only when there is no other way.
+// Every tensor of at least kMinBlockBytes gets a block of its own. New blocks lie side by side in
+// regions of huge pages, so that tensors smaller than a huge page lie in one too. A freed block
+// stays in the process, and the next tensor of the same size reuses it: steps repeat, so from the
+// second one on most tensors find a block. If a new block would exceed the limit, the smallest free
+// block that is large enough is split, and its parts become one block again once both are free.
+// Where there is none, a block is assembled from the pages of the least recently used free blocks:
+// the kernel remaps pages to another address without touching their content, but it breaks up huge
+// pages. So the process reserves the allocated memory or the limit, whichever is larger, and
+// requests new pages, which the system has to clear, only when there is no other way.
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -30,6 +32,7 @@ constexpr size_t kHugePage = 2 << 20;
 constexpr size_t kMinPieceBytes = 256 << 10;
 constexpr size_t kMaxPieces = 16384;  // Linux allows a process 65,530 mappings
 constexpr size_t kAlignment = 64;
+constexpr size_t kRegionBytes = 64 << 20;  // of addresses; pages exist once they are touched
 
 // A range of addresses, the lengths of the consecutive mappings in it, and the block that it was
 // split from: neighbours of one origin can be joined again.
@@ -157,8 +160,25 @@ class Blocks final : public c10::Allocator {
     return data;
   }
 
+  // New blocks lie side by side, so that small ones share huge pages too.
   Block new_block(size_t size) {
-    return {map(nullptr, size, PROT_READ | PROT_WRITE), size, {size}, ++origins_};
+    if (size > static_cast<size_t>(end_ - next_)) start_region(size);
+    char* data = next_;
+    next_ += size;
+    reserved_ += size;
+    mapped_ += size;
+    return {data, size, {size}, ++origins_};
+  }
+
+  // Addresses for new blocks; none of their pages exists before it is first touched.
+  void start_region(size_t size) {
+    if (end_ > next_) munmap(next_, static_cast<size_t>(end_ - next_));
+    next_ = end_ = nullptr;
+    size_t length = (size > kRegionBytes ? size : kRegionBytes) + kHugePage;
+    char* start = map_pages(nullptr, length, PROT_READ | PROT_WRITE);
+    next_ = start + (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage;
+    if (next_ > start) munmap(start, static_cast<size_t>(next_ - start));
+    end_ = start + length;
   }
 
   // The first bytes of a block; the rest is cached, unless it is too small to be of use.
@@ -218,14 +238,19 @@ class Blocks final : public c10::Allocator {
 
   // Maps new pages, at a given address or anywhere; only writable ones count as reserved.
   char* map(char* at, size_t size, int protection) {
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
-    void* data = mmap(at, size, protection, flags, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
+    char* data = map_pages(at, size, protection);
     if (protection != PROT_NONE) {
-      if (size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
       reserved_ += size;
       mapped_ += size;
     }
+    return data;
+  }
+
+  static char* map_pages(char* at, size_t size, int protection) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+    void* data = mmap(at, size, protection, flags, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    if (protection != PROT_NONE && size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
     return static_cast<char*>(data);
   }
 
@@ -306,6 +331,8 @@ class Blocks final : public c10::Allocator {
   size_t reserved_ = 0;
   size_t peak_allocated_ = 0;
   uint64_t mapped_ = 0;
+  char* next_ = nullptr;  // the rest of the region that new blocks are taken from
+  char* end_ = nullptr;
   uint64_t origins_ = 0;
 };
 
