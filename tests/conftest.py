@@ -19,6 +19,7 @@ _GROUPS = {
         "cli/test_faults.py",
         "cli/commands/test_check.py",
         "cli/commands/test_launch.py",
+        "gpu/test_doctor.py",
         "runtime/distributed/",
         "runtime/test_tensor_parallel.py",
     ),

@@ -30,7 +30,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         update={"name": "here", "system": system_fingerprint(), "device": device}
     )
     save_local_machine(cache / "windlass", machine)
-    return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"}
+    folders = {"XDG_CACHE_HOME": str(cache), "XDG_DATA_HOME": str(tmp_path_factory.mktemp("data"))}
+    return {**os.environ, **folders, "COLUMNS": "200"}
 
 
 _WITHOUT_RANKS = frozenset(
@@ -75,7 +76,8 @@ def _run_here(
     code: object = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
         patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", surroundings["XDG_CACHE_HOME"])
+        for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+            patch.setenv(name, surroundings[name])
         for console in (output.console, output.error_console):
             patch.setattr(console, "_width", int(surroundings["COLUMNS"]))
         try:

@@ -56,6 +56,10 @@ _TWO_DEVICES = {
     ),
 }  # fmt: skip
 _TRAINED_STEPS = 20
+_FOUR_DEVICES = {
+    "pipeline of tensor-parallel stages": ("parallel.pipeline=2", "parallel.tensor=2"),
+    "pipeline of four stages": ("parallel.pipeline=4", "parallel.schedule=1f1b"),
+}
 _CPU_MODEL, _ACCELERATOR_MODEL = ("gpt-tiny",), ("gpt2-124m", "train.batch=4")
 """What is trained beside its prediction, on a CPU and on an accelerator."""
 
@@ -69,7 +73,7 @@ def machine_checks(_: WorkerTask, progress: Progress) -> tuple[Check, ...]:
 def plan_checks(task: WorkerTask, _: Progress) -> tuple[Check, ...]:
     """Kinds of plans beside a plain run on one device; each first proved free of deadlock."""
     way_out = "report it with this file; until then `windlass check` tells which plans are right"
-    plans = _ONE_DEVICE | _TWO_DEVICES
+    plans = _ONE_DEVICE | _TWO_DEVICES | (_FOUR_DEVICES if task.devices >= 4 else {})
     return tuple(
         Check(name, partial(_plan_beside_one_device, task, name, pins), way_out)
         for name, pins in plans.items()
@@ -141,10 +145,9 @@ def _plan_beside_one_device(task: WorkerTask, name: str, pins: tuple[str, ...]) 
     if not on_cpu and name in _TWO_DEVICES and task.devices < 2:
         raise NotAvailableError("it needs two devices")
     # An accelerator is predicted for the precisions that were measured.
-    keep, precision = (frozenset[str](), ()) if on_cpu else ({"precision"}, ("precision=float32",))
-    planned = verification(
-        plan("gpt-tiny", *_TINY, *pins, *precision), steps=_STEPS, keep=frozenset(keep)
-    )
+    numerics = () if on_cpu else ("precision=float32", "deterministic=true")
+    keep = frozenset[str]() if on_cpu else frozenset({"precision"})
+    planned = verification(plan("gpt-tiny", *_TINY, *pins, *numerics), steps=_STEPS, keep=keep)
     folder = task.folder / re.sub(r"[^a-z0-9]+", "-", name)
     folder.mkdir()
     result = Verifier(planned, folder).verify()

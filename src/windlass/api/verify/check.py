@@ -271,6 +271,7 @@ def plain_plan(planned: Planned) -> Planned:
         model=plan.model,
         precision=plan.precision,
         moments=plan.moments,
+        deterministic=plan.deterministic,
         clip=plan.clip,
         batch=Batch(
             sequence=plan.batch.sequence,
@@ -280,7 +281,10 @@ def plain_plan(planned: Planned) -> Planned:
         stages=(Stage(phases=((0, planned.graph.layers),)),),
     )
     kept = {name: getattr(request, name) for name in ("model", "sparsity", "data", "train")}
-    pinned = {"precision": plan.precision, "moments": plan.moments, "compile": False}
+    pinned = {
+        "precision": plan.precision, "moments": plan.moments, "compile": False,
+        "deterministic": bool(plan.deterministic),
+    }  # fmt: skip
     resolved = ResolvedRequest(**kept, **pinned)
     return with_plan(replace(planned, request=resolved, machine=machine), plain)
 
