@@ -5,12 +5,14 @@ import torch
 from hypothesis import given, strategies as st
 
 from windlass.runtime.adamw import AdamW, learning_rate
-from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter
+from windlass.runtime.parameters import MasterParameter
 from windlass.schema.request import TrainSettings
+from windlass.torch_ext import device_for
 
 NORM = 1e-6
 """Relative tolerance: some thousand squares are summed in float32, and some thousand such sums."""
-CPU = torch.device("cpu")
+CPU = device_for("cpu")
+PIECE = CPU.piece_elements
 SIZES = {"steps": 5, "batch": 4, "sequence": 16}
 
 
@@ -47,7 +49,7 @@ def reference(
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, CHUNK_ELEMENTS // 2 + 5)])
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, PIECE // 2 + 5)])
 @pytest.mark.parametrize("divisor", [None, 3.0])
 def test_an_update_is_that_of_torch(
     precision: torch.dtype, shape: tuple[int, ...], divisor: float | None
@@ -68,7 +70,7 @@ def test_an_update_is_that_of_torch(
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
     parts = [
-        weight(3, CHUNK_ELEMENTS // 2 + 5, precision=precision),
+        weight(3, PIECE // 2 + 5, precision=precision),
         weight(11, precision=precision),
     ]
     whole = torch.cat([one.gradient.double().flatten() for one in parts])
@@ -106,11 +108,9 @@ def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float,
 
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_gradients_of_micro_batches_are_accumulated_in_float32(accumulated: bool):
-    one = weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16)
+    one = weight(3, PIECE, precision=torch.bfloat16)
     one.gradient = None
-    parts = [
-        weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)
-    ]
+    parts = [weight(3, PIECE, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)]
     expected = sum(part.float() for part in parts)
     for part in parts:
         one.add_gradient(part.clone(), accumulated=accumulated)

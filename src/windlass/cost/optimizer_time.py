@@ -14,14 +14,21 @@ _PART_ELEMENTS = 2**17
 """Elements of such a part."""
 _MASTER_BYTES = 4
 _NORM_CALLS = 7
-"""Eager operations for each weight: its gradient is flattened, split and normed, and the norm is
-added."""
+"""Eager operations for each weight on a CPU: its gradient is flattened, split and normed, and the
+norm is added."""
 _SHORT_CALL = 0.4
 """Host time on a CPU of a copy, a split or a norm, as a share of a mean op's of a layer, where the
 products and attention take longer; and of a weight's conversion, as a share of a pass's."""
-_CONVERSIONS = 14
-"""Eager operations for each weight in bfloat16, which is split into parts, and converted with its
-gradient."""
+_NORM_LAUNCHES = 2
+"""Launches of the norm for each layer on an accelerator, which norms all layers in one call. The
+fake accelerator of the tests counts 28 for the 14 layers of `gpt2-124m`."""
+_CALL_LAUNCHES = 2
+"""Launches of one call of the fused update on an accelerator: step counts, and the update itself.
+Weights that decay and those that do not take a call each."""
+_CONVERSION_LAUNCHES = 2
+"""Further launches of a call in bfloat16: gradients to float32, and master weights to bfloat16."""
+_CALL_ELEMENTS = 2**24
+"""Elements that one call converts on an accelerator; see `torch_ext.Device.piece_elements`."""
 
 
 def updated_elements(plan: Plan, kind: LayerKind) -> int:
@@ -33,8 +40,9 @@ def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = N
     """Launch time of the gradient norm of one layer's weights; arguments as in `update_seconds`."""
     if (stack or OWN_STACK).fused_optimizer:
         return 0.0
-    call = device.launch_seconds * (_SHORT_CALL if device.kind == "cpu" else 1.0)
-    return _NORM_CALLS * call * len(kind.parameters)
+    if device.kind != "cpu":
+        return _NORM_LAUNCHES * device.launch_seconds
+    return _NORM_CALLS * _SHORT_CALL * device.launch_seconds * len(kind.parameters)
 
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
@@ -67,24 +75,52 @@ def update_seconds(
     )
     moved = 2 * state + plan.gradient_itemsize + divided + working
     elements = updated_elements(plan, kind)
-    counts = [p.count for p in kind.parameters if p.tied_to is None]
-    calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
-    launches = calls * (device.update_call_seconds or device.launch_seconds)
-    if working:
-        # A CPU runs what the host interprets too.
-        if device.kind == "cpu":
-            launches += len(counts) * _SHORT_CALL * device.pass_seconds
-        else:
-            launches += len(counts) * _CONVERSIONS * device.launch_seconds
     rate = (device.mixed_update_rate if working else None) or device.update_rate
     seconds = elements * moved / rate
+    if device.kind == "cpu" or decodes:
+        launches = _call_seconds(plan, kind, device)
+    else:
+        launches = _update_launches(plan, kind) * device.launch_seconds
     if decodes:
+        counts = [p.count for p in kind.parameters if p.tied_to is None]
         recoded = counts if plan.sharding.optimizer == 1 else [elements]
         recoding = _recode_seconds(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
     if (stack or OWN_STACK).fused_optimizer:
         launches = 0.0
     return TermSeconds(update=seconds, launch=launches)
+
+
+def _update_launches(plan: Plan, kind: LayerKind) -> int:
+    """Launches of the update of a layer on an accelerator: a few for all of its weights together.
+
+    Args:
+        plan: states precision and sharding.
+        kind: the layer kind.
+    """
+    decays = {len(p.shape) >= 2 for p in kind.parameters if p.tied_to is None}
+    converts = plan.parameter_itemsize != _MASTER_BYTES
+    pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if converts else 1
+    calls = len(decays) + max(0, pieces - 1)
+    return calls * (_CALL_LAUNCHES + (_CONVERSION_LAUNCHES if converts else 0))
+
+
+def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
+    """Host time of the calls that update a layer where each weight has its own.
+
+    Args:
+        plan: states precision and the moments' format.
+        kind: the layer kind.
+        device: the device.
+    """
+    counts = [p.count for p in kind.parameters if p.tied_to is None]
+    decodes = plan.moments != "float32"
+    calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
+    seconds = calls * (device.update_call_seconds or device.launch_seconds)
+    if plan.parameter_itemsize != _MASTER_BYTES:
+        # A CPU runs what the host interprets too.
+        seconds += len(counts) * _SHORT_CALL * device.pass_seconds
+    return seconds
 
 
 def _recode_seconds(moments: MomentFormat, counts: list[int], device: Device) -> TermSeconds:

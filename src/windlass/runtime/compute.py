@@ -1,7 +1,7 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_ke
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import ModelParameter, master_dtype
+from windlass.runtime.parameters import ModelParameter, accumulate_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
 from windlass.runtime.step_state import StepState
@@ -113,7 +113,7 @@ class ComputeHandlers:
         self._loss = math.nan
         self.should_stop = False
         """Whether any rank asked to stop, known to all ranks at the end of the step."""
-        self._squared_norms: list[Tensor] = []
+        self._norms: list[Tensor] = []
         self._clip_divisor: Tensor | None = None
         for layer in self._layers:
             for weight in (*layer.owned, *layer.used):
@@ -211,15 +211,16 @@ class ComputeHandlers:
         self._free_input(layer, micro)
         if layer > 0:
             wanted.append(x)
-        gradients = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        gradients: list[Tensor | None] = list(
+            torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        )
         # Memory peaks here, so nothing of the forward pass may outlive its backward pass.
         del x, output, gradient, wanted
         if layer > 0:
             self._pass_to_previous(layer, micro, gradients.pop())
         self.state.add_scores(layer, gradients[len(used) :])
         del gradients[len(used) :]
-        for weight in reversed(used):
-            self._accumulate(weight, gradients.pop())
+        self._accumulate(used, gradients)
 
     def _backward_input(self, layer: int, micro: int) -> None:
         if layer == 0:
@@ -240,8 +241,8 @@ class ComputeHandlers:
         deferred = self.state.deferred_weight_grads.pop((layer, micro))
         gradients = backward_weight(self._leaves(layer), deferred)
         self.state.add_scores(layer, gradients[len(used) :])
-        for weight in used:
-            self._accumulate(weight, gradients.pop(0))
+        del gradients[len(used) :]
+        self._accumulate(used, gradients)
 
     def _leaves(self, layer: int) -> list[Tensor]:
         """The weights of a layer, and the inputs whose gradients are scores of absent blocks."""
@@ -265,55 +266,81 @@ class ComputeHandlers:
         if gradient is not None:
             self.state.gradients[layer - 1, micro] = gradient
 
-    def _accumulate(self, weight: ModelParameter, gradient: Tensor | None) -> None:
-        if gradient is not None:
-            weight.add_gradient(gradient, accumulated=self._accumulates)
+    def _accumulate(
+        self, weights: Sequence[ModelParameter], gradients: list[Tensor | None]
+    ) -> None:
+        """Adds the gradients of a pass to those of the step; `gradients` is emptied."""
+        if self._accumulates:
+            accumulate_gradients(weights, gradients)
+            return
+        for weight in reversed(weights):
+            gradient = gradients.pop()
+            if gradient is not None:
+                weight.add_gradient(gradient, accumulated=False)
 
     def _grad_norm(self, _: int, __: int) -> None:
-        self._require_finite_losses()
-        norms: list[Tensor] = []
-        for index in range(len(self._layers)):
-            offloaded = self._store.offloaded_grad_norms.get(index)
-            norms += self._layer_norms(index) if offloaded is None else offloaded
+        norm = self._optimizer.combine_norms(self._gradient_norms())
         # Waits for the device once a step: a broken gradient must not change any weight.
-        self._reduce_results(float(self._optimizer.combine_norms(norms)))
+        self._reduce_results([norm])
         if not math.isfinite(self.gradient_norm):
             self._raise_not_finite()
         self._clip_divisor = self._optimizer.clip_divisor(self.gradient_norm)
         self._store.finish_backward(self._clip_divisor)
+
+    def _gradient_norms(self) -> list[Tensor]:
+        """2-norms of parts of all gradients that this rank updates, layer by layer."""
+        offloaded = self._store.offloaded_grad_norms
+        layers = [
+            () if layer in offloaded else self._store.grads_for_norm(layer)
+            for layer in range(len(self._layers))
+        ]
+        norms = self._optimizer.gradient_norms_by_layer(layers)
+        return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
 
     def _layer_norms(self, layer: int) -> list[Tensor]:
         return self._optimizer.gradient_norms(self._store.grads_for_norm(layer))
 
     def _update(self, layer: int, _: int) -> None:
         if not self._clips:
-            if not self._squared_norms:
+            if not self._norms:
                 self._require_finite_losses()
-            norm = self._optimizer.combine_norms(self._layer_norms(layer))
-            self._squared_norms.append(norm.square())
+            self._norms.append(self._optimizer.combine_norms(self._layer_norms(layer)))
         self._store.update(layer, self.step, self._clip_divisor)
 
     def _sync(self, _: int, __: int) -> None:
         """Reduces loss and norm over all ranks, unless `grad_norm` has done so."""
         if self._norm is None:
-            self._require_finite_losses()
-            squares = math.fsum(float(square) for square in self._squared_norms)
-            self._reduce_results(math.sqrt(squares))
+            self._reduce_results(self._norms)
 
-    def _reduce_results(self, local_norm: float) -> None:
-        """Sums loss, norm and requests to stop over all ranks.
+    def _reduce_results(self, norms: Sequence[Tensor]) -> None:
+        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once.
 
         Args:
-            local_norm: 2-norm of the gradients that this rank updates.
+            norms: 2-norms of the gradients that this rank updates, `Float[]` each.
         """
+        wide = torch.float64 if self._device.has_float64 else torch.float32
+        losses = self._stacked(list(self.state.losses.values()), wide)
+        sums = (
+            self._stacked(norms, wide).square().sum(),
+            losses.sum(),
+            losses.isfinite().all().to(wide),
+        )
+        square, loss, all_finite = torch.stack(sums).cpu().tolist()
+        if not all_finite:
+            self._require_finite_losses()
         # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
-        counted = self.state.losses.values() if not self._dist.coord.tensor_rank else ()
-        losses = [float(loss) for loss in counted]
-        square = local_norm * local_norm if self._store.counts_in_norm else 0.0
+        local = (0.0, 0.0) if self._dist.coord.tensor_rank else (loss, float(len(losses)))
         stop = self._dist.world_size > 1 and self._stop()
-        local = (square, math.fsum(losses), float(len(losses)), float(stop))
-        total, loss, count, stops = self._dist.all_reduce_sum(local)
+        total, loss, count, stops = self._dist.all_reduce_sum(
+            (square if self._store.counts_in_norm else 0.0, *local, float(stop))
+        )
         self._norm, self._loss, self.should_stop = math.sqrt(total), loss / count, stops > 0
+
+    def _stacked(self, numbers: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """`Float[n]`: some numbers on the device."""
+        if not numbers:
+            return torch.zeros(0, dtype=dtype, device=self._device.torch_device)
+        return torch.stack([number.detach().to(dtype) for number in numbers])
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:
@@ -359,12 +386,13 @@ class ComputeHandlers:
         return self.state.dropout_keys[micro]
 
     def _require_finite_losses(self) -> None:
-        for micro, loss in self.state.losses.items():
-            if not math.isfinite(float(loss)):
+        losses = self._stacked(list(self.state.losses.values()), torch.float32).cpu().tolist()
+        for micro, loss in zip(self.state.losses, losses, strict=True):
+            if not math.isfinite(loss):
                 first = self.micro_batch_start(micro)
                 samples = range(first, first + self._micro)
                 raise RunBroken(
-                    f"the loss is {float(loss)} at step {self.step}, micro-batch {micro}, over "
+                    f"the loss is {loss} at step {self.step}, micro-batch {micro}, over "
                     f"samples {first} to {first + self._micro - 1} from "
                     f"{self._documents(samples)}"
                 )

@@ -4,7 +4,7 @@ Each weight is stored once, in the layer that owns it; tied layers refer to it. 
 layers compute with copies of float32 master weights, refreshed after each update.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
 from windlass.schema import MomentFormat, Plan, Precision
-from windlass.torch_ext import StoredMoment
+from windlass.torch_ext import CpuDevice, Device, StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
@@ -24,12 +24,6 @@ NOT_LOADED = torch.empty(0)
 
 SHARD_SEPARATOR = "@"
 """Separates a weight's name from the first element of its shard in checkpoint keys."""
-
-CHUNK_ELEMENTS = 2**21
-"""Elements converted at a time. A chunk of 8 MiB stays in the shared cache: on 2 cores of a Zen 4
-the update of 38.6 M weights in bfloat16 takes 50 ms this way, and 110 ms in one piece. Chunks of
-2 MiB take 40 ms, but the threads synchronise at the end of every chunk, which costs up to 40 times
-as much on a machine that others use too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,8 +38,9 @@ class ModelParameter:
     gradient: Tensor | None = None
     """Sum over the step's micro-batches; None before the first one and after the update."""
     sparse_gradient: Tensor | None = None
-    """Sum of sparse gradients over micro-batches. It is kept separately and added at the end, so
-    that the total does not depend on the order in which layers run."""
+    """Sum of gradients of looked-up rows over micro-batches; on a CPU of those rows alone. It is
+    kept separately and added at the end, so that the total does not depend on the order in which
+    layers run."""
 
     def add_gradient(self, gradient: Tensor, *, accumulated: bool) -> None:
         """Adds a micro-batch's gradient.
@@ -55,10 +50,7 @@ class ModelParameter:
             accumulated: whether several micro-batches are accumulated, which happens in float32.
         """
         if gradient.is_sparse:
-            sparse = gradient.to(_wide(gradient.dtype)) if accumulated else gradient
-            if self.sparse_gradient is not None:
-                sparse = self.sparse_gradient + sparse
-            self.sparse_gradient = sparse.coalesce()
+            self._add_rows(gradient.to(_wide(gradient.dtype)) if accumulated else gradient)
             if not accumulated:
                 self.flush_sparse_gradient()
         elif self.gradient is None:
@@ -66,13 +58,27 @@ class ModelParameter:
             self._set_first_gradient(
                 gradient.to(_wide(gradient.dtype) if accumulated else gradient.dtype)
             )
-        elif gradient.dtype == self.gradient.dtype:
+        elif gradient.dtype == self.gradient.dtype or not gradient.is_cpu:
             self.gradient.add_(gradient)
         else:
-            # In chunks, because torch makes a float32 copy of whatever is added to float32.
-            chunks = zip(_chunks(self.gradient), _chunks(gradient.contiguous()), strict=True)
-            for total, chunk in chunks:
-                total.add_(chunk)
+            # In pieces, because torch makes a float32 copy of whatever is added to float32.
+            pieces = zip(_pieces(self.gradient), _pieces(gradient.contiguous()), strict=True)
+            for total, piece in pieces:
+                total.add_(piece)
+
+    def _add_rows(self, rows: Tensor) -> None:
+        """Adds a gradient of looked-up rows, each of which may occur several times."""
+        if rows.is_cpu:
+            total = rows if self.sparse_gradient is None else self.sparse_gradient + rows
+            self.sparse_gradient = total.coalesce()
+            return
+        # The host would have to wait to know how many rows differ. This sums them in a fixed order.
+        indices, values = rows._indices()[0], rows._values()  # noqa: SLF001  not coalesced
+        dense = torch.ops.aten.embedding_dense_backward(values, indices, len(rows), -1, False)
+        if self.sparse_gradient is None:
+            self.sparse_gradient = dense
+        else:
+            self.sparse_gradient.add_(dense)
 
     def flush_sparse_gradient(self) -> None:
         """Adds the sparse gradient to the dense one; must be called before `gradient` is read."""
@@ -80,7 +86,7 @@ class ModelParameter:
         if sparse is None:
             return
         if self.gradient is None:
-            self._set_first_gradient(sparse.to_dense())
+            self._set_first_gradient(sparse.to_dense() if sparse.is_sparse else sparse)
         else:
             self.gradient.add_(sparse.to(self.gradient.dtype))
 
@@ -88,9 +94,48 @@ class ModelParameter:
         """Stores the first gradient of a step, already in the accumulation precision."""
         self.gradient = gradient.contiguous()
 
+    def new_gradient(self, dtype: torch.dtype) -> Tensor:
+        """The first gradient of a step, for the caller to fill: its values are undefined."""
+        self.gradient = torch.empty(self.shape, dtype=dtype, device=self.working.device)
+        return self.gradient
+
     def clear_gradient(self) -> None:
         """Drops the gradient of this step."""
         self.gradient = self.sparse_gradient = None
+
+
+def accumulate_gradients(weights: Sequence[ModelParameter], gradients: list[Tensor | None]) -> None:
+    """Adds the gradients of one of several micro-batches to the sums of a layer's weights.
+
+    On an accelerator a few calls convert and add those of small weights together.
+
+    Args:
+        weights: weights of one layer.
+        gradients: in the same order, handed over; None for a weight that the layer did not use.
+    """
+    copied: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
+    elements = 0
+    for weight in reversed(weights):
+        gradient = gradients.pop()
+        if gradient is None:
+            continue
+        elements += gradient.numel()
+        wide = _wide(gradient.dtype)
+        is_small = elements <= Device.piece_elements and not gradient.is_sparse
+        if gradient.is_cpu or not is_small or (weight.gradient is None and gradient.dtype == wide):
+            weight.add_gradient(gradient, accumulated=True)
+        elif weight.gradient is None:
+            copied.append((weight.new_gradient(wide), gradient))
+        else:
+            if gradient.dtype != wide:
+                copied.append((torch.empty_like(gradient, dtype=wide), gradient))
+                gradient = copied[-1][0]
+            added.append((weight.gradient, gradient))
+    if copied:
+        torch._foreach_copy_([to for to, _ in copied], [of for _, of in copied])
+    if added:
+        torch._foreach_add_([to for to, _ in added], [of for _, of in added])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -313,5 +358,5 @@ def persistent_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
     return {f"{name}.{inner}": b for inner, b in layer.named_buffers() if inner in persistent}
 
 
-def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.detach().view(-1).split(CHUNK_ELEMENTS)
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.detach().view(-1).split(CpuDevice.piece_elements)

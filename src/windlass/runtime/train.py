@@ -149,7 +149,7 @@ class _Run:
         self._context, self._plan = context, context.plan
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
-        optimizer = AdamW(context.settings, device.torch_device, plan.moments)
+        optimizer = AdamW(context.settings, device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
         graph = context.graph

@@ -40,6 +40,9 @@ class Device:
     """Whether it computes in float64."""
     has_pinned_memory: bool = True
     """Whether copies from and to pinned host memory overlap with computation."""
+    piece_elements: int = 2**24
+    """Elements of gradients that are converted to float32 at a time: so many that kernels are few,
+    and so few that the buffer of 64 MiB hardly counts beside the model."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -180,6 +183,11 @@ class CpuDevice(Device):
 
     is_asynchronous = False
     has_pinned_memory = False
+    piece_elements = 2**21
+    """A piece of 8 MiB stays in the shared cache: on 2 cores of a Zen 4 the update of 38.6 M weights
+    in bfloat16 takes 50 ms this way, and 110 ms in one piece. Pieces of 2 MiB take 40 ms, but the
+    threads synchronise at the end of each, which costs up to 40 times as much on a machine that
+    others use too."""
 
     def count(self) -> int:
         """One."""

@@ -52,7 +52,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     context = RankContext(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )
-    optimizer = AdamW(settings, context.device.torch_device)
+    optimizer = AdamW(settings, context.device)
     store = InMemoryStore(context, optimizer, before_update=lambda _: None)
     compute = ComputeHandlers(
         context,

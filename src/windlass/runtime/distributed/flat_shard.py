@@ -43,9 +43,14 @@ class FlatGradParameter(ModelParameter):
     grads: "FlatGradBuffer"
     """The gradient buffer of its layer."""
 
-    def _set_first_gradient(self, gradient: Tensor) -> None:
+    def new_gradient(self, dtype: torch.dtype) -> Tensor:
+        """The first gradient of a step, a view into the flat one, for the caller to fill."""
+        del dtype
         self.gradient = self.grads.get()[self.flat_slice].view(self.shape)
-        self.gradient.copy_(gradient)
+        return self.gradient
+
+    def _set_first_gradient(self, gradient: Tensor) -> None:
+        self.new_gradient(gradient.dtype).copy_(gradient)
 
     @property
     def flat_slice(self) -> slice:

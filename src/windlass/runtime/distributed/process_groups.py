@@ -242,9 +242,9 @@ class ProcessGroups:
             dist.all_reduce(tensor, group=self._tensor_groups["all"])
 
     def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device.torch_device)
+        tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
         dist.all_reduce(tensor, op)
-        result: list[float] = tensor.tolist()
+        result: list[float] = tensor.cpu().tolist()
         return result
 
     def _ranks(self, data_ranks: "_DataRanks") -> tuple[int, ...]:

@@ -1,0 +1,145 @@
+"""What a step asks of an accelerator, counted on a fake one that computes nothing."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from factories import catalog_graph, tiny_machine, tiny_plan
+from fake_accelerator import multi_tensor_kernels
+from windlass.cost.optimizer_time import norm_launch_seconds, update_seconds
+
+GPT2 = {"model": "gpt2-124m"}
+ACCUMULATED = {"model": "gpt-tiny", "sequence": 128, "accumulation": 2}
+PHASES = {"model": "gpt-tiny", "sequence": 128, "phases": [[0, 2], [2, 4], [4, 6]]}
+SHARDED = {"model": "gpt-tiny", "sequence": 128, "data": 2, "sharding": [2, 2]}
+RUNS = (GPT2, ACCUMULATED, PHASES, SHARDED)
+PREDICTED = 0.25
+"""Relative tolerance of predicted launches: a few differ between layers of one kind."""
+
+
+class Count(NamedTuple):
+    """What the last step asked of the device, by instruction such as `forward 3 0`."""
+
+    launches: dict[str, int]
+    waits: dict[str, dict[str, int]]
+    changes: list[str]
+    """Operations whose arguments were others in the step before."""
+
+    def of(self, kind: str) -> int:
+        """Launches of all instructions of a kind."""
+        return sum(n for label, n in self.launches.items() if label.split()[0] == kind)
+
+    @property
+    def total(self) -> int:
+        """Launches of the step."""
+        return sum(self.launches.values())
+
+
+@pytest.fixture(scope="module")
+def output() -> list[str]:
+    """What a process that counts all runs prints: the fake device is one for a whole process."""
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(tests / "fake_steps.py"), *map(json.dumps, RUNS)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def counted(output: list[str]) -> Callable[[dict], Count]:
+    """`counted(GPT2)`: what that run's last step asked for."""
+
+    def count(run: dict) -> Count:
+        step = json.loads(output[RUNS.index(run)])
+        rows = step["instructions"].items()
+        return Count(
+            {label: sum(row["launches"].values()) for label, row in rows},
+            {label: row["waits"] for label, row in rows if row["waits"]},
+            step["changes"],
+        )
+
+    return count
+
+
+def test_a_step_of_gpt2_launches_at_most_509_kernels(counted: Callable[[dict], Count]):
+    step = counted(GPT2)
+    assert step.of("forward") <= 127
+    assert step.of("backward") <= 238
+    assert step.of("grad_norm") <= 28
+    assert step.of("update") <= 114
+    assert step.total <= 509
+
+
+def test_a_block_of_gpt2_launches_37_kernels(counted: Callable[[dict], Count]):
+    launches = counted(GPT2).launches
+    for layer in range(1, 13):
+        assert launches[f"forward {layer} 0"] <= 10
+        assert launches[f"backward {layer} 0"] <= 19
+        assert launches[f"update {layer} 0"] <= 8
+
+
+def test_further_micro_batches_phases_and_shards_launch_no_more_than_they_did(
+    counted: Callable[[dict], Count],
+):
+    assert counted(ACCUMULATED).total <= 460
+    assert counted(PHASES).total <= 902
+    assert counted(SHARDED).total <= 276
+
+
+def test_the_host_waits_once_for_losses_and_norm_and_once_at_the_end(
+    counted: Callable[[dict], Count],
+):
+    for run in (GPT2, ACCUMULATED, PHASES):
+        assert counted(run).waits == {
+            "grad_norm 0 0": {"_to_copy between devices": 1},
+            "sync 0 0": {"synchronize": 1},
+        }
+
+
+def test_several_ranks_wait_once_more_for_their_sum(counted: Callable[[dict], Count]):
+    assert counted(SHARDED).waits == {
+        "grad_norm 0 0": {"_to_copy between devices": 2},
+        "sync 0 0": {"synchronize": 1},
+    }
+
+
+def test_two_steps_differ_only_in_the_learning_rate(counted: Callable[[dict], Count]):
+    for run in (GPT2, ACCUMULATED, SHARDED):
+        assert counted(run).changes == ["_fused_adamw_"]
+
+
+def test_the_prediction_has_the_launches_of_norm_and_update(counted: Callable[[dict], Count]):
+    device = tiny_machine().device.model_copy(update={"kind": "cuda", "launch_seconds": 1.0})
+    graph = catalog_graph("gpt2-124m")
+    plan = tiny_plan(graph, tiny_machine(), precision="bfloat16")
+    kinds, step = tuple(graph.layer_kinds()), counted(GPT2)
+    norms = sum(norm_launch_seconds(kind, device) for kind in kinds)
+    updates = sum(update_seconds(plan, kind, device).launch for kind in kinds)
+    assert norms == pytest.approx(step.of("grad_norm"), rel=PREDICTED)
+    assert updates == pytest.approx(step.of("update"), rel=PREDICTED)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lists", "kernels"),
+    [
+        ([1], 1, 1),
+        ([65536 * 320], 4, 1),
+        ([65536 * 320 + 1], 4, 2),
+        ([10] * 110, 1, 1),
+        ([10] * 111, 1, 2),
+        ([10] * 36, 4, 1),
+        ([10] * 37, 4, 2),
+        ([0, 0], 2, 0),
+        ([65536 * 319, 65536 * 2, 5], 2, 2),
+    ],
+)
+def test_a_call_on_many_tensors_launches_a_kernel_when_one_is_full(
+    sizes: list[int], lists: int, kernels: int
+):
+    assert multi_tensor_kernels(sizes, lists) == kernels
