@@ -38,6 +38,10 @@ from windlass.runtime.distributed.rank_ipc import (
     heartbeat_file,
     write_report,
 )
+from windlass.runtime.distributed.rank_placement import (
+    RankPlacement,
+    rank_placements,
+)
 from windlass.runtime.distributed.rendezvous import (
     HeadAddress,
     Rendezvous,
@@ -128,6 +132,7 @@ __all__ = [
     "MemoryLimit",
     "ParentProcess",
     "RankContext",
+    "RankPlacement",
     "Rendezvous",
     "RunStart",
     "SamplingOptions",
@@ -163,6 +168,7 @@ __all__ = [
     "log_likelihoods",
     "merge_shards",
     "open_checkpoint",
+    "rank_placements",
     "reference_step",
     "remove_temporaries",
     "train_loop",

@@ -25,6 +25,10 @@ _BACKENDS = {"cpu": "gloo", "mps": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu":
 torch 2.13; for hpu, Intel Gaudi's documentation of `habana_frameworks.torch.distributed.hccl`."""
 
 
+_UNRESTRICTED = 64
+"""Number of devices that torch takes to be visible where no variable restricts them."""
+
+
 class Device:
     """One device that computes. Two devices of the same kind and index are equal.
 
@@ -70,6 +74,13 @@ class Device:
     def count(self) -> int:
         """How many devices of this kind this process sees."""
         return int(self._module.device_count())
+
+    def visible_indices(self) -> tuple[int, ...] | None:
+        """Which of the host's devices of this kind this process sees, as the driver counts them.
+
+        None means that nothing restricts it; no index at all that torch cannot tell.
+        """
+        return None
 
     def activate(self) -> None:
         """Makes it the current device of this thread.
@@ -258,6 +269,16 @@ class CpuDevice(Device):
 
 class CudaDevice(Device):
     """A GPU of NVIDIA, or of AMD under ROCm, whose torch has the same names."""
+
+    def visible_indices(self) -> tuple[int, ...] | None:
+        """The numbers in `CUDA_VISIBLE_DEVICES` or its like; none if they are UUIDs.
+
+        The driver counts GPUs by PCI address, and so does CUDA where all are of one model.
+        """
+        visible = torch.cuda._parse_visible_devices()  # noqa: SLF001  it has no public name
+        if len(visible) >= _UNRESTRICTED:
+            return None
+        return tuple(index for index in visible if isinstance(index, int))
 
     def empty_cache(self) -> None:
         """Returns the memory that is kept free to the device."""

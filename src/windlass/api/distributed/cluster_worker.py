@@ -153,7 +153,15 @@ def _run_attempt(
     stop: Callable[[], bool],
 ) -> None:
     """Starts the ranks of this host once all hosts are there, and watches them until they end."""
-    from windlass.runtime import RANKS_FOLDER, HostWatchdog, StatusStore, connect_watchdog_store
+    import torch
+
+    from windlass.runtime import (
+        RANKS_FOLDER,
+        HostWatchdog,
+        StatusStore,
+        connect_watchdog_store,
+        rank_placements,
+    )
 
     namespace = "" if isinstance(address, Path) else _namespace(folder, "status", restart)
     timeouts, parallel = watchdog_timeouts(planned), planned.plan.parallel
@@ -173,6 +181,11 @@ def _run_attempt(
             cache(lambda: lower(planned.plan, planned.graph)),
             store,
             timeouts,
+            placements=rank_placements(
+                device_for(f"{planned.machine.device.kind}:0"),
+                host.per_node,
+                torch.get_num_threads(),
+            ),
         )
         with closing(watchdog):
             watchdog.watch(stop)

@@ -48,7 +48,8 @@ def train_local_ranks(
     """
     import torch
 
-    from windlass.runtime import LocalLauncher, remove_temporaries
+    from windlass.runtime import LocalLauncher, rank_placements, remove_temporaries
+    from windlass.torch_ext import device_for
 
     parallel, instrumentation = planned.plan.parallel, hooks.instrumentation
     command = [sys.executable, "-m", "windlass", "rank", str(folder), "--attempt", str(attempt)]
@@ -56,12 +57,15 @@ def train_local_ranks(
         command += ["--checkpoint", str(checkpoint)]
     command += instrumentation.command_options() if instrumentation else []
     coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
-    # Those of this process, which may be a part of the cores, as for one of several jobs.
-    threads = max(1, torch.get_num_threads() // parallel.devices)
+    # The threads of this process, which may be a part of the cores, as for one of several jobs.
+    placements = rank_placements(
+        device_for(f"{planned.machine.device.kind}:0"), parallel.devices, torch.get_num_threads()
+    )
     checkpoints = folder / CHECKPOINT_FOLDER
     launcher = LocalLauncher(
-        folder, command, programs, coords, timeouts=watchdog_timeouts(planned), threads=threads
-    )
+        folder, command, programs, coords, timeouts=watchdog_timeouts(planned),
+        placements=placements,
+    )  # fmt: skip
     try:
         with closing(launcher):
             for fields in launcher.steps(hooks.stop):

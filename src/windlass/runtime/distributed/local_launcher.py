@@ -32,6 +32,7 @@ from windlass.runtime.distributed.rank_ipc import (
     reserve_report,
     stderr_file,
 )
+from windlass.runtime.distributed.rank_placement import RankPlacement, on_cores
 from windlass.runtime.distributed.rendezvous import create_store_file
 
 _POLL_SECONDS = 0.1
@@ -67,7 +68,7 @@ class LocalLauncher:
         programs: the programs of all ranks, to name instructions in messages.
         coords: the mesh coordinates of all ranks.
         timeouts: when to report a hang.
-        threads: number of threads that each rank computes with.
+        placements: the cores and the number of threads of each rank.
 
     Raises:
         StorageError: the folder cannot be written to.
@@ -81,7 +82,7 @@ class LocalLauncher:
         coords: Sequence[MeshCoord],
         *,
         timeouts: WatchdogTimeouts,
-        threads: int,
+        placements: Sequence[RankPlacement],
     ) -> None:
         self._folder = folder / RANKS_FOLDER
         self._timeouts = timeouts
@@ -98,7 +99,7 @@ class LocalLauncher:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in ranks:
-                self._processes.append(self._start(command, store, rank, threads))
+                self._processes.append(self._start(command, store, rank, placements[rank]))
         except BaseException:
             kill_process_groups(self._processes)
             raise
@@ -110,15 +111,15 @@ class LocalLauncher:
         self._reader.start()
 
     def _start(
-        self, command: Sequence[str], store: Path, rank: int, threads: int
+        self, command: Sequence[str], store: Path, rank: int, placement: RankPlacement
     ) -> subprocess.Popen[bytes]:
-        with stderr_file(self._folder, rank).open("wb") as stderr:
+        with stderr_file(self._folder, rank).open("wb") as stderr, on_cores(placement.cores):
             return subprocess.Popen(  # noqa: S603  our own words, no shell
                 (*command, "--store", str(store), "--rank", str(rank)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                 stderr=stderr,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+                env=os.environ | {"OMP_NUM_THREADS": str(placement.threads)},
                 # Ctrl-C is for this process, which tells the ranks. A process group within our
                 # session, not a session of its own: the kernel resumes the stopped processes of a
                 # group that is orphaned when this process dies.

@@ -7,6 +7,7 @@ blocked inside gloo could not exit by itself.
 """
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from windlass.runtime.distributed.rank_ipc import (
     stderr_file,
     write_report,
 )
+from windlass.runtime.distributed.rank_placement import RankPlacement, on_cores
 from windlass.runtime.distributed.status_store import RankStatus, StatusStore
 
 _POLL_SECONDS = 0.1
@@ -57,6 +59,7 @@ class HostWatchdog:
         programs: gives the programs of all ranks; called only when a rank has to be described.
         store: shared with the watchdogs of all other hosts.
         timeouts: when to report a hang.
+        placements: the cores of each rank of this host, in the order of the ranks.
 
     Raises:
         StorageError: the folder cannot be written to.
@@ -70,28 +73,33 @@ class HostWatchdog:
         programs: Callable[[], Sequence[Program]],
         store: StatusStore,
         timeouts: WatchdogTimeouts,
+        *,
+        placements: Sequence[RankPlacement],
     ) -> None:
         self._folder, self._coords = folder, coords
         self._programs, self._store, self._timeouts = programs, store, timeouts
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._heartbeats: dict[int, HeartbeatReader] = {}
         try:
-            for rank, command in commands.items():
-                self._processes[rank] = self._start(rank, command)
+            for (rank, command), placement in zip(commands.items(), placements, strict=True):
+                with on_cores(placement.cores):
+                    self._processes[rank] = self._start(rank, command, placement.threads)
                 self._heartbeats[rank] = HeartbeatReader(heartbeat_file(folder, rank))
         except BaseException:
             kill_process_groups([*self._processes.values()])
             raise
 
-    def _start(self, rank: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int, command: Sequence[str], threads: int) -> subprocess.Popen[bytes]:
         reserve_report(self._folder, rank)
         with storage_errors(self._folder):
             heartbeat_file(self._folder, rank).unlink(missing_ok=True)
             flight_record_file(self._folder, rank).unlink(missing_ok=True)
             with stderr_file(self._folder, rank).open("wb") as stderr:
                 return subprocess.Popen(  # noqa: S603  our own words, no shell
-                    command, stdin=subprocess.PIPE, stderr=stderr, process_group=0
-                )
+                    command, stdin=subprocess.PIPE, stderr=stderr, process_group=0,
+                    # A number that the user, or the launch script, has chosen wins.
+                    env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+                )  # fmt: skip
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Returns when all ranks of all hosts have completed the run.
