@@ -53,6 +53,11 @@ class Communicator(NamedTuple):
     ranks: tuple[int, ...]
     """The global ranks; of a channel the sender, then the receiver."""
 
+    @property
+    def is_channel(self) -> bool:
+        """Whether it carries messages from one rank to another."""
+        return self.use not in _TENSOR_USES and self.use not in _DATA_GROUPS
+
 
 Partition = tuple[Communicator, ...]
 """Communicators that are made by one split of all ranks: no rank is in two of them."""
