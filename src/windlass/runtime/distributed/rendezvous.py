@@ -46,6 +46,16 @@ recorder, which names this number."""
 _FLIGHT_RECORD_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
+_COMMUNICATOR_STREAMS = {
+    # One hardware queue for each stream, as far as there are: a stream that shares its queue waits
+    # for the streams before it there, and phases in a pipeline may then wait for each other.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # A communicator of two ranks carries one channel, so there is nothing to warn of.
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+}
+"""What CUDA and torch take from the environment only, before the device is first used."""
+
+
 class HeadAddress(NamedTuple):
     """Where the first host of a cluster keeps the store."""
 
@@ -181,6 +191,9 @@ def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
         rendezvous: where they meet, and who this one is.
         device: the device of this process.
     """
+    has_communicators = device.communication_backend != "gloo"
+    if has_communicators:
+        os.environ |= _COMMUNICATOR_STREAMS
     device.activate()
     _listen_on_loopback(rendezvous.address)
     if device.is_asynchronous:
@@ -195,6 +208,7 @@ def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
         rank=rendezvous.rank,
         world_size=rendezvous.world_size,
         timeout=COLLECTIVE_TIMEOUT,
+        device_id=device.torch_device if has_communicators else None,
     )
 
 
