@@ -1,9 +1,10 @@
 """Counts launches and host waits of whole training steps on the fake accelerator, and prints them.
 
-    python tests/fake_steps.py '{"model": "gpt2-124m", "precision": "bfloat16"}' ...
+    python tests/fake_steps.py '{"model": "gpt2-124m", "accumulation": 2}' ...
 
-Each argument is a run, and each line of the output is the JSON of its last step: launches and waits
-of every instruction by operation, and the operations whose arguments were others a step before.
+The first line of the output says what comes of operations that a step must not contain. Each
+argument is a run, and each further line is the JSON of its last step: launches and waits of every
+instruction by operation, and the operations whose arguments were others a step before.
 """
 
 import json
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -40,9 +42,37 @@ from windlass.torch_ext import Device
 def main() -> None:
     """Runs the steps that the arguments name."""
     device = fake_device()
+    print(json.dumps(faults(device)), flush=True)
     for argument in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(counts(device, Path(folder), **json.loads(argument))), flush=True)
+
+
+def faults(device: FakeDevice) -> dict[str, str]:
+    """What comes of operations that a step must not contain: the wait or the error."""
+    with device.accelerator:
+        there, here = torch.ones(4, device=device.torch_device), torch.ones(4)
+        operations: dict[str, Callable[[], object]] = {
+            "mix": lambda: there + here,
+            "item": lambda: there.sum().item(),
+            "branch": lambda: bool(there.any()),
+            "read": there.cpu,
+            "write": lambda: there.copy_(here),
+            "new tensor": lambda: torch.tensor(1.0, device=device.torch_device),
+            "asynchronous write": lambda: there.copy_(here, non_blocking=True),
+            "nonzero": there.nonzero,
+            "unique": there.unique,
+        }
+        return {name: _outcome(device, operation) for name, operation in operations.items()}
+
+
+def _outcome(device: FakeDevice, operation: Callable[[], object]) -> str:
+    device.accelerator.counts.clear()
+    try:
+        operation()
+    except Exception as error:  # noqa: BLE001  torch has many types
+        return type(error).__name__
+    return ", ".join(device.accelerator.count.waits) or "no wait"
 
 
 def counts(

@@ -16,7 +16,7 @@ from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_ke
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import ModelParameter, accumulate_gradients, master_dtype
+from windlass.runtime.parameters import add_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
 from windlass.runtime.step_state import StepState
@@ -220,7 +220,7 @@ class ComputeHandlers:
             self._pass_to_previous(layer, micro, gradients.pop())
         self.state.add_scores(layer, gradients[len(used) :])
         del gradients[len(used) :]
-        self._accumulate(used, gradients)
+        add_gradients(used, gradients, accumulated=self._accumulates)
 
     def _backward_input(self, layer: int, micro: int) -> None:
         if layer == 0:
@@ -242,7 +242,7 @@ class ComputeHandlers:
         gradients = backward_weight(self._leaves(layer), deferred)
         self.state.add_scores(layer, gradients[len(used) :])
         del gradients[len(used) :]
-        self._accumulate(used, gradients)
+        add_gradients(used, gradients, accumulated=self._accumulates)
 
     def _leaves(self, layer: int) -> list[Tensor]:
         """The weights of a layer, and the inputs whose gradients are scores of absent blocks."""
@@ -265,18 +265,6 @@ class ComputeHandlers:
         """Stores the gradient of a layer's input for the previous layer."""
         if gradient is not None:
             self.state.gradients[layer - 1, micro] = gradient
-
-    def _accumulate(
-        self, weights: Sequence[ModelParameter], gradients: list[Tensor | None]
-    ) -> None:
-        """Adds the gradients of a pass to those of the step; `gradients` is emptied."""
-        if self._accumulates:
-            accumulate_gradients(weights, gradients)
-            return
-        for weight in reversed(weights):
-            gradient = gradients.pop()
-            if gradient is not None:
-                weight.add_gradient(gradient, accumulated=False)
 
     def _grad_norm(self, _: int, __: int) -> None:
         norm = self._optimizer.combine_norms(self._gradient_norms())

@@ -6,6 +6,7 @@ layers compute with copies of float32 master weights, refreshed after each updat
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ SHARD_SEPARATOR = "@"
 class ModelParameter:
     """A parameter as layers use it: the working weights and the gradient of one step."""
 
+    takes_over: ClassVar[bool] = True
+    """Whether a step's first gradient, if it has the sum's precision, becomes the sum."""
     name: str
     """Full name: `<layer name>.<its name inside>`."""
     working: Tensor
@@ -104,14 +107,17 @@ class ModelParameter:
         self.gradient = self.sparse_gradient = None
 
 
-def accumulate_gradients(weights: Sequence[ModelParameter], gradients: list[Tensor | None]) -> None:
-    """Adds the gradients of one of several micro-batches to the sums of a layer's weights.
+def add_gradients(
+    weights: Sequence[ModelParameter], gradients: list[Tensor | None], *, accumulated: bool
+) -> None:
+    """Adds the gradients of a micro-batch to those of a layer's weights.
 
-    On an accelerator a few calls convert and add those of small weights together.
+    On an accelerator a few calls convert, copy and add those of small weights together.
 
     Args:
         weights: weights of one layer.
         gradients: in the same order, handed over; None for a weight that the layer did not use.
+        accumulated: whether several micro-batches are accumulated, which happens in float32.
     """
     copied: list[tuple[Tensor, Tensor]] = []
     added: list[tuple[Tensor, Tensor]] = []
@@ -121,10 +127,11 @@ def accumulate_gradients(weights: Sequence[ModelParameter], gradients: list[Tens
         if gradient is None:
             continue
         elements += gradient.numel()
-        wide = _wide(gradient.dtype)
+        wide = _wide(gradient.dtype) if accumulated else gradient.dtype
+        takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide
         is_small = elements <= Device.piece_elements and not gradient.is_sparse
-        if gradient.is_cpu or not is_small or (weight.gradient is None and gradient.dtype == wide):
-            weight.add_gradient(gradient, accumulated=True)
+        if gradient.is_cpu or takes_over or not is_small:
+            weight.add_gradient(gradient, accumulated=accumulated)
         elif weight.gradient is None:
             copied.append((weight.new_gradient(wide), gradient))
         else:

@@ -9,7 +9,7 @@ buffer; after the reductions only the part that this rank updates is left.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from windlass.schema import Plan
 class FlatGradParameter(ModelParameter):
     """A parameter whose gradient is a view into its layer's flat gradient buffer."""
 
+    takes_over: ClassVar[bool] = False
     flat_offset: int
     """Its first element in the flat layer."""
     grads: "FlatGradBuffer"
