@@ -101,10 +101,10 @@ class FakeAccelerator(TorchDispatchMode):
     ) -> Any:
         """The result of an operation; without data if it is on the fake device."""
         del types
-        kwargs = dict(kwargs or {})
-        leaves = tree_leaves((args, kwargs))
         if func is torch.ops.prim.device.default:
             return func(*args)
+        kwargs = dict(kwargs or {})
+        leaves = tree_leaves((args, kwargs))
         if not any(_is_on_fake_device(leaf) for leaf in leaves):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__

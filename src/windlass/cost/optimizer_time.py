@@ -80,7 +80,8 @@ def update_seconds(
     if device.kind == "cpu" or decodes:
         launches = _call_seconds(plan, kind, device)
     else:
-        launches = _update_launches(plan, kind) * device.launch_seconds
+        # The host launches ahead: only what exceeds the work counts.
+        launches = max(0.0, _update_launches(plan, kind) * device.launch_seconds - seconds)
     if decodes:
         counts = [p.count for p in kind.parameters if p.tied_to is None]
         recoded = counts if plan.sharding.optimizer == 1 else [elements]

@@ -25,7 +25,13 @@ from windlass.schema import (
     Point,
     Precision,
 )
-from windlass.torch_ext import PART_ELEMENTS, MomentCodec, StoredMoment, dither_key
+from windlass.torch_ext import (
+    PART_ELEMENTS,
+    MomentCodec,
+    StoredMoment,
+    device_for,
+    dither_key,
+)
 
 _aten = torch.ops.aten
 
@@ -34,8 +40,6 @@ _UPDATE_ELEMENTS = 2**25
 """Weights in the measured update: their state is larger than any cache."""
 _MOMENT_ELEMENTS = 2**24
 """Weights whose moments are decoded and encoded: even 8-bit ones fill a large cache."""
-_CHUNK_ELEMENTS = 2**21
-"""Elements that a training run converts at a time."""
 _WIDTH = 768
 _ROWS = (128, 2048, 8192)
 """The last are more than a processor's cache."""
@@ -97,19 +101,16 @@ def update_rate(watch: Stopwatch) -> float:
 
 
 def mixed_update_rate(watch: Stopwatch) -> float:
-    """Bytes/s of fused AdamW with bfloat16 gradients and weights, in chunks as a run does it."""
+    """Bytes/s of fused AdamW with bfloat16 gradients and weights, in pieces as a run does it."""
+    piece = device_for(watch.device).piece_elements
     state = [
-        torch.split(torch.zeros(_UPDATE_ELEMENTS, device=watch.device), _CHUNK_ELEMENTS)
-        for _ in range(3)
+        torch.split(torch.zeros(_UPDATE_ELEMENTS, device=watch.device), piece) for _ in range(3)
     ]
     low = [
-        torch.split(
-            torch.zeros(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16),
-            _CHUNK_ELEMENTS,
-        )
+        torch.split(torch.zeros(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16), piece)
         for _ in range(2)
     ]
-    buffer = torch.empty(_CHUNK_ELEMENTS, device=watch.device)
+    buffer = torch.empty(piece, device=watch.device)
     steps = torch.ones((), device=watch.device)
 
     def update() -> None:
@@ -170,20 +171,29 @@ def fused_adamw(
 
 
 def norm_rate(watch: Stopwatch) -> float:
-    """Bytes/s of the 2-norm of float32 gradients, in chunks as a run does it."""
-    parts = torch.split(torch.ones(_UPDATE_ELEMENTS, device=watch.device), _CHUNK_ELEMENTS)
-    return (
-        4 * _UPDATE_ELEMENTS / watch.seconds(lambda: [torch.linalg.vector_norm(p) for p in parts])
-    )
+    """Bytes/s of the 2-norm of float32 gradients, as a run computes it."""
+    return _norm_rate(torch.ones(_UPDATE_ELEMENTS, device=watch.device), watch)
 
 
 def mixed_norm_rate(watch: Stopwatch) -> float:
-    """Bytes/s of the 2-norm of bfloat16 gradients, which are converted to float32 first."""
-    gradient = torch.ones(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16)
-    parts = torch.split(gradient, _CHUNK_ELEMENTS)
-    buffer = torch.empty(_CHUNK_ELEMENTS, device=watch.device)
-    seconds = watch.seconds(lambda: [torch.linalg.vector_norm(buffer.copy_(p)) for p in parts])
-    return 2 * _UPDATE_ELEMENTS / seconds
+    """Bytes/s of the 2-norm of bfloat16 gradients, which a CPU converts to float32 first."""
+    ones = torch.ones(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16)
+    return _norm_rate(ones, watch)
+
+
+def _norm_rate(gradient: Tensor, watch: Stopwatch) -> float:
+    device = device_for(watch.device)
+    pieces = gradient.split(device.piece_elements)
+    buffer = torch.empty(device.piece_elements, device=watch.device)
+
+    def norm() -> object:
+        if device.is_asynchronous:
+            return torch._foreach_norm([gradient], 2, dtype=torch.float32)  # noqa: SLF001
+        if gradient.dtype == torch.float32:
+            return [torch.linalg.vector_norm(piece) for piece in pieces]
+        return [torch.linalg.vector_norm(buffer.copy_(piece)) for piece in pieces]
+
+    return gradient.nbytes / watch.seconds(norm)
 
 
 def launch_seconds(watch: Stopwatch) -> float:
