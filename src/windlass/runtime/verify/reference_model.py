@@ -20,7 +20,9 @@ from windlass.schema import Batch, Precision
 ReferenceProgress = Callable[[str, int, int | None], None]
 """Called with a label, the number of layers done, and their total."""
 
-_DTYPES: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES: Mapping[Precision, torch.dtype] = {
+    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
+}  # fmt: skip
 _LABEL = "computing the reference step"
 
 
