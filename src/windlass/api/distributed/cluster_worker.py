@@ -323,10 +323,12 @@ def _steps(
     if rank:
         start = broadcast_start(None, device)
         checkpoint = Path(start.checkpoint) if start.checkpoint else None
-        steps = train_rank(planned, rank, folder, checkpoint, hooks)
+        steps = train_rank(planned, rank, folder, checkpoint, device, hooks)
         return journal_steps(steps, folder, rank, start.attempt)
     reopened = reopen_run(load(folder), planned)
     path = reopened.checkpoint.path if reopened.checkpoint else None
     attempt = reopened.folder.attempt
     broadcast_start(RunStart(attempt=attempt, checkpoint=str(path) if path else None), device)
-    return continue_run(planned, reopened, lambda: train_rank(planned, 0, folder, path, hooks))
+    return continue_run(
+        planned, reopened, lambda: train_rank(planned, 0, folder, path, device, hooks)
+    )

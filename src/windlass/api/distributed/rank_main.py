@@ -62,12 +62,13 @@ def run_rank(
         hooks = LoopHooks(
             stop=parent.stop_requested, heartbeat=heartbeat.slots, instrumentation=instrumentation
         )
-        steps = train_rank(planned, rank, folder, checkpoint, hooks)
+        device = device_for(f"{planned.machine.device.kind}:{rank}")
+        steps = train_rank(planned, rank, folder, checkpoint, device, hooks)
         devices = planned.plan.parallel.devices
         if planned.plan.deterministic:
             set_deterministic_libraries()
         rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, devices)
-        init_process_group(rendezvous, device_for(f"{planned.machine.device.kind}:{rank}"))
+        init_process_group(rendezvous, device)
         yield _recorded(steps, parent) if rank == 0 else journal_steps(steps, folder, rank, attempt)
         destroy_process_group()
     except Exception as error:

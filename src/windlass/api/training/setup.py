@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
     from windlass.models import LayerStack
     from windlass.runtime import Checkpoint, MemoryLimit
+    from windlass.torch_ext import Device
 
 _RECORDED_STEP = 3
 """Step whose timeline is measured, counted within an attempt: caches are warm by then."""
@@ -297,10 +298,13 @@ def make_training_loop(
         hooks: what the caller attaches.
     """
     if len(programs) == 1:
+        from windlass.torch_ext import device_for
+
         _prepare_memory(planned)
         stack = _new_stack(planned)
+        device = device_for(planned.machine.device.kind)
         return lambda: _training_loop(
-            planned, stack, batches, programs[0], folder.path, checkpoint, hooks
+            planned, stack, batches, programs[0], folder.path, checkpoint, device, hooks
         )
     return lambda: train_local_ranks(
         planned,
@@ -313,7 +317,12 @@ def make_training_loop(
 
 
 def train_rank(
-    planned: Planned, rank: int, folder: Path, checkpoint: Path | None, hooks: LoopHooks
+    planned: Planned,
+    rank: int,
+    folder: Path,
+    checkpoint: Path | None,
+    device: "Device",
+    hooks: LoopHooks,
 ) -> Generator[Step]:
     """The training loop of one rank of several.
 
@@ -322,6 +331,7 @@ def train_rank(
         rank: the rank that this process runs.
         folder: the run folder.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
+        device: the device that this rank computes on.
         hooks: what the caller attaches; `stop` asks all ranks to end after the current step.
     """
     from windlass.runtime import open_checkpoint
@@ -330,7 +340,8 @@ def train_rank(
     tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
     batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
-    return _training_loop(planned, _new_stack(planned), batches, program, folder, start, hooks)
+    stack = _new_stack(planned)
+    return _training_loop(planned, stack, batches, program, folder, start, device, hooks)
 
 
 def _new_stack(planned: Planned) -> "LayerStack":
@@ -360,19 +371,21 @@ def _training_loop(
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
+    device: "Device",
     hooks: LoopHooks,
 ) -> Generator[Step]:
     """The training loop of one rank, which a verification may stop and start again."""
     instrumentation = hooks.instrumentation
     after = instrumentation.restart_after if instrumentation else None
     if after is None:
-        return _attempt(planned, stack, batches, program, folder, checkpoint, hooks)
+        return _attempt(planned, stack, batches, program, folder, checkpoint, device, hooks)
     from windlass.runtime import train_with_restart
 
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
         stopped = replace(hooks, stop=stop)
-        return _attempt(planned, _new_stack(planned), batches, program, folder, checkpoint, stopped)
+        new = _new_stack(planned)
+        return _attempt(planned, new, batches, program, folder, checkpoint, device, stopped)
 
     return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)
 
@@ -384,11 +397,11 @@ def _attempt(
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
+    device: "Device",
     hooks: LoopHooks,
 ) -> Generator[Step]:
     """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
     from windlass.runtime import RankContext, TimelineRecorder, train_loop
-    from windlass.torch_ext import device_for
 
     rank, instrumentation = program.device, hooks.instrumentation
     done = checkpoint.manifest.step if checkpoint else 0
@@ -406,7 +419,7 @@ def _attempt(
         settings=planned.request.train,
         checkpoints=folder / CHECKPOINT_FOLDER,
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
-        device=device_for(planned.machine.device.kind),
+        device=device,
         memory_limit=_memory_limit(planned),
     )
     return train_loop(
