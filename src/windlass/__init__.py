@@ -47,10 +47,11 @@ if TYPE_CHECKING:
     from windlass.api.dataflow import dataflow
     from windlass.api.differences.bisection import bisect
     from windlass.api.differences.run_diff import diff
+    from windlass.api.doctor.doctor import doctor
     from windlass.api.judging.judge import judge
     from windlass.api.judging.noise import noise
     from windlass.api.limits.size_search import largest_model, measure_largest_model
-    from windlass.api.machines import find_machine, machines, probe
+    from windlass.api.machines import add_machine, find_machine, machines, probe
     from windlass.api.plan import Planned, make_request, plan
     from windlass.api.record.serving import serve
     from windlass.api.record.stores import merge_runs, sync_runs
@@ -64,6 +65,7 @@ __all__ = [
     "Sweep",
     "TrackedRun",
     "WindlassError",
+    "add_machine",
     "annotate",
     "batch",
     "bisect",
@@ -73,6 +75,7 @@ __all__ = [
     "data_statistics",
     "dataflow",
     "diff",
+    "doctor",
     "export",
     "find_machine",
     "find_parent",

@@ -38,28 +38,26 @@ _TINY = (
 """A model of tied embeddings and four blocks, in four micro-batches."""
 _STEPS = 2
 """Steps of a compared run: it stops after the first, and goes on from its checkpoint."""
-_ONE_DEVICE = {
-    "phases, weights on disk": ("phases=3",),
-    "optimizer on disk": ("phases=1", "offload.optimizer=disk"),
-    "full recompute": ("recompute=full",),
-}
-_TWO_DEVICES = {
-    "pipeline, gpipe": ("parallel.pipeline=2", "parallel.schedule=gpipe"),
-    "pipeline, 1f1b": ("parallel.pipeline=2", "parallel.schedule=1f1b"),
+_PLANS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "phases, weights on disk": (1, ("phases=3",)),
+    "optimizer on disk": (1, ("phases=1", "offload.optimizer=disk")),
+    "full recompute": (1, ("recompute=full",)),
+    "pipeline, gpipe": (2, ("parallel.pipeline=2", "parallel.schedule=gpipe")),
+    "pipeline, 1f1b": (2, ("parallel.pipeline=2", "parallel.schedule=1f1b")),
     "pipeline, interleaved": (
-        "parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2",
+        2, ("parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2"),
     ),
-    "pipeline, zero-bubble": ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),
-    "tensor parallel": ("parallel.tensor=2",),
+    "pipeline, zero-bubble": (2, ("parallel.pipeline=2", "parallel.schedule=zero-bubble")),
+    "tensor parallel": (2, ("parallel.tensor=2",)),
     "data parallel, all sharded": (
-        "parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2",
+        2, ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
     ),
+    "pipeline of tensor-parallel stages": (4, ("parallel.pipeline=2", "parallel.tensor=2")),
+    "pipeline of four stages": (4, ("parallel.pipeline=4", "parallel.schedule=1f1b")),
 }  # fmt: skip
+"""Kinds of plans: how many devices they take, and what pins them."""
+_AXES = ("pipeline", "tensor", "data")
 _TRAINED_STEPS = 20
-_FOUR_DEVICES = {
-    "pipeline of tensor-parallel stages": ("parallel.pipeline=2", "parallel.tensor=2"),
-    "pipeline of four stages": ("parallel.pipeline=4", "parallel.schedule=1f1b"),
-}
 _CPU_MODEL, _ACCELERATOR_MODEL = ("gpt-tiny",), ("gpt2-124m", "train.batch=4")
 """What is trained beside its prediction, on a CPU and on an accelerator."""
 
@@ -73,10 +71,8 @@ def machine_checks(_: WorkerTask, progress: Progress) -> tuple[Check, ...]:
 def plan_checks(task: WorkerTask, _: Progress) -> tuple[Check, ...]:
     """Kinds of plans beside a plain run on one device; each first proved free of deadlock."""
     way_out = "report it with this file; until then `windlass check` tells which plans are right"
-    plans = _ONE_DEVICE | _TWO_DEVICES | (_FOUR_DEVICES if task.devices >= 4 else {})
     return tuple(
-        Check(name, partial(_plan_beside_one_device, task, name, pins), way_out)
-        for name, pins in plans.items()
+        Check(name, partial(_plan_beside_one_device, task, name), way_out) for name in _PLANS
     )
 
 
@@ -140,14 +136,18 @@ def published_device(model: str) -> Machine | None:
     return load_machine(max(fitting, key=len)) if fitting else None
 
 
-def _plan_beside_one_device(task: WorkerTask, name: str, pins: tuple[str, ...]) -> Finding:
+def _plan_beside_one_device(task: WorkerTask, name: str) -> Finding:
+    needed, pins = _PLANS[name]
+    if task.devices < needed:
+        raise NotAvailableError(f"it needs {needed} devices")
     on_cpu = task.device == "cpu"
-    if not on_cpu and name in _TWO_DEVICES and task.devices < 2:
-        raise NotAvailableError("it needs two devices")
-    # An accelerator is predicted for the precisions that were measured.
+    # A GPU sums in one order only if told so, and is predicted for measured precisions only.
     numerics = () if on_cpu else ("precision=float32", "deterministic=true")
     keep = frozenset[str]() if on_cpu else frozenset({"precision"})
-    planned = verification(plan("gpt-tiny", *_TINY, *pins, *numerics), steps=_STEPS, keep=keep)
+    single = (f"parallel.{axis}=1" for axis in _AXES if f"parallel.{axis}" not in "".join(pins))
+    planned = verification(
+        plan("gpt-tiny", *_TINY, *single, *pins, *numerics), steps=_STEPS, keep=keep
+    )
     folder = task.folder / re.sub(r"[^a-z0-9]+", "-", name)
     folder.mkdir()
     result = Verifier(planned, folder).verify()
