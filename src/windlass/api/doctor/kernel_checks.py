@@ -42,8 +42,8 @@ _NO_KERNEL = ("No available kernel", "No viable backend")
 """torch's words where a backend does not exist for a device or for such sizes."""
 _SIDE, _ACCELERATOR_SIDE = 1024, 4096
 """Side of the square product that is timed, on a CPU and on an accelerator."""
-_TIMED = 3
-_SLOWER = 1.2
+_TIMED = 8
+_SLOWER = 1.5
 """Times an eager layer from which a compiled one counts as slow."""
 _UPDATE = "update torch, or its GPU driver: kernels of this version are wrong on this device"
 _COMPILER = (
