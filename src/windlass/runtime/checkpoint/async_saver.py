@@ -70,7 +70,9 @@ class AsyncSaver:
         self._saved = [threading.Event() for _ in range(layers)]
         for event in self._saved:
             event.set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-save")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="windlass-save", initializer=device.activate
+        )
         self._pending: Future[None] | None = None
         self._abandoned = threading.Event()
         self._pending_step: int | None = None

@@ -171,9 +171,12 @@ class TransferQueue:
         self.submit(lambda _: None).synchronize()
 
     def close(self) -> None:
-        """Ends the threads; transfers that have not started are dropped."""
+        """Ends the threads, and waits for the device; transfers that have not begun are dropped."""
         for pool in (self._transfer_pool, self._read_pool, self._write_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        # After an error copies may still be running, and their pinned memory is freed next.
+        for stream in (self._stream, self._read_stream, self._write_stream):
+            stream.synchronize()
 
     def _run(
         self, transfer: Callable[[TransferStats], None], before: Event, uses: list[Tensor]
