@@ -50,12 +50,10 @@ TASKS = {
     ),
     "bert-base": Task("bert-base", (), micro=4, sequence=512),
 }  # fmt: skip
-CONTESTANTS = {
-    "gpt2-124m": (
-        "autocast-flash-whole-thp", "autocast-math-whole-glibc", "masters-flash-whole-glibc",
-        "masters-math-whole-glibc", "pure-math-whole-glibc",
-    ),
-}  # fmt: skip
+RIVALS = (
+    "autocast-flash-whole-thp", "autocast-math-whole-glibc", "masters-flash-whole-glibc",
+    "masters-math-whole-glibc", "masters-math-eager-glibc", "pure-math-whole-glibc",
+)  # fmt: skip
 """Those that are compared if none are named: the usual fast loop, and the fastest that we found."""
 VOCABULARY = 50257
 
@@ -241,7 +239,7 @@ def main() -> None:
         replaced = TASKS[task]._replace(accumulation=int(accumulation))
         wait_for_turns(name, replaced, tempfile.gettempdir())
         return
-    asked = options.only or CONTESTANTS[options.model]
+    asked = options.only or RIVALS
     names = [name for name in asked if name != "windlass"] + ["windlass"]
     if "trainer" in names and not has_transformers(options.trainer_python):
         print(f"trainer: transformers or accelerate is not installed for {options.trainer_python}")
@@ -249,6 +247,7 @@ def main() -> None:
     if load_local_machine(cache_folder()) is None:
         sys.exit("measure this machine first: `windlass probe`")
     pythons = {"trainer": options.trainer_python}
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         contestants = [

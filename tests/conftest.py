@@ -1,6 +1,9 @@
 """What all tests share: `factories.py` makes tiny graphs, machines and plans."""
 
+import getpass
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,12 @@ from hypothesis import settings
 # Tests are imported each on its own (importmode=importlib), so a module that they share must be
 # found by name.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Tests with an empty cache of their own share what torch has compiled, in torch's own place.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"),
+)
 
 # A busy machine is no fault of the code.
 settings.register_profile("windlass", deadline=None)

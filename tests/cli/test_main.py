@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -62,6 +63,19 @@ def test_threads_of_openmp_spin_briefly_unless_the_user_says_otherwise(
             monkeypatch.delenv(name)
     main(["models"])
     assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize("chosen", [None, "/elsewhere"])
+def test_compiled_code_is_kept_in_the_users_cache_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    main(["models"])
+    kept = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    assert kept == (chosen or str(tmp_path / "windlass" / "compiled"))
 
 
 def test_a_refusal_hangs_below_its_first_word_on_a_terminal_and_is_one_line_elsewhere(

@@ -10,6 +10,7 @@ import sys
 
 from cyclopts import App, CycloptsError
 
+from windlass.atomic_files import cache_folder
 from windlass.cli.console import error_console, print_error
 from windlass.errors import RequestError, WindlassError, is_text, shorten
 
@@ -90,6 +91,8 @@ def main(tokens: list[str] | None = None) -> None:
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
     if not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         os.environ["PYTORCH_ALLOC_CONF"] = _ALLOCATOR
+    # torch's own place is among temporary files, which a restart of the machine removes.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     words = sys.argv[1:] if tokens is None else tokens
     try:
         _require_text(words)
