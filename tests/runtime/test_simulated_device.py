@@ -24,6 +24,7 @@ from windlass.errors import WindlassError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
+from windlass.runtime.checkpoint.host_staging import HostStaging
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
@@ -219,6 +220,16 @@ def test_a_run_that_ends_early_gives_no_memory_back_that_copies_still_use(
         steps = run.steps(CASES[name], device, tmp_path)
         next(steps)
         steps.close()
+    assert device.simulation.faults == []
+
+
+def test_a_save_that_fails_gives_no_memory_back_that_copies_still_use():
+    with SimulatedDevice(SCHEDULES[0]) as device:
+        staging = HostStaging(device, block_bytes=64)
+        blocks = staging.blocks(torch.ones(256, device=device.torch_device))
+        next(blocks)
+        blocks.close()
+        staging.close()
     assert device.simulation.faults == []
 
 

@@ -39,13 +39,17 @@ class HostStaging:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         halves = self._memory.buffer[: 2 * self._block_bytes].split(self._block_bytes)
         filled: tuple[Tensor, Event] | None = None
-        for index, part in enumerate(flat.split(self._block_bytes)):
-            following = self._fill(halves[index % 2], part)
+        try:
+            for index, part in enumerate(flat.split(self._block_bytes)):
+                previous, filled = filled, self._fill(halves[index % 2], part)
+                if previous is not None:
+                    yield _content(*previous)
             if filled is not None:
                 yield _content(*filled)
-            filled = following
-        if filled is not None:
-            yield _content(*filled)
+        finally:
+            # A writer that fails asks for no more blocks, and then the memory is freed.
+            if filled is not None:
+                filled[1].synchronize()
 
     def _fill(self, half: Tensor, part: Tensor) -> tuple[Tensor, Event]:
         """Starts to copy a part of a tensor; returns where to, and the event that follows."""
