@@ -91,7 +91,22 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     folder = cache_folder()
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
-    return load_local_machine(folder) or probe(progress=progress)
+    machine = load_local_machine(folder) or probe(progress=progress)
+    return machine if machine.device.kind == "cpu" else _visible_part(machine, progress)
+
+
+def _visible_part(machine: Machine, progress: Progress | None) -> Machine:
+    """This machine with the accelerators that the process sees, which a variable may restrict.
+
+    Raises:
+        MachineError: it cannot be measured anew, as it must be where it sees more or others.
+    """
+    from windlass.torch_ext import accelerator_device
+
+    device = accelerator_device()
+    if device.kind != machine.device.kind or device.count() > machine.devices:
+        return probe(progress=progress)
+    return machine.with_devices(device.count())
 
 
 def write_machine(name: str, *answers: str, ask: Ask | None = None) -> Path:

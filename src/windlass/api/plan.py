@@ -21,7 +21,7 @@ from windlass.api.objects import (
     with_data,
     with_examples,
 )
-from windlass.api.plan_file import plan_context, with_tensor_shards
+from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
@@ -262,8 +262,8 @@ def plan_request(
     graph = capture(model, objects, stack)
     target = on_stack(named or here or find_machine(HERE, progress=progress), stack)
     devices = pinned_parallelism(request).devices
-    if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
-        target = target.split(devices)
+    if request.machine == HERE:
+        target = split_machine(devices, target)
     key = plan_key(request, graph, target) if objects.is_rebuildable else None
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:

@@ -73,7 +73,7 @@ def plan_context(
     asked = request.machine if "machine" in request.model_fields_set else name
     machine = on_stack(find_machine(asked, progress=progress), stack)
     if asked == HERE:
-        machine = split_machine(plan, machine)
+        machine = split_machine(plan.parallel.devices, machine)
     notes: tuple[str, ...] = ()
     if machine.label != plan.machine:
         what = f"`{name}`" if asked != name else f"`{name}` as it was ({fingerprint})"
@@ -124,10 +124,10 @@ def stack_of_plan(plan: Plan, request: Request) -> Stack | None:
     return find_stack(request.stack or plan.stack)
 
 
-def split_machine(plan: Plan, machine: Machine) -> Machine:
-    """This machine, split into as many devices as the plan has if it computes on its CPU."""
-    devices = plan.parallel.devices
-    return machine.split(devices) if devices > 1 and machine.device.kind == "cpu" else machine
+def split_machine(devices: int, machine: Machine) -> Machine:
+    """This machine, whose CPU is split into so many devices if it counts as one."""
+    is_split = devices > machine.devices == 1 and machine.device.kind == "cpu"
+    return machine.split(devices) if is_split else machine
 
 
 def with_tensor_shards(

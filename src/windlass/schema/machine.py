@@ -352,6 +352,10 @@ class Device(Document):
             }
         )
 
+    def with_slower_products(self, times: float) -> Self:
+        """This device with `times` lower rates of products and attention, which need most power."""
+        return self.model_copy(update={"matmul": self.slowed_down(times).matmul})
+
     def with_ideal_sparsity(self) -> Self:
         """This device with products of kept blocks at the rates of dense ones."""
         matmul = tuple(
@@ -425,6 +429,9 @@ class Machine(Document):
     speed_check_seconds: Seconds = 0.0
     """Time of the speed check during the measurement; a later speed check tells by how much the
     machine has become slower or faster. 0 if not measured."""
+    spread: float | None = Field(default=None, ge=0, lt=inf)
+    """How much longer the slowest device of the host takes than the fastest, as a share; the rates
+    are those of the slowest. None if its devices were not measured one by one."""
     stack: Stack | None = None
     """Software that drives it; None means Windlass's own runtime."""
     system: str | None = None
@@ -473,6 +480,19 @@ class Machine(Document):
     def fixed_seconds(self) -> float:
         """Host time of a step outside passes and updates, on the machine's stack."""
         return 0.0 if self.stack is None else self.stack.step_seconds
+
+    def with_devices(self, count: int) -> Self:
+        """This machine of one host with only some of its devices.
+
+        Args:
+            count: number of devices, at most those of the host.
+        """
+        links: list[Link] = []
+        for link in self.links if count > 1 else ():
+            joins = min(link.joins, count)
+            if joins > (links[-1].joins if links else 1):
+                links.append(link.model_copy(update={"joins": joins}))
+        return self.model_copy(update={"devices_per_host": count, "links": tuple(links)})
 
     def straggler_factor(self, devices: int) -> float:
         """Factor by which the slowest of n hosts lengthens a step: `1 + s ln(n)`.

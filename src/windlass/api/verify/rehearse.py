@@ -84,7 +84,7 @@ def rehearse_as_is(
     graph = capture(request.model_identity)
     if graph.label != plan.graph:
         return None
-    machine = split_machine(plan, find_machine(HERE, progress=progress))
+    machine = split_machine(plan.parallel.devices, find_machine(HERE, progress=progress))
     graph = with_tensor_shards(request.model_identity, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
     if plan_errors(plan, graph, machine):
@@ -122,10 +122,10 @@ def downscale_plan(
             f"`{name}` is not in the catalogue: blocks of the `{_STAND_IN_MODEL}` family stand in",
         )
         name = _STAND_IN_MODEL
-    machine = split_machine(plan, find_machine(HERE, progress=progress))
+    machine = split_machine(plan.parallel.devices, find_machine(HERE, progress=progress))
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
     small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
-    machine = split_machine(small.plan, find_machine(HERE, progress=progress))
+    machine = split_machine(small.plan.parallel.devices, find_machine(HERE, progress=progress))
     model = Request(model=small.model).model_identity
     graph = with_tensor_shards(model, capture(model), small.plan)
     text = DataRequest(

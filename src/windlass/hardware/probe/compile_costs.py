@@ -1,6 +1,6 @@
 """Measures in a fresh process what compiled code costs: memory, compile time and rates of ops.
 
-`python -m windlass.hardware.probe.compile_costs` prints `CompileCosts` as JSON. It runs in a
+`python -m windlass.hardware.probe.compile_costs DEVICE` prints `CompileCosts` as JSON. It runs in a
 process of its own because the compiler fills memory that the probing process would never free.
 """
 
@@ -23,7 +23,13 @@ from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
-from windlass.torch_ext import FREE_MEMORY_BYTES, install_allocator, set_memory_limit
+from windlass.torch_ext import (
+    FREE_MEMORY_BYTES,
+    Device,
+    device_for,
+    install_allocator,
+    set_memory_limit,
+)
 
 _WIDTH = 768
 _WEIGHTS = 12
@@ -66,14 +72,17 @@ class _MeasuredOp(NamedTuple):
     """Bytes that it moves backward, in multiples of its input."""
 
 
-def measure_compile_costs() -> CompileCosts:
-    """What compiled code costs on this machine, measured in a fresh process.
+def measure_compile_costs(device: Device) -> CompileCosts:
+    """What compiled code costs on this device, measured in a fresh process.
+
+    Args:
+        device: the device that runs the code.
 
     Raises:
         MachineError: the process failed; the message holds its error.
     """
-    result = subprocess.run(
-        (sys.executable, "-m", "windlass.hardware.probe.compile_costs"),
+    result = subprocess.run(  # noqa: S603  our own words, no shell
+        (sys.executable, "-m", "windlass.hardware.probe.compile_costs", str(device.torch_device)),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode:
@@ -85,11 +94,15 @@ def measure_compile_costs() -> CompileCosts:
 def main() -> None:
     """Prints the costs that this process measures, as JSON."""
     install_allocator()
-    sys.stdout.write(_measure().to_json() + "\n")
+    device = device_for(sys.argv[1])
+    device.activate()
+    if device.is_asynchronous:
+        torch.set_default_device(device.torch_device)
+    sys.stdout.write(_measure(device).to_json() + "\n")
 
 
-def _measure() -> CompileCosts:
-    watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
+def _measure(device: Device) -> CompileCosts:
+    watch = Stopwatch(device.torch_device, budget_seconds=_BUDGET_SECONDS)
     # Free blocks of the allocator must not count as memory of the process.
     set_memory_limit(0)
     _run_eagerly(watch)

@@ -22,6 +22,7 @@ from windlass.hardware.probe.disk_and_network import (
     host_copy_rates,
     loopback_link,
 )
+from windlass.hardware.probe.host_devices import measure_host_devices
 from windlass.hardware.probe.matmul import matmul_rates
 from windlass.hardware.probe.memory_bandwidth import (
     elementwise_rates,
@@ -42,13 +43,19 @@ from windlass.schema import (
     DEVICE_TIER,
     HOST_TIER,
     Device,
+    Link,
     Machine,
     MatmulRate,
     OpRate,
     Precision,
     Tier,
 )
-from windlass.torch_ext import accelerator_device, install_allocator
+from windlass.torch_ext import (
+    Device as TorchDevice,
+    accelerator_device,
+    device_for,
+    install_allocator,
+)
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
@@ -61,7 +68,9 @@ ProbeProgress = Callable[[str, int, int | None], None]
 
 
 def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
-    """Measures this machine.
+    """Measures this machine: all its accelerators, or its CPU if it has none.
+
+    All accelerators are measured at once, and then the slowest of them in full.
 
     Args:
         progress: called after each measurement; None for no reports.
@@ -78,20 +87,31 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
     disk_transfers = disk_rates(disk)
     bar.step()
     bar.label("loopback")
-    links = (loopback_link(),)
+    links: tuple[Link, ...] = (loopback_link(),)
+    accelerator = accelerator_device()
+    count = accelerator.count()
+    devices = None
+    if accelerator.is_asynchronous:
+        bar.label(f"{count} devices at once, and what joins them")
+        devices = measure_host_devices(accelerator.kind, count)
+    measured = device_for(f"{accelerator.kind}:{devices.slowest if devices else 0}")
+    measured.activate()
     bar.label("compiled code")
-    compile_costs = measure_compile_costs()
-    device, conditions = _measure_twice(bar, compile_costs)
-    on_cpu = device.kind == "cpu"
+    compile_costs = measure_compile_costs(measured)
+    device, conditions = _measure_twice(bar, compile_costs, measured)
     device_memory = Tier(
-        name=DEVICE_TIER, capacity_bytes=capacity if on_cpu else _accelerator_bytes()
+        name=DEVICE_TIER, capacity_bytes=capacity if devices is None else devices.free_bytes
     )
     disk_tier = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_transfers._asdict())
-    offload_tiers = (disk_tier,) if on_cpu else (_host_tier(capacity), disk_tier)
+    offload_tiers: tuple[Tier, ...] = (disk_tier,)
+    if devices is not None:
+        device = device.with_slower_products(1 / devices.settled_share)
+        offload_tiers = (_host_tier(capacity // count, measured), disk_tier)
+        links = devices.links
     bar.end()
     return Machine(
         name="here",
-        devices_per_host=1,
+        devices_per_host=count,
         device=device.model_copy(update={"tiers": (device_memory, *offload_tiers)}),
         links=links,
         source="measured here",
@@ -99,6 +119,7 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
         noise=conditions.noise,
         contention=conditions.contention,
         speed_check_seconds=conditions.speed_check_seconds,
+        spread=None if devices is None else devices.spread,
         system=system_fingerprint(),
     )
 
@@ -111,9 +132,11 @@ class _Conditions(NamedTuple):
     speed_check_seconds: float
 
 
-def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _Conditions]:
+def _measure_twice(
+    bar: "_Bar", compile_costs: CompileCosts, measured: TorchDevice
+) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
-    kind = accelerator_device().torch_device
+    kind = measured.torch_device
     waiting = CpuContention()
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
@@ -188,7 +211,7 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
             update_rate=update_rate(watch),
             mixed_update_rate=mixed_update_rate(watch),
             moment_rates=moment_rates(watch),
-            op_rates=(*ops, *compile_costs.op_rates) if on_cpu else tuple(ops),
+            op_rates=(*ops, *compile_costs.op_rates),
             norm_rate=norm_rate(watch),
             mixed_norm_rate=mixed_norm_rate(watch),
             pass_seconds=layer_overhead_seconds(watch, launch),
@@ -201,14 +224,7 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
         )
 
 
-def _host_tier(capacity: int) -> Tier:
-    """Host memory as an offload tier of the accelerator."""
-    return Tier(
-        name=HOST_TIER,
-        capacity_bytes=capacity,
-        **host_copy_rates(accelerator_device().torch_device)._asdict(),
-    )
-
-
-def _accelerator_bytes() -> int:
-    return accelerator_device().free_memory()
+def _host_tier(capacity: int, device: TorchDevice) -> Tier:
+    """Host memory as an offload tier of one accelerator."""
+    rates = host_copy_rates(device.torch_device)
+    return Tier(name=HOST_TIER, capacity_bytes=capacity, **rates._asdict())

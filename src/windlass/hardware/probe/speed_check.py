@@ -24,10 +24,15 @@ _BUDGET_SECONDS = 0.3
 """Time budget of each part."""
 
 
-def speed_check_seconds(device: torch.device) -> float:
-    """Seconds of the check: one matrix product in each precision and one element-wise sum."""
+def speed_check_seconds(device: torch.device, *, budget_seconds: float = _BUDGET_SECONDS) -> float:
+    """Seconds of the check: one matrix product in each precision and one element-wise sum.
+
+    Args:
+        device: where it runs.
+        budget_seconds: time to spend on each part.
+    """
     waiting = CpuContention()
-    watch = Stopwatch(device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
+    watch = Stopwatch(device, budget_seconds=budget_seconds, waiting_share=waiting.take_share)
     seconds = sum(_matmul_seconds(precision, watch) for precision in DTYPES) + _sum_seconds(watch)
     waiting.close()
     return seconds

@@ -101,7 +101,7 @@ class Stopwatch:
     def _once(self, work: Callable[[], object], inner: int) -> tuple[float, bool]:
         """Mean seconds of `inner` runs, and whether no other process disturbed them."""
         if self._accelerator is not None:
-            return self._on_accelerator(work, self._accelerator), True
+            return self._on_accelerator(work, self._accelerator, inner), True
         if self._waiting_share is not None:
             self._waiting_share()
         start = time.perf_counter()
@@ -112,15 +112,16 @@ class Stopwatch:
         return seconds, share is None or share <= _MOST_WAITING
 
     @staticmethod
-    def _on_accelerator(work: Callable[[], object], device: Device) -> float:
+    def _on_accelerator(work: Callable[[], object], device: Device, inner: int) -> float:
         start, end = device.new_event(timing=True), device.new_event(timing=True)
         stream = device.current_stream()
         device.synchronize()
         start.record(stream)
-        work()
+        for _ in range(inner):
+            work()
         end.record(stream)
         device.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        return float(start.elapsed_time(end)) / 1e3 / inner
 
 
 def _mean(times: list[float]) -> float:
