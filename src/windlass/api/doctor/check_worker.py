@@ -30,6 +30,8 @@ from windlass.torch_ext import accelerator_device
 from windlass.tracking import processor_name, without_personal_data
 
 _LONGEST_REASON = 400
+_TORCH_COMMIT = "git_version"
+"""The name in `torch.version` of what is no library."""
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def _system() -> DoctorSystem:
         windlass=metadata.version("windlass"),
         python=platform.python_version(),
         torch=torch.__version__,
-        libraries=dict(_libraries()),
+        libraries=dict(_libraries(device.kind)),
         processor=processor_name(),
         cores=core_count(),
         kind=device.kind,
@@ -114,18 +116,17 @@ def _system() -> DoctorSystem:
     )
 
 
-def _libraries() -> Iterator[tuple[str, str]]:
-    """Versions of the libraries that torch was built with, or has loaded."""
-    for name in ("cuda", "hip", "xpu"):
-        if version := getattr(torch.version, name, None):
-            yield name, str(version)
-    if torch.cuda.is_available():
-        # torch has no types for these two.
-        versions: dict[str, Callable[[], object]] = {
-            "cudnn": torch.backends.cudnn.version, "nccl": torch.cuda.nccl.version,
-        }  # fmt: skip
-        for name, version_of in versions.items():
-            yield name, str(version_of())
+def _libraries(kind: str) -> Iterator[tuple[str, str]]:
+    """Versions of the libraries that torch was built with, and of those that it has loaded."""
+    for name, version in vars(torch.version).items():
+        if isinstance(version, str) and not name.startswith("_") and name != _TORCH_COMMIT:
+            yield name, version
+    cudnn: Callable[[], int | None] = torch.backends.cudnn.version
+    if kind != "cpu" and (number := cudnn()) is not None:
+        yield "cudnn", str(number)
+    collectives = getattr(torch.get_device_module(kind), "nccl", None)
+    if collectives is not None:
+        yield "nccl", ".".join(map(str, collectives.version()))
 
 
 def _accelerators(kind: str, count: int) -> Iterator[str]:
