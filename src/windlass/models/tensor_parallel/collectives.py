@@ -321,7 +321,7 @@ def reduce_scatter(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -
         x: contiguous input, its parts in the order of the group.
         group: the process group of r ranks; None for the default group.
     """
-    if x.is_cuda:
+    if not x.is_cpu:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         scatter(out, x, group=group)
         return
