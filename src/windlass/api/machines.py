@@ -9,6 +9,7 @@ from windlass.errors import InputErrors, MachineError
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
     Question,
+    accelerator_names,
     answer_faults,
     device_names,
     host_families,
@@ -92,7 +93,9 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
     machine = load_local_machine(folder) or probe(progress=progress)
-    return machine if machine.device.kind == "cpu" else _visible_part(machine, progress)
+    # To ask torch takes a second, which a machine without accelerators is spared.
+    is_cpu_alone = machine.device.kind == "cpu" and not accelerator_names()
+    return machine if is_cpu_alone else _visible_part(machine, progress)
 
 
 def _visible_part(machine: Machine, progress: Progress | None) -> Machine:
@@ -104,9 +107,10 @@ def _visible_part(machine: Machine, progress: Progress | None) -> Machine:
     from windlass.torch_ext import accelerator_device
 
     device = accelerator_device()
-    if device.kind != machine.device.kind or device.count() > machine.devices:
+    is_other = device.kind != machine.device.kind
+    if is_other or (device.kind != "cpu" and device.count() > machine.devices):
         return probe(progress=progress)
-    return machine.with_devices(device.count())
+    return machine if device.kind == "cpu" else machine.with_devices(device.count())
 
 
 def write_machine(name: str, *answers: str, ask: Ask | None = None) -> Path:
