@@ -19,7 +19,7 @@ from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import add_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
-from windlass.runtime.step_state import StepState
+from windlass.runtime.step_state import StepState, stacked
 
 _NAMED_DOCUMENTS = 8
 """Most documents that the message about a broken step names."""
@@ -285,14 +285,12 @@ class ComputeHandlers:
         norms = self._optimizer.gradient_norms_by_layer(layers)
         return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
 
-    def _layer_norms(self, layer: int) -> list[Tensor]:
-        return self._optimizer.gradient_norms(self._store.grads_for_norm(layer))
-
     def _update(self, layer: int, _: int) -> None:
         if not self._clips:
             if not self._norms:
                 self._require_finite_losses()
-            self._norms.append(self._optimizer.combine_norms(self._layer_norms(layer)))
+            weights = self._store.grads_for_norm(layer)
+            self._norms.append(self._optimizer.gradient_norm(weights))
         self._store.update(layer, self.step, self._clip_divisor)
 
     def _sync(self, _: int, __: int) -> None:
@@ -307,28 +305,17 @@ class ComputeHandlers:
             norms: 2-norms of the gradients that this rank updates, `Float[]` each.
         """
         wide = torch.float64 if self._device.has_float64 else torch.float32
-        losses = self._stacked(list(self.state.losses.values()), wide)
-        sums = (
-            self._stacked(norms, wide).square().sum(),
-            losses.sum(),
-            losses.isfinite().all().to(wide),
-        )
-        square, loss, all_finite = torch.stack(sums).cpu().tolist()
+        totals = self.state.totals(norms, wide, self._device.torch_device)
+        square, loss, all_finite = totals.cpu().tolist()
         if not all_finite:
             self._require_finite_losses()
         # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
-        local = (0.0, 0.0) if self._dist.coord.tensor_rank else (loss, float(len(losses)))
+        counted = 0 if self._dist.coord.tensor_rank else len(self.state.losses)
         stop = self._dist.world_size > 1 and self._stop()
-        total, loss, count, stops = self._dist.all_reduce_sum(
-            (square if self._store.counts_in_norm else 0.0, *local, float(stop))
-        )
+        own_square = square if self._store.counts_in_norm else 0.0
+        local = (own_square, loss if counted else 0.0, float(counted), float(stop))
+        total, loss, count, stops = self._dist.all_reduce_sum(local)
         self._norm, self._loss, self.should_stop = math.sqrt(total), loss / count, stops > 0
-
-    def _stacked(self, numbers: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """`Float[n]`: some numbers on the device."""
-        if not numbers:
-            return torch.zeros(0, dtype=dtype, device=self._device.torch_device)
-        return torch.stack([number.detach().to(dtype) for number in numbers])
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:
@@ -374,7 +361,8 @@ class ComputeHandlers:
         return self.state.dropout_keys[micro]
 
     def _require_finite_losses(self) -> None:
-        losses = self._stacked(list(self.state.losses.values()), torch.float32).cpu().tolist()
+        device = self._device.torch_device
+        losses = stacked(self.state.losses.values(), torch.float32, device).cpu().tolist()
         for micro, loss in zip(self.state.losses, losses, strict=True):
             if not math.isfinite(loss):
                 first = self.micro_batch_start(micro)
@@ -403,13 +391,8 @@ class ComputeHandlers:
 
     def _documents(self, samples: Iterable[int]) -> str:
         """Names of the documents that samples of this step contain."""
-        names = list(
-            dict.fromkeys(
-                name
-                for sample in samples
-                for name in self._batches.document_names(self.step, sample)
-            )
-        )
+        by_sample = (self._batches.document_names(self.step, sample) for sample in samples)
+        names = list(dict.fromkeys(name for documents in by_sample for name in documents))
         shown = ", ".join(f"`{name}`" for name in names[:_NAMED_DOCUMENTS])
         more = len(names) - _NAMED_DOCUMENTS
         return f"{shown} and {more} more" if more > 0 else shown

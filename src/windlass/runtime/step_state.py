@@ -1,8 +1,9 @@
 """StepState: the tensors that one rank holds between the instructions of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from windlass.runtime.split_backward import DeferredWeightGrad
@@ -32,6 +33,18 @@ class StepState:
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Losses, by micro-batch."""
 
+    def totals(self, norms: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`Float[3]`: sums of squared norms and of losses, and 1 if all losses are finite, else 0.
+
+        Args:
+            norms: 2-norms of gradients, `Float[]` each.
+            dtype: precision of the sums.
+            device: the device that computes.
+        """
+        losses = stacked(self.losses.values(), dtype, device)
+        square = stacked(norms, dtype, device).square().sum()
+        return torch.stack((square, losses.sum(), losses.isfinite().all().to(dtype)))
+
     def add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
         """Adds a micro-batch's scores of absent blocks of a layer.
 
@@ -48,3 +61,10 @@ class StepState:
         sums = self.block_scores.setdefault(layer, new)
         for total, score in zip(sums, new, strict=True) if sums is not new else ():
             total.add_(score)
+
+
+def stacked(numbers: Collection[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`Float[n]`: n numbers on a device, which may be none."""
+    if not numbers:
+        return torch.zeros(0, dtype=dtype, device=device)
+    return torch.stack([number.detach().to(dtype) for number in numbers])
