@@ -25,6 +25,7 @@ from windlass.models import (
     ParamShard,
     TensorParallelRank,
     can_fuse_loss,
+    chooses_attention,
     is_embedding_only,
     layer_sharding,
     param_shards,
@@ -221,6 +222,7 @@ def _capture_kind(
         is_embedding=is_embedding,
         selective_costs=tuple(_selective_costs(subject)),
         fused_costs=tuple(_fused_costs(subject)),
+        chooses_attention=chooses_attention(layer),
     )
     return kind, output_width
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Floats
+from windlass.cost.attention_rates import AttentionRates
 from windlass.schema import (
     OWN_STACK,
     AttentionKernel,
-    AttentionRate,
     Curve,
     Device,
     MatmulRate,
@@ -27,12 +27,6 @@ from windlass.schema import (
 
 _KERNELS: tuple[AttentionKernel, ...] = ("unfused", "flash1", "flash2", "flash3")
 """Attention kernels, newest last. A device may lack a stack's kernel, as a V100 lacks all."""
-
-
-_ATTENTION_TILE = 128
-"""Keys of a tile of FlashAttention. Rates are those of causal masks, which leave a share of
-`(s + 128) / 2s` of the tiles; without a mask all are computed. Source: Dao 2023, arXiv:2307.08691,
-section 3."""
 
 
 _DETERMINISTIC_ATTENTION = 0.621
@@ -78,7 +72,6 @@ class DeviceRates:
         self._products = device.rate(mode.precision)
         plain = device.fused_traffic if mode.compiled else None
         self.traffic = plain or device.traffic
-        self._attention_by_width: dict[tuple[float, bool], Curve] = {}
         self._named: dict[str, Curve] = {}
         # A compiled op that was not measured compiled is as fast as the eager one.
         for compiled in (False, True) if mode.compiled else (False,):
@@ -125,7 +118,7 @@ class DeviceRates:
             rate = self.products(op)
             return ((rate.biased if op.name == "addmm" else None) or rate.curve,)
         if op.kind == "attention":
-            curve = self._attention(head_width, backward=backward)
+            curve = self._attention(op, head_width, backward=backward)
             slowed = backward and self.mode.deterministic and self.device.kind != "cpu"
             return (_slowed(curve) if slowed else curve,)
         named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
@@ -133,10 +126,8 @@ class DeviceRates:
 
     def share(self, op: Op) -> float:
         """Rate of an operation on this stack over the machine's rate."""
-        stack, s = self.stack, self.mode.sequence
+        stack = self.stack
         parted = 1.0 + stack.context_attention * (1.0 - 1.0 / self.mode.context)
-        if op.is_causal is False and self._attention_rates:
-            parted *= 2 * s / (s + _ATTENTION_TILE)
         shares = {"matmul": stack.products, "attention": stack.attention_rate / parted}
         return shares.get(op.kind, stack.traffic)
 
@@ -146,35 +137,15 @@ class DeviceRates:
         own = self.stack.launch_seconds
         return self.device.launch_seconds if own is None else own
 
-    def _attention(self, head_width: float, *, backward: bool) -> Curve:
-        """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
-        measured = self._attention_rates
-        if not measured:
-            return self._products.attention
-        if self.device.kind == "cpu":
-            return self._between_widths(head_width, backward=backward)
-        nearest = min(measured, key=lambda rate: abs(log(rate.head_width / head_width)))
-        return self._attention_curves[nearest.head_width][backward]
-
-    def _between_widths(self, head_width: float, *, backward: bool) -> Curve:
-        """FLOP/s between those of the two nearest head widths that were measured.
-
-        A CPU's kernels have no tiles of a fixed width, and the same is true of short sequences:
-        a head takes as long whatever its width.
-        """
-        curve = self._attention_by_width.get((head_width, backward))
-        if curve is None:
-            points = sorted(
-                Point(width, curves[backward].points[0].rate)
-                for width, curves in self._attention_curves.items()
-            )
-            rate = Curve(points=tuple(points)).at(head_width)
-            curve = Curve(points=(Point(1.0, rate),))
-            self._attention_by_width[head_width, backward] = curve
-        return curve
+    def _attention(self, op: Op, head_width: float, *, backward: bool) -> Curve:
+        """FLOP/s of attention: the rate measured at this sequence length if there is one."""
+        curve = self._attention_rates.curve(
+            op.attention, head_width, is_causal=op.is_causal is not False, backward=backward
+        )
+        return curve or self._products.attention
 
     @cached_property
-    def _attention_rates(self) -> tuple[AttentionRate, ...]:
+    def _attention_rates(self) -> AttentionRates:
         """Rates of the newest kernel that the device and the stack have, else the measured ones.
 
         Attention stays in bfloat16 where products take 8-bit factors.
@@ -185,19 +156,12 @@ class DeviceRates:
         stated = {rate.kernel for rate in rates}
         known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]
         newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
-        return tuple(rate for rate in rates if rate.kernel == newest)
-
-    @cached_property
-    def _attention_curves(self) -> dict[int, tuple[Curve, Curve]]:
-        """By width of heads, forward and backward."""
-
-        def flat(curve: Curve) -> Curve:
-            return Curve(points=(Point(1.0, curve.at(self.mode.sequence)),))
-
-        return {
-            rate.head_width: (flat(rate.forward), flat(rate.backward))
-            for rate in self._attention_rates
-        }
+        return AttentionRates(
+            [rate for rate in rates if rate.kernel == newest],
+            self.mode.sequence,
+            compiled=self.mode.compiled,
+            interpolates=self.device.kind == "cpu",
+        )
 
 
 def _slowed(curve: Curve) -> Curve:

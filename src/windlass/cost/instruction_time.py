@@ -39,6 +39,7 @@ from windlass.program import (
     stages_by_layer,
     tied_across_stages,
     tied_elements_within_stage,
+    with_attention,
 )
 from windlass.schema import Graph, Machine, Plan
 
@@ -169,8 +170,10 @@ class InstructionCosts:
         if layer is None or kind not in LAYER_PASSES:
             return None
         layer_kind = self._kinds[layer]
-        cost = layer_kind.cost(
-            self._plan.precision, compiled=self._plan.compile, selective=layer in self._selective
+        plan, selective = self._plan, layer in self._selective
+        cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
+        cost = with_attention(
+            cost, layer_kind, plan.attention, plan.batch.sequence, selective=selective
         )
         ops = pass_ops(kind, layer_kind, cost, first=layer == 0)
         return LayerPass(ops, cost, backward=kind not in ("forward", "recompute"))

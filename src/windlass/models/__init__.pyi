@@ -1,4 +1,6 @@
 from .attention import (
+    attend,
+    chooses_attention,
     set_attention_backend,
 )
 from .build import (
@@ -84,10 +86,12 @@ __all__ = [
     "TransformerConfig",
     "all_gather",
     "apply_model_arguments",
+    "attend",
     "block_shard_error",
     "build_layer_stack",
     "can_fuse_loss",
     "checkpoint_selectively",
+    "chooses_attention",
     "fake_state",
     "fuse_loss",
     "is_causal",

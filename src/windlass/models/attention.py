@@ -86,6 +86,11 @@ def set_attention_backend(layer: nn.Module, backend: AttentionBackend) -> None:
             module.backend = backend
 
 
+def chooses_attention(layer: nn.Module) -> bool:
+    """Whether a layer computes attention as `set_attention_backend` says."""
+    return any(isinstance(module, Attention) for module in layer.modules())
+
+
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, backend: AttentionBackend
 ) -> Tensor:

@@ -13,6 +13,7 @@ from windlass.program.activation_checkpointing import (
     selective_layers,
     with_recompute,
 )
+from windlass.program.attention_costs import tile_shares, with_attention
 from windlass.program.communication_groups import (
     CollectiveUse,
     Communicator,
@@ -208,9 +209,11 @@ __all__ = [
     "tied_across_stages",
     "tied_elements_within_stage",
     "tied_owner_layers",
+    "tile_shares",
     "update_gather_group",
     "updates_per_shard",
     "verify_programs",
     "weight_gradient_elements",
+    "with_attention",
     "with_recompute",
 ]

@@ -24,6 +24,11 @@ OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.
 `collective` is communication between tensor-parallel ranks inside a pass."""
 
+OtherAttention = Literal["math", "cudnn", "efficient"]
+"""How attention can be computed other than by the fused kernel that torch prefers. `math`: by
+matrix products with a softmax between them, whose probabilities are kept for the backward pass.
+`cudnn` and `efficient`: by those fused kernels, on CUDA devices."""
+
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """A collective between tensor-parallel ranks; `all_reduce` takes a sum or a maximum."""
 
@@ -121,6 +126,9 @@ class Op(Document):
     is_causal: bool | None = None
     """False if tokens of an `attention` see later ones too; None means not known, or no attention.
     Its FLOP are those without a mask either way."""
+    attention: OtherAttention | None = None
+    """How an `attention` is computed; None means by the fused kernel that graphs are captured
+    with."""
 
 
 class LayerCost(Document):
@@ -203,6 +211,8 @@ class LayerKind(Document):
     fused_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
     """The costs of the last layer with its projection to the vocabulary and the loss fused. Empty
     for any other layer, and if they cannot be fused."""
+    chooses_attention: bool = False
+    """Whether a plan decides how its attention is computed; a user's own module decides itself."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -262,7 +272,7 @@ class Graph(Document):
     fingerprint_excludes = frozenset(
         {
             "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
-            "kinds.fused_costs", "looks_ahead",
+            "kinds.fused_costs", "kinds.chooses_attention", "looks_ahead",
         }
     )  # fmt: skip
 
@@ -297,6 +307,11 @@ class Graph(Document):
     def can_fuse_loss(self) -> bool:
         """Whether the last layer was captured with its loss fused."""
         return bool(self.kinds[self.layer_runs[-1].kind].fused_costs)
+
+    @property
+    def chooses_attention(self) -> bool:
+        """Whether a plan decides how the attention of any layer is computed."""
+        return any(kind.chooses_attention for kind in self.kinds.values())
 
     @cached_property
     def _with_fused_loss(self) -> "Graph":
@@ -390,6 +405,7 @@ def _kind_of_rank(first: LayerKind, full: LayerKind, degree: int, tensor_rank: i
         parameters=parameters,
         costs=first.costs,
         is_embedding=first.is_embedding,
+        chooses_attention=first.chooses_attention,
     )
 
 

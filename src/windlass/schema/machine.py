@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from windlass.document import Document
-from windlass.schema.graph import Precision
+from windlass.schema.graph import OtherAttention, Precision
 from windlass.schema.plan import MomentFormat
 from windlass.schema.provenance import Source, source_of
 from windlass.schema.stack import AttentionKernel, Stack
@@ -19,6 +19,20 @@ MAX_CONTENTION = 0.05
 """Contention above which measured rates depend as much on other processes as on the machine: matrix
 products on two idle cores wait 0.4 % of their time, and 40 % beside one busy process."""
 
+
+_CACHING_KINDS = ("cuda", "amd", "xpu")
+"""Devices whose memory torch's caching allocator hands out."""
+_ALLOCATOR_SHARE = 0.061
+"""Bytes that the caching allocator holds beyond live ones, as a share of these, with
+`expandable_segments`: fitted to peak memory of torchtitan's runs, see `stacks/torchtitan.toml`."""
+_WORKSPACE_BYTES = 2 * 32 * 2**20
+"""Workspaces of cuBLAS and cuBLASLt: 32 MiB each on Hopper. Source: pytorch/pytorch#120925."""
+_COMMUNICATOR_BYTES = 32 * 10 * 2**20
+"""Buffers of one communicator of NCCL in a host: 32 channels of 10 MiB to one neighbour. Source:
+NVIDIA/nccl#1685, measured on 8 H100."""
+_COMMUNICATORS = 4
+"""Communicators that a plan uses at most at a time: gathers, scatters, tensor-parallel sums and
+messages. By convention; those of a kind share their buffers."""
 
 LOOPBACK_SECONDS = 2e-4
 LOOPBACK_RATE = 1e9
@@ -94,14 +108,22 @@ class Tier(Document):
 
 
 class AttentionRate(Document):
-    """Rate of fused attention for one head width: FLOP/s over sequence length.
+    """Rate of attention for one head width: FLOP/s over sequence length.
 
     FLOP are counted over the full square of scores, so that a kernel which skips the half that a
-    causal mask hides appears twice as fast.
+    causal mask hides appears twice as fast, and are those of a fused kernel: its backward pass
+    computes the scores once more.
     """
 
     kernel: AttentionKernel | None = None
-    """The kernel; None means the one that the probe ran."""
+    """The fused kernel; None means the one that the probe ran."""
+    attention: OtherAttention | None = None
+    """How attention is computed; None means by the fused kernel that torch prefers."""
+    is_causal: bool = True
+    """Whether later tokens were hidden. Head widths that were measured only so are without a mask
+    as much faster or slower as those that were measured both ways."""
+    compiled: bool = False
+    """Whether it ran as compiled code; widths that did not are scaled in the same way."""
     head_width: int
     forward: Curve
     backward: Curve
@@ -493,6 +515,20 @@ class Machine(Document):
             if joins > (links[-1].joins if links else 1):
                 links.append(link.model_copy(update={"joins": joins}))
         return self.model_copy(update={"devices_per_host": count, "links": tuple(links)})
+
+    @property
+    def budget_bytes(self) -> int:
+        """Device memory that Windlass's own plans fill unless a request names another budget.
+
+        On a GPU a reserve is left, which no program counts: what the caching allocator holds
+        beyond live tensors, workspaces of libraries, and buffers of communicators. Other stacks
+        have constants of their own for these.
+        """
+        capacity = self.device.memory.capacity_bytes
+        if self.stack is not None or self.device.kind not in _CACHING_KINDS:
+            return capacity
+        buffers = _COMMUNICATORS * _COMMUNICATOR_BYTES if self.devices > 1 else 0
+        return max(1, round((capacity - _WORKSPACE_BYTES - buffers) / (1 + _ALLOCATOR_SHARE)))
 
     def straggler_factor(self, devices: int) -> float:
         """Factor by which the slowest of n hosts lengthens a step: `1 + s ln(n)`.

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from windlass.document import Document
-from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.graph import PRECISION_BYTES, OtherAttention, Precision
 from windlass.schema.sparsity import ModelIdentity
 from windlass.schema.tensor_grid import TensorDegree
 
@@ -21,10 +21,9 @@ Loss = Literal["plain", "fused"]
 once. `fused` with the projection to the vocabulary: some tokens at a time, so that the logits never
 exist whole."""
 
-AttentionBackend = Literal["flash", "math", "cudnn", "efficient"]
+AttentionBackend = Literal["flash", OtherAttention]
 """How attention is computed. `flash`: by the fused kernel that torch prefers, which keeps no
-probabilities. `math`: by matrix products with a softmax between them, whose probabilities are kept
-for the backward pass. `cudnn` and `efficient`: by those fused kernels, on CUDA devices."""
+probabilities; or one of the others."""
 
 ATTENTION_TILES = 4
 """Most tiles into which plain attention divides the queries of a sequence under a causal mask: each
@@ -187,8 +186,8 @@ class Plan(Document):
     devices gives the same bits; None means that torch's fastest kernels run."""
     loss: Literal["fused"] | None = None
     """Whether the loss is fused with the projection to the vocabulary; None means plain."""
-    attention: Literal["math", "cudnn", "efficient"] | None = None
-    """How attention is computed, as `AttentionBackend` says; None means `flash`."""
+    attention: OtherAttention | None = None
+    """How attention is computed; None means `flash`, the fused kernel that torch prefers."""
     parallel: Parallelism = Parallelism()
     sharding: ShardingDegrees = ShardingDegrees()
     offload: Offload = Offload()

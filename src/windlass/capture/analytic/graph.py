@@ -133,6 +133,7 @@ def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
         is_embedding=is_embedding,
         selective_costs=selective,
         fused_costs=tuple(fused),
+        chooses_attention=any(op.kind == "attention" for op in costs[0].forward),
     )
 
 

@@ -39,6 +39,7 @@ from windlass.program import (
     op_collectives,
     pass_ops,
     tied_owner_layers,
+    with_attention,
 )
 from windlass.schema import (
     DEVICE_TIER,
@@ -182,6 +183,7 @@ class LayerPrices:
                 "precision": config.precision,
                 "compile": config.compiled,
                 "loss": config.loss,
+                "attention": config.attention,
                 "parallel": _parallelism(
                     pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
                 ),
@@ -288,7 +290,9 @@ class LayerPrices:
         can = selective and any(
             mode == (cost.precision, cost.compiled) for cost in kind.selective_costs
         )
-        return kind.cost(config.precision, compiled=config.compiled, selective=can)
+        cost = kind.cost(config.precision, compiled=config.compiled, selective=can)
+        sequence = self._base.batch.sequence
+        return with_attention(cost, kind, config.attention, sequence, selective=can)
 
     def _exchanged(self, config: LayerConfig, plan: Plan) -> Floats:
         """Seconds of tensor-parallel collectives and of gathers of each pass, `[2, pass]`."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 
 from windlass.cost.arrays import Bools, Ints
-from windlass.schema import DEVICE_TIER, PipelineSchedule, Plan, Precision, Stage
+from windlass.schema import DEVICE_TIER, OtherAttention, PipelineSchedule, Plan, Precision, Stage
 
 _FEW_MORE = 5
 """Micro-batches beyond the number of stages until all stages of a plain schedule are busy."""
@@ -68,6 +68,7 @@ class LayerConfig(NamedTuple):
     context: int | None = None
     reshard: Literal[True] | None = None
     loss: Literal["fused"] | None = None
+    attention: OtherAttention | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -80,6 +81,7 @@ class LayerConfig(NamedTuple):
             plan.parallel.context,
             plan.sharding.reshard,
             plan.loss,
+            plan.attention,
         )
 
     @property

@@ -1,17 +1,16 @@
-"""Measures the rates of matrix products and fused attention on this device."""
+"""Measures the rates of matrix products on this device."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from windlass.hardware.probe.attention import attention_rates, typical_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
     CACHED_BYTES,
     PRECISION_BYTES,
-    AttentionRate,
     Curve,
     MatmulRate,
     Point,
@@ -43,12 +42,6 @@ _SIZE_WEIGHT = 0.25
 _OUTLIER = 0.1
 """Relative error beyond which a measurement counts less."""
 
-_SEQUENCES = (16, 64, 128, 256, 512, 1024, 2048)
-_HEAD_WIDTHS = (16, 32, 64, 128)
-_TOKENS = 2048
-_WIDTH = 512
-"""Number of heads times head width in the attention that is measured."""
-
 
 def matmul_rates(
     precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
@@ -71,8 +64,7 @@ def matmul_rates(
         on_measured()
     plain = sorted(Point(each.flop, each.rate) for each in measured)
     biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
-    widths = tuple(_attention(width, precision, watch, on_measured) for width in _HEAD_WIDTHS)
-    typical = widths[2].forward
+    attention = attention_rates(DTYPES[precision], watch, on_measured)
     itemsize = PRECISION_BYTES[precision]
     return MatmulRate(
         precision=precision,
@@ -80,12 +72,8 @@ def matmul_rates(
         curve=Curve(points=tuple(plain)),
         products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if on_cpu else (),
         biased=Curve(points=tuple(biased)),
-        attention=Curve(
-            points=tuple(
-                Point(4 * _TOKENS * _WIDTH * sequence, rate) for sequence, rate in typical.points
-            )
-        ),
-        attention_rates=widths,
+        attention=typical_rates(attention, watch.device),
+        attention_rates=attention,
     )
 
 
@@ -210,42 +198,3 @@ def fit_terms(timed: Sequence[TimedProduct]) -> ProductTerms:
         read=1 / per_read if per_read else None,
         write=1 / per_written if per_written else None,
     )
-
-
-def _attention(
-    width: int, precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
-) -> AttentionRate:
-    """Rates of one head width at all sequence lengths."""
-    forward, backward = [], []
-    for sequence in _SEQUENCES:
-        forward_rate, backward_rate = _attention_rate(width, sequence, precision, watch)
-        forward.append(Point(sequence, forward_rate))
-        backward.append(Point(sequence, backward_rate))
-        on_measured()
-    return AttentionRate(
-        head_width=width,
-        forward=Curve(points=tuple(forward)),
-        backward=Curve(points=tuple(backward)),
-    )
-
-
-def _attention_rate(
-    width: int, sequence: int, precision: Precision, watch: Stopwatch
-) -> tuple[float, float]:
-    """FLOP/s forward and backward; the backward count includes the recomputed scores."""
-    heads, batch = _WIDTH // width, _TOKENS // sequence
-    shape = (batch, sequence, heads, width)
-    query, key, value = (
-        torch.randn(shape, device=watch.device).to(DTYPES[precision]).transpose(1, 2)
-        .requires_grad_()
-        for _ in range(3)
-    )  # fmt: skip
-    gradient = torch.randn(shape, device=watch.device).to(DTYPES[precision]).transpose(1, 2)
-    inputs = (query, key, value)
-    output = scaled_dot_product_attention(query, key, value, is_causal=True)
-    forward = watch.seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
-    backward = watch.seconds(
-        lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
-    )
-    flop = 4.0 * batch * heads * sequence**2 * width
-    return flop / forward, 2.5 * flop / backward

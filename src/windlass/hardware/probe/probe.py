@@ -198,6 +198,9 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
                 bar.label(f"sparse products in {precision}")
                 sparse = sparse_product_rates(precision, watch, bar.step)
                 rate = rate.model_copy(update={"sparse_products": sparse})
+            compiled = compile_costs.attention[precision]
+            rates_of_attention = (*rate.attention_rates, compiled)
+            rate = rate.model_copy(update={"attention_rates": rates_of_attention})
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)

@@ -26,6 +26,7 @@ from windlass.schema import (
     Capabilities,
     Graph,
     Machine,
+    OtherAttention,
     Parallelism,
     PipelineSchedule,
     Plan,
@@ -198,6 +199,20 @@ class OpenChoices:
         is_open = is_able and logits_bytes > _LOGITS_SHARE * budget_bytes
         return (None, "fused") if is_open else (None,)
 
+    @cached_property
+    def attentions(self) -> tuple[OtherAttention | None, ...]:
+        """How attention can be computed; None means by the fused kernel that torch prefers.
+
+        It is open where the machine states rates of several ways, as this one's probe does.
+        """
+        pin = self.request.attention
+        if pin is not None:
+            return (None if pin == "flash" else pin,)
+        if self.machine.stack is not None or not self.graph.chooses_attention:
+            return (None,)
+        rates = (each for rate in self.machine.device.matmul for each in rate.attention_rates)
+        return (None, *sorted({each.attention for each in rates if each.attention is not None}))
+
     def optimizer_tiers(self, precision: Precision) -> tuple[str, ...]:
         """Tiers for optimizer state, weights staying on the device."""
         pin = self.request.offload.optimizer
@@ -216,7 +231,6 @@ class OpenChoices:
             moments=self.request.moments,
             deterministic=True if self.request.deterministic else None,
             clip=self.request.train.clip is not None,
-            attention=None if self.request.attention == "flash" else self.request.attention,
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )

@@ -64,8 +64,8 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         return tuple(Stage(phases=(each,), recompute=mode) for each in bounds)
 
     schedule = space.request.parallel.schedule or "1f1b"
-    choices = product(full_parallelisms(space), space.precisions, space.losses)
-    for parallel, precision, loss in choices:
+    choices = product(full_parallelisms(space), space.precisions, space.losses, space.attentions)
+    for parallel, precision, loss, attention in choices:
         if loss == "fused" and parallel.tensor > 1:
             continue
         modes = [
@@ -86,6 +86,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
                     "precision": precision,
                     "compile": compiled,
                     "loss": loss,
+                    "attention": attention,
                     "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
                     "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
                     "stages": stages_of(parallel.pipeline, mode),

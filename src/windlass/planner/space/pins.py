@@ -34,6 +34,7 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     yield from _schedule_faults(request, machine)
     yield from _recompute_faults(request, machine)
     yield from _optimizer_tier_faults(request, machine)
+    yield from _attention_faults(request, machine)
     if request.phases not in (None, 1):
         for pin, reason in _excluding_pins(request, machine):
             yield f"{pin} with `phases` = {request.phases}: {reason}; leave one of them out"
@@ -152,6 +153,20 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _attention_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
+    """A way to compute attention whose speed on this machine nobody knows."""
+    measured = {
+        rate.attention or "flash"
+        for products in machine.device.matmul
+        for rate in products.attention_rates
+    } | {"flash"}
+    if request.attention not in (None, *measured):
+        yield (
+            f"`attention` = {request.attention}, but `{machine.name}` states no rate for it; "
+            f"choose {' or '.join(sorted(measured))}, or leave it out"
+        )
 
 
 def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tuple[str, str]]:

@@ -86,13 +86,16 @@ class PlanSpace(OpenChoices):
     def table(self) -> ConfigTable:
         """All configurations."""
         modes = tuple(
-            LayerConfig(tensor, precision, compiled, context=context, loss=loss)
-            for tensor, precision, compiled, context, loss in product(
+            LayerConfig(
+                tensor, precision, compiled, context=context, loss=loss, attention=attention
+            )
+            for tensor, precision, compiled, context, loss, attention in product(
                 self.tensor_degrees,
                 self.precisions,
                 self.compile_modes,
                 self.context_degrees,
                 self.losses,
+                self.attentions,
             )
             if is_captured(self.graph, precision, compiled=compiled)
             and (loss is None or tensor == 1)
@@ -228,6 +231,7 @@ class PlanSpace(OpenChoices):
                 "precision": layer.precision,
                 "compile": layer.compiled,
                 "loss": layer.loss,
+                "attention": layer.attention,
                 "parallel": Parallelism(
                     pipeline=shape.pipeline,
                     tensor=layer.tensor,

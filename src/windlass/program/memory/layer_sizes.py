@@ -5,6 +5,7 @@ from math import prod
 from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
+from windlass.program.attention_costs import with_attention
 from windlass.program.zero_sharding import padded_elements
 from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan, Polynomial
 
@@ -101,6 +102,7 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
         selective: whether the layer is recomputed selectively.
     """
     cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
+    cost = with_attention(cost, kind, plan.attention, plan.batch.sequence, selective=selective)
     micro, sequence = plan.batch.micro / (plan.parallel.context or 1), plan.batch.sequence
     saved = round(cost.saved_bytes.at(micro, sequence))
     pass_gradients = kind.pass_gradient_elements(micro, sequence)

@@ -1,0 +1,167 @@
+"""Measures attention on this device: by kernel, head width, length of sequences and mask."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.models import attend
+from windlass.schema import AttentionBackend, AttentionRate, Curve, OtherAttention, Point
+
+_TYPICAL_WIDTH = 64
+"""The head width at which attention is measured in every way."""
+
+_COMPILED_SEQUENCE = 512
+"""The length at which it is measured compiled."""
+
+
+class _Sizes(NamedTuple):
+    """What is measured on one kind of device."""
+
+    tokens: int
+    width: int
+    """Number of heads times head width."""
+    head_widths: tuple[int, ...]
+    sequences: tuple[int, ...]
+    backends: tuple[AttentionBackend, ...]
+
+
+_ON_CPU = _Sizes(
+    2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), ("flash", "math")
+)
+_ON_ACCELERATOR = _Sizes(
+    8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192),
+    ("flash", "cudnn", "efficient", "math"),
+)  # fmt: skip
+
+
+def attention_rates(
+    dtype: torch.dtype, watch: Stopwatch, on_measured: Callable[[], None]
+) -> tuple[AttentionRate, ...]:
+    """Rates of attention in one data type, in every way that the device has a kernel for.
+
+    All head widths are measured with a causal mask, the typical one also without.
+
+    Args:
+        dtype: of queries, keys and values.
+        watch: times the work.
+        on_measured: called after each measurement.
+    """
+    on_cpu = watch.device.type == "cpu"
+    sizes = _ON_CPU if on_cpu else _ON_ACCELERATOR
+    ways = [*product(sizes.head_widths, (True,)), (_TYPICAL_WIDTH, False)]
+    return tuple(
+        rate
+        for backend, (width, is_causal) in product(sizes.backends, ways)
+        for rate in _rate(
+            partial(attend, is_causal=is_causal, backend=backend), sizes, width, dtype, watch,
+            on_measured,
+        )
+    )  # fmt: skip
+
+
+def compiled_rate(dtype: torch.dtype, watch: Stopwatch) -> AttentionRate:
+    """The rate of compiled plain attention, at one length; it takes seconds to compile.
+
+    Args:
+        dtype: of queries, keys and values.
+        watch: times the work.
+    """
+    sizes = _ON_CPU if watch.device.type == "cpu" else _ON_ACCELERATOR
+    run = torch.compile(attend, dynamic=False)
+    work = partial(run, is_causal=True, backend="math")
+    forward, backward = _rates_at(work, sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch)
+    return AttentionRate(
+        head_width=_TYPICAL_WIDTH,
+        attention="math",
+        compiled=True,
+        forward=Curve(points=(Point(_COMPILED_SEQUENCE, forward),)),
+        backward=Curve(points=(Point(_COMPILED_SEQUENCE, backward),)),
+    )
+
+
+def typical_rates(rates: Sequence[AttentionRate], device: torch.device) -> Curve:
+    """FLOP/s of the fused kernel forward over FLOP of one call.
+
+    Args:
+        rates: what `attention_rates` measured.
+        device: where.
+    """
+    sizes = _ON_CPU if device.type == "cpu" else _ON_ACCELERATOR
+    typical = next(each.forward for each in rates if each.head_width == _TYPICAL_WIDTH)
+    flop = 4 * sizes.tokens * sizes.width
+    return Curve(points=tuple(Point(flop * sequence, rate) for sequence, rate in typical.points))
+
+
+def _rate(
+    work: "partial[Tensor]",
+    sizes: _Sizes,
+    head_width: int,
+    dtype: torch.dtype,
+    watch: Stopwatch,
+    on_measured: Callable[[], None],
+) -> Iterator[AttentionRate]:
+    """The rates of one head width at all lengths; none if the device has no such kernel."""
+    forward, backward = [], []
+    for sequence in sizes.sequences:
+        try:
+            rates = _rates_at(work, sizes, head_width, sequence, dtype, watch)
+        except RuntimeError as error:
+            if "kernel" not in str(error):
+                raise
+            return
+        forward.append(Point(sequence, rates[0]))
+        backward.append(Point(sequence, rates[1]))
+        on_measured()
+    yield AttentionRate(
+        head_width=head_width,
+        attention=other_attention(work.keywords["backend"]),
+        is_causal=work.keywords["is_causal"],
+        forward=Curve(points=tuple(forward)),
+        backward=Curve(points=tuple(backward)),
+    )
+
+
+def other_attention(backend: AttentionBackend) -> OtherAttention | None:
+    """How a plan names a backend: None for `flash`."""
+    return None if backend == "flash" else backend
+
+
+def _rates_at(
+    work: "partial[Tensor]",
+    sizes: _Sizes,
+    head_width: int,
+    sequence: int,
+    dtype: torch.dtype,
+    watch: Stopwatch,
+) -> tuple[float, float]:
+    """FLOP/s forward and backward; the backward count includes the recomputed scores."""
+    heads, batch = sizes.width // head_width, sizes.tokens // sequence
+    inputs = attention_inputs((batch, sequence, heads, head_width), dtype, watch.device)
+    gradient = torch.ones_like(inputs[0])
+    output = work(*inputs)
+    forward = watch.seconds(lambda: work(*inputs))
+    backward = watch.seconds(
+        lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    )
+    flop = 4.0 * batch * heads * sequence**2 * head_width
+    return flop / forward, 2.5 * flop / backward
+
+
+def attention_inputs(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Queries, keys and values `[b h s k]` as a layer has them: as views of one projection.
+
+    Args:
+        shape: `(b, s, h, k)`.
+        dtype: theirs.
+        device: where they are.
+    """
+    batch, sequence, heads, width = shape
+    joint = torch.randn(batch, sequence, 3, heads, width, device=device).to(dtype)
+    return [part.transpose(1, 2).detach().requires_grad_() for part in joint.unbind(2)]
