@@ -97,7 +97,7 @@ def choose_plan(
     request = without_excluded_phases(request, machine)
     space = PlanSpace(request, graph, machine, every_grid)
     _require_possible(space)
-    budget_bytes = request.memory or machine.device.memory.capacity_bytes
+    budget_bytes = request.memory or machine.budget_bytes
     if request.memory and machine.system is not None:
         # On this machine a run must stay within what was asked, also where it takes more than is
         # predicted.
