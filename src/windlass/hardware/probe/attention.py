@@ -27,14 +27,17 @@ class _Sizes(NamedTuple):
     """Number of heads times head width."""
     head_widths: tuple[int, ...]
     sequences: tuple[int, ...]
+    most_rows: int
+    """Most heads times length: narrow heads are seldom long, and would take most of the time."""
     backends: tuple[AttentionBackend, ...]
 
 
 _ON_CPU = _Sizes(
-    2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), ("flash", "math")
-)
+    2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), 2**15,
+    ("flash", "math"),
+)  # fmt: skip
 _ON_ACCELERATOR = _Sizes(
-    8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192),
+    8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192), 2**18,
     ("flash", "cudnn", "efficient", "math"),
 )  # fmt: skip
 
@@ -64,24 +67,49 @@ def attention_rates(
     )  # fmt: skip
 
 
-def compiled_rate(dtype: torch.dtype, watch: Stopwatch) -> AttentionRate:
-    """The rate of compiled plain attention, at one length; it takes seconds to compile.
+class CompiledSpeed(NamedTuple):
+    """How many times as fast compiled plain attention is."""
+
+    forward: float
+    backward: float
+
+
+def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
+    """How many times as fast plain attention is compiled, at one length; compiling takes seconds.
+
+    Both are measured one after the other, because a shared machine is slow for seconds at a time.
 
     Args:
         dtype: of queries, keys and values.
         watch: times the work.
     """
     sizes = _ON_CPU if watch.device.type == "cpu" else _ON_ACCELERATOR
-    run = torch.compile(attend, dynamic=False)
-    work = partial(run, is_causal=True, backend="math")
-    forward, backward = _rates_at(work, sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch)
-    return AttentionRate(
-        head_width=_TYPICAL_WIDTH,
-        attention="math",
-        compiled=True,
-        forward=Curve(points=(Point(_COMPILED_SEQUENCE, forward),)),
-        backward=Curve(points=(Point(_COMPILED_SEQUENCE, backward),)),
-    )
+    compiled, eager = (
+        _rates_at(
+            partial(run, is_causal=True, backend="math"),
+            sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch,
+        )
+        for run in (torch.compile(attend, dynamic=False), attend)
+    )  # fmt: skip
+    return CompiledSpeed(compiled[0] / eager[0], compiled[1] / eager[1])
+
+
+def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iterator[AttentionRate]:
+    """The rates of compiled plain attention, at the one length at which it was compiled.
+
+    Args:
+        rates: what `attention_rates` measured.
+        speed: how many times as fast it is compiled.
+    """
+    for rate in rates:
+        if (rate.head_width, rate.attention, rate.is_causal) == (_TYPICAL_WIDTH, "math", True):
+            forward, backward = (
+                Curve(points=(Point(_COMPILED_SEQUENCE, times * at(_COMPILED_SEQUENCE)),))
+                for times, at in zip(speed, (rate.forward.at, rate.backward.at), strict=True)
+            )
+            yield rate.model_copy(
+                update={"compiled": True, "forward": forward, "backward": backward}
+            )
 
 
 def typical_rates(rates: Sequence[AttentionRate], device: torch.device) -> Curve:
@@ -105,11 +133,17 @@ def _rate(
     watch: Stopwatch,
     on_measured: Callable[[], None],
 ) -> Iterator[AttentionRate]:
-    """The rates of one head width at all lengths; none if the device has no such kernel."""
+    """The rates of one head width, up to the longest sequence that fits the device's memory.
+
+    There are none if the device has no such kernel.
+    """
     forward, backward = [], []
-    for sequence in sizes.sequences:
+    heads = sizes.width // head_width
+    for sequence in (s for s in sizes.sequences if s * heads <= sizes.most_rows):
         try:
             rates = _rates_at(work, sizes, head_width, sequence, dtype, watch)
+        except torch.OutOfMemoryError:
+            break
         except RuntimeError as error:
             if "kernel" not in str(error):
                 raise
@@ -117,6 +151,8 @@ def _rate(
         forward.append(Point(sequence, rates[0]))
         backward.append(Point(sequence, rates[1]))
         on_measured()
+    if not forward:
+        return
     yield AttentionRate(
         head_width=head_width,
         attention=other_attention(work.keywords["backend"]),

@@ -18,12 +18,12 @@ from torch.nn import functional
 
 from windlass.document import Document
 from windlass.errors import MachineError
-from windlass.hardware.probe.attention import compiled_rate
+from windlass.hardware.probe.attention import CompiledSpeed, compiled_speed
 from windlass.hardware.probe.disk_and_network import resident_memory_bytes
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
-from windlass.schema import PRECISION_BYTES, AttentionRate, Curve, OpRate, Point, Precision
+from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
 from windlass.torch_ext import (
     FREE_MEMORY_BYTES,
     Device,
@@ -55,8 +55,8 @@ class CompileCosts(Document):
     """Cost on the host of one compiled pass, apart from its ops."""
     op_rates: tuple[OpRate, ...]
     """Rates of ops in compiled code."""
-    attention: dict[Precision, AttentionRate]
-    """Rate of compiled plain attention in each precision."""
+    attention: dict[Precision, CompiledSpeed]
+    """How many times as fast compiled plain attention is, in each precision."""
 
 
 class _MeasuredOp(NamedTuple):
@@ -120,7 +120,7 @@ def _measure(device: Device) -> CompileCosts:
         ops = _CompiledOps()
         compile_seconds = time.perf_counter() - start
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
-        attention = {each: compiled_rate(dtype, watch) for each, dtype in DTYPES.items()}
+        attention = {each: compiled_speed(dtype, watch) for each, dtype in DTYPES.items()}
     set_memory_limit(None)
     return CompileCosts(
         runtime_bytes=runtime_bytes,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
+from windlass.hardware.probe.attention import compiled_rates
 from windlass.hardware.probe.compile_costs import CompileCosts, measure_compile_costs
 from windlass.hardware.probe.disk_and_network import (
     CpuContention,
@@ -198,9 +199,9 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
                 bar.label(f"sparse products in {precision}")
                 sparse = sparse_product_rates(precision, watch, bar.step)
                 rate = rate.model_copy(update={"sparse_products": sparse})
-            compiled = compile_costs.attention[precision]
-            rates_of_attention = (*rate.attention_rates, compiled)
-            rate = rate.model_copy(update={"attention_rates": rates_of_attention})
+            measured = rate.attention_rates
+            compiled = compiled_rates(measured, compile_costs.attention[precision])
+            rate = rate.model_copy(update={"attention_rates": (*measured, *compiled)})
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
