@@ -197,9 +197,7 @@ def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
     device.activate()
     _listen_on_loopback(rendezvous.address)
     if device.is_asynchronous:
-        os.environ |= {
-            name: os.environ.get(name, value) for name, value in _FLIGHT_RECORDER.items()
-        }
+        _set_unless_set(_FLIGHT_RECORDER)
     store = connect_store(rendezvous.address, rendezvous.namespace)
     store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
