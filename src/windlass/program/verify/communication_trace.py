@@ -14,6 +14,7 @@ from windlass.program.instruction import (
     GLOBAL_COLLECTIVES,
     MATCHING_RECEIVE,
     Instruction,
+    InstructionKind,
     Program,
 )
 from windlass.schema import Graph, Plan
@@ -84,19 +85,29 @@ class _Tracer:
 
     def trace(self, program: Program) -> list[CommunicationEvent]:
         events: list[CommunicationEvent] = []
+        channels: dict[tuple[InstructionKind, int | None], Communicator] = {}
         for index, instruction in enumerate(program.instructions):
+            kind, layer, _ = instruction
             if self._peers.is_collective(instruction):
                 if group := self._group(instruction, program.device):
                     events.append(CommunicationEvent(index, instruction, None, group))
-            elif instruction.kind in MATCHING_RECEIVE or instruction.kind in _RECEIVES:
-                communicator = self._peers.communicator(instruction, program.device)
-                if communicator is None:
-                    raise PlanError(
-                        f"device {program.device}, instruction {index} ({instruction.kind} of "
-                        f"layer {instruction.layer}): the layer is at no boundary of its stage"
+            elif kind in MATCHING_RECEIVE or kind in _RECEIVES:
+                channel = channels.get((kind, layer))
+                if channel is None:
+                    channel = channels[kind, layer] = self._channel(
+                        program.device, index, instruction
                     )
-                events.append(CommunicationEvent(index, instruction, communicator, ()))
+                events.append(CommunicationEvent(index, instruction, channel, ()))
         return events
+
+    def _channel(self, device: int, index: int, instruction: Instruction) -> Communicator:
+        communicator = self._peers.communicator(instruction, device)
+        if communicator is None:
+            raise PlanError(
+                f"device {device}, instruction {index} ({instruction.kind} of layer "
+                f"{instruction.layer}): the layer is at no boundary of its stage"
+            )
+        return communicator
 
     def _group(self, instruction: Instruction, device: int) -> tuple[int, ...]:
         if instruction.kind in GLOBAL_COLLECTIVES:
