@@ -2,7 +2,7 @@
 
 On CPUs the plain products are often faster: they run on the same kernels as the layer's other
 products, and keep the probabilities, from which a fused kernel's backward pass computes the scores
-once more. `benchmarks/results/attention.csv` has what was measured.
+once more. The guide to attention has what was measured.
 """
 
 from collections.abc import Mapping

@@ -61,7 +61,7 @@ from windlass.torch_ext import (
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
 """Time budget of one measurement; there are about 120 in each of two rounds."""
-_MEASUREMENTS = 440
+_MEASUREMENTS = 600
 """Approximate number of measurements, which is the length of the progress bar."""
 
 ProbeProgress = Callable[[str, int, int | None], None]
