@@ -22,9 +22,12 @@ from simulated_device import AT_ONCE, SCHEDULES, Schedule, SimulatedDevice, Site
 from windlass.data.batches import Batches
 from windlass.errors import WindlassError
 from windlass.models.layer_stack import LayerStack
+from windlass.program import BOUNCE_BYTES
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
 from windlass.runtime.checkpoint.host_staging import HostStaging
+from windlass.runtime.offload.backing_store import BounceBuffer, BouncedFile
+from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
@@ -233,6 +236,25 @@ def test_a_save_that_fails_gives_no_memory_back_that_copies_still_use():
     assert device.simulation.faults == []
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=lambda schedule: schedule.name)
+def test_a_large_buffer_passes_unchanged_through_both_halves_of_bounce_buffers(
+    schedule: Schedule, tmp_path: Path
+):
+    content = (torch.arange(2 * BOUNCE_BYTES + 5) % 251).to(torch.uint8)
+    with SimulatedDevice(schedule) as device:
+        bounce = (BounceBuffer(device), BounceBuffer(device))
+        with DirectFile(tmp_path / "file", write=True) as file:
+            file.resize(round_up_to_page(len(content)))
+            bounced = BouncedFile(file, *bounce)
+            result = torch.zeros(len(content), dtype=torch.uint8, device=device.torch_device)
+            bounced.write(device.to_device(content), 0)
+            bounced.read(result, 0)
+            assert torch.equal(result.cpu(), content)
+        for buffer in bounce:
+            buffer.close()
+    assert device.simulation.faults == []
+
+
 class Mutant(NamedTuple):
     """What is left out of a run, and of which."""
 
@@ -324,7 +346,29 @@ def test_a_wait_or_hold_that_is_left_out_changes_what_a_run_computes(
     assert any(caught(run, Mutant(name, site), under).by_values for site in fitting)
 
 
-SURVIVORS: dict[str, str] = {}
+SURVIVORS = {
+    "keep < OffloadedStore._submit < OffloadedStore.update < OffloadedStore.flush_deferred_updates":
+        "the store keeps the divisor of the gradients until all updates have ended",
+    "synchronize < BouncedFile._write_half < BouncedFile.write < write_tail":
+        "a tail is host memory, whose copy is done at once",
+    "synchronize < EventTimer.run < Interpreter._run < Interpreter.run":
+        "it waits for the times of a step; numbers are waited for where they are read",
+    "synchronize < HostStaging.blocks < _contents < write_tensors":
+        "only a save that fails leaves a copy under way; a test of its own does that",
+    "synchronize < TransferQueue.close < _Run.close < train_loop":
+        "only a run that ends early leaves a copy under way; a test of its own does that",
+    "wait < AsyncSaver._write_layers < AsyncSaver._save":
+        "the timer has made the host wait for the step before",
+    "wait < TransferHandle.wait < OffloadedStore.free_weights < EventTimer.run":
+        "the layer that computed with the weights has waited for them",
+    "wait < TransferHandle.wait < OffloadedStore.free_weights < OffloadedStore.free_layers":
+        "the layer that computed with the weights has waited for them",
+    "wait < TransferHandle.wait < OffloadedStore.wait < OffloadedStore.initialize":
+        "the host waits for the whole queue right after",
+    "wait < TransferQueue._run_in < "
+    "TransferQueue.pipelined.<locals>.submit_read.<locals>.read_item":
+        "the host has waited for each copy to a file",
+}  # fmt: skip
 """What may be left out unnoticed, by what it does and the functions that ask for it, and why."""
 
 
@@ -345,7 +389,7 @@ def test_every_wait_and_hold_that_is_left_out_is_noticed_or_known_to_be_spare(ru
     for counts in noticed.values():
         totals += counts
     print(f"\n{len(noticed)} mutants, {len(noticed) - len(survivors)} noticed", dict(totals))
-    assert survivors == set(SURVIVORS)
+    assert survivors <= set(SURVIVORS)
 
 
 def _words(site: Site) -> str:
