@@ -15,7 +15,6 @@ ASKS_FOR_CUDA = re.compile(r"torch\.cuda|[\"']cuda[\"']|\.is_cuda\b|torch\.(xpu|
 ALLOWED = {
     "torch_ext/device.py": "the seam itself",
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
-    "models/tensor_parallel/collectives.py": "picks a kernel by the tensor",
     "api/distributed/launch_script.py": "a word of the catalog and of Slurm",
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
     "api/training/setup.py": "a word of the catalog: kinds that have kernels for kept blocks",
