@@ -1,5 +1,6 @@
 """Measures attention on this device: by kernel, head width, length of sequences and mask."""
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -17,6 +18,8 @@ _TYPICAL_WIDTH = 64
 
 _COMPILED_SEQUENCE = 512
 """The length at which it is measured compiled."""
+_ROUNDS = 3
+"""Times that compiled and eager attention are measured in turn; the median ratio counts."""
 
 
 class _Sizes(NamedTuple):
@@ -77,21 +80,26 @@ class CompiledSpeed(NamedTuple):
 def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
     """How many times as fast plain attention is compiled, at one length; compiling takes seconds.
 
-    Both are measured one after the other, because a shared machine is slow for seconds at a time.
+    Both are measured in turn, because a shared machine is slow for seconds at a time.
 
     Args:
         dtype: of queries, keys and values.
         watch: times the work.
     """
     sizes = _ON_CPU if watch.device.type == "cpu" else _ON_ACCELERATOR
-    compiled, eager = (
-        _rates_at(
-            partial(run, is_causal=True, backend="math"),
-            sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch,
-        )
-        for run in (torch.compile(attend, dynamic=False), attend)
-    )  # fmt: skip
-    return CompiledSpeed(compiled[0] / eager[0], compiled[1] / eager[1])
+    compiled = torch.compile(attend, dynamic=False)
+    ratios = []
+    for _ in range(_ROUNDS):
+        fast, plain = (
+            _rates_at(
+                partial(run, is_causal=True, backend="math"),
+                sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch,
+            )
+            for run in (compiled, attend)
+        )  # fmt: skip
+        ratios.append((fast[0] / plain[0], fast[1] / plain[1]))
+    forward, backward = (statistics.median(each) for each in zip(*ratios, strict=True))
+    return CompiledSpeed(forward, backward)
 
 
 def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iterator[AttentionRate]:

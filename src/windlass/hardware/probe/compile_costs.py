@@ -19,7 +19,7 @@ from torch.nn import functional
 from windlass.document import Document
 from windlass.errors import MachineError
 from windlass.hardware.probe.attention import CompiledSpeed, compiled_speed
-from windlass.hardware.probe.disk_and_network import resident_memory_bytes
+from windlass.hardware.probe.disk_and_network import CpuContention, resident_memory_bytes
 from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
@@ -105,7 +105,10 @@ def main() -> None:
 
 
 def _measure(device: Device) -> CompileCosts:
-    watch = Stopwatch(device.torch_device, budget_seconds=_BUDGET_SECONDS)
+    waiting = CpuContention()
+    watch = Stopwatch(
+        device.torch_device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share
+    )
     # Free blocks of the allocator must not count as memory of the process.
     set_memory_limit(0)
     _run_eagerly(watch)
@@ -122,12 +125,14 @@ def _measure(device: Device) -> CompileCosts:
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
         attention = {each: compiled_speed(dtype, watch) for each, dtype in DTYPES.items()}
     set_memory_limit(None)
+    op_rates = tuple(ops.rates(watch))
+    waiting.close()
     return CompileCosts(
         runtime_bytes=runtime_bytes,
         compiler_bytes=max(0, compiler_bytes),
         compile_seconds=compile_seconds,
         compiled_pass_seconds=pass_seconds,
-        op_rates=tuple(ops.rates(watch)),
+        op_rates=op_rates,
         attention=attention,
     )
 
