@@ -1,0 +1,87 @@
+"""Two ranks on the simulated device: whatever streams do late, no bit of a run changes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factories import catalog_graph, tiny_machine, tiny_plan
+from simulated_device import SCHEDULES, Site
+from windlass.schema.plan import Offload, Plan
+
+SCRIPT = Path(__file__).with_name("simulated_rank.py")
+SHAPE = {"layers": 2, "width": 16, "heads": 2, "sequence": 8, "dropout": 0.1, "vocabulary": 257}
+SECONDS = 170
+"""A run that has not ended by then hangs."""
+
+ON_HOST = Offload(parameters="host", gradients="host", optimizer="host")
+SHARDED: dict[str, dict[str, Any]] = {
+    "replicas": {"data": 2, "micro": 1, "accumulation": 2},
+    "parameters and optimizer": {"data": 2, "micro": 1, "accumulation": 2, "sharding": (2, 2)},
+    "optimizer": {"data": 2, "sharding": (1, 2)},
+    "sharded on host": {"data": 2, "sharding": (2, 2), "offload": ON_HOST},
+}
+
+MANY = 500
+"""Operations of a run, at least: one that puts none off would prove nothing."""
+
+Job = tuple[Plan, str, Site | None]
+
+
+def plan(name: str) -> Plan:
+    graph = catalog_graph("gpt-tiny", **SHAPE)
+    return tiny_plan(graph, tiny_machine(host="1 GiB", devices=2), sequence=8, **SHARDED[name])
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path) -> list[list[dict[str, Any]]]:
+    """What each job left on each rank."""
+    (folder / "text").mkdir()
+    for index in range(12):
+        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
+        (folder / "text" / f"document{index}.txt").write_text(" ".join(words))
+    listed = [(each.model_dump(mode="json"), schedule, site) for each, schedule, site in jobs]
+    (folder / "jobs.json").write_text(json.dumps(listed))
+    tests = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)], env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True, text=True, timeout=SECONDS, start_new_session=True, check=False,
+    )  # fmt: skip
+    files = [folder / f"results{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), done.stderr[-4000:]
+    by_rank = [json.loads(file.read_text()) for file in files]
+    return [list(ranks) for ranks in zip(*by_rank, strict=True)]
+
+
+def left(result: dict[str, Any]) -> tuple[object, object]:
+    """What must not depend on the schedule."""
+    return result["losses"], result["files"]
+
+
+def assert_unchanged(names: Sequence[str], schedules: Sequence[str], folder: Path) -> None:
+    jobs: list[Job] = [
+        (plan(name), schedule, None) for name in names for schedule in ("at once", *schedules)
+    ]
+    results = run_jobs(jobs, folder)
+    expected: list[dict[str, Any]] = []
+    for (_, schedule, _), ranks in zip(jobs, results, strict=True):
+        expected = ranks if schedule == "at once" else expected
+        for rank, result in enumerate(ranks):
+            assert result["faults"] == [], (schedule, rank)
+            assert left(result) == left(expected[rank]), (schedule, rank)
+            assert result["operations"] > MANY
+
+
+def test_overlapped_collectives_change_no_bit(tmp_path: Path):
+    assert_unchanged(["parameters and optimizer"], ["late", "sides early"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDED)
+def test_overlapped_collectives_change_no_bit_under_any_schedule(name: str, tmp_path: Path):
+    assert_unchanged([name], [schedule.name for schedule in SCHEDULES], tmp_path)
