@@ -144,6 +144,7 @@ def show_plan(plan: Plan) -> str:
     if phases > 1:
         recompute = f"in {phases} phases, recomputes the layers of all but the last"
     loss = ", fused loss" if plan.loss else ""
+    loss += f", {plan.attention} attention" if plan.attention else ""
     mode += ", deterministic" if plan.deterministic else ""
     text = f"{plan.precision}, {mode}, {batch}, {recompute}{moments}{loss}{tier}"
     return text if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {text}"
