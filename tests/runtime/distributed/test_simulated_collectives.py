@@ -19,7 +19,7 @@ SHAPE = {"layers": 2, "width": 16, "heads": 2, "sequence": 8, "dropout": 0.1, "v
 SECONDS = 170
 """A run that has not ended by then hangs."""
 
-ON_HOST = Offload(parameters="host", gradients="host", optimizer="host")
+ON_HOST = Offload(optimizer="host")
 SHARDED: dict[str, dict[str, Any]] = {
     "replicas": {"data": 2, "micro": 1, "accumulation": 2},
     "parameters and optimizer": {"data": 2, "micro": 1, "accumulation": 2, "sharding": (2, 2)},
