@@ -18,7 +18,10 @@ ALLOWED = {
     "api/distributed/launch_script.py": "a word of the catalog and of Slurm",
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
     "api/training/setup.py": "a word of the catalog: kinds that have kernels for kept blocks",
+    "hardware/probe/host_devices.py": "links of GPUs, which the driver of NVIDIA tells",
+    "runtime/distributed/rank_placement.py": "folders of GPU drivers, by the kind of device",
     "report/terminal/machine_tables.py": "a word of the catalog",
+    "schema/machine.py": "a word of the catalog",
     "validation/predict_run.py": "a word of the catalog",
 }
 """Files that may name CUDA, and why."""
