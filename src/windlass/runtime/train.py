@@ -161,6 +161,7 @@ class _Run:
             compiled=plan.compile,
             tp_rank=self._groups.tensor_parallel if self._groups else None,
             loss=plan.loss,
+            attention=plan.attention,
         )
         self.store = self._make_store(optimizer)
         self._activations: ActivationOffloader | None = None

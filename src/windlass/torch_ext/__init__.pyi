@@ -16,10 +16,13 @@ from .device import (
     accelerator_device,
     device_for,
 )
-from .numerics import (
+from .numeric_settings import (
     missing_deterministic_kernel,
     numerics,
     set_deterministic_libraries,
+)
+from .pinned_memory import (
+    PinnedMemory,
 )
 from .process_memory import (
     bytes_left_under_limits,
@@ -47,6 +50,7 @@ __all__ = [
     "Device",
     "Event",
     "MomentCodec",
+    "PinnedMemory",
     "StoredMoment",
     "Stream",
     "accelerator_device",

@@ -62,8 +62,12 @@ def test_a_save_that_leaves_out_a_wait_is_caught(tmp_path: Path):
     """Each place where the saver waits, left out, is noticed under some schedule."""
     with SimulatedDevice(SCHEDULES[0]) as device:
         saved_beside_the_next_step(device, tmp_path / "whole")
-        sites = list(device.simulation.sites)
-    assert {site[1].partition("+")[0] for site in sites} == {"AsyncSaver._write_layers", "_content"}
+        by_place = {site: site[1].partition("+")[0] for site in device.simulation.sites}
+    assert set(by_place.values()) == {
+        "AsyncSaver._write_layers", "_content", "HostStaging.blocks",
+    }  # fmt: skip
+    # The last one matters where a write fails, as in `test_simulated_device.py`.
+    sites = [site for site, place in by_place.items() if place != "HostStaging.blocks"]
     for number, site in enumerate(sites):
         assert any(
             is_noticed(schedule, site, tmp_path / f"{number}-{schedule.name}")

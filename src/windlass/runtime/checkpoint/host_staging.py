@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from windlass.runtime.offload.pinned_memory import PinnedMemory
-from windlass.torch_ext import Device, Event
+from windlass.torch_ext import Device, Event, PinnedMemory
 
 BLOCK_BYTES = 32 * 2**20
 """Bytes of one block: long enough for the link's full rate, and for several system calls."""
@@ -69,7 +68,7 @@ class HostStaging:
 def _content(block: Tensor, copied: Event) -> memoryview:
     """A block's bytes, once they are there."""
     copied.synchronize()
-    return memoryview(block.numpy())
+    return block.numpy().data
 
 
 def host_staging(device: Device) -> HostStaging | None:

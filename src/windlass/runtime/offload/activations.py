@@ -20,10 +20,9 @@ from windlass.runtime.offload.backing_store import (
     HostBackingStore,
 )
 from windlass.runtime.offload.direct_io import round_up_to_page
-from windlass.runtime.offload.pinned_memory import PinnedMemory
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.schema import HOST_TIER
-from windlass.torch_ext import Device
+from windlass.torch_ext import Device, PinnedMemory
 
 
 class _Offloaded(NamedTuple):

@@ -18,9 +18,8 @@ from windlass.atomic_files import hash_file, storage_errors
 from windlass.program import BOUNCE_BYTES
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
-from windlass.runtime.offload.pinned_memory import PinnedMemory
 from windlass.schema import HOST_TIER
-from windlass.torch_ext import Device, Event
+from windlass.torch_ext import Device, Event, PinnedMemory
 
 
 class StoreHandle(Protocol):

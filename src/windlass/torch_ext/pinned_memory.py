@@ -11,8 +11,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from windlass.runtime.offload.direct_io import round_up_to_page
-from windlass.torch_ext import Device
+from windlass.torch_ext.device import Device
 
 
 class PinnedMemory:
@@ -29,7 +28,8 @@ class PinnedMemory:
 
     def __init__(self, nbytes: int, device: Device) -> None:
         # Not from torch: its CPU allocator is limited to the device memory of the plan.
-        self._map = mmap.mmap(-1, round_up_to_page(max(1, nbytes)))
+        pages = -(-max(1, nbytes) // mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, pages * mmap.PAGESIZE)
         self.buffer: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         """`UInt8[nbytes]`, rounded up to a page."""
         self._device = device
