@@ -15,8 +15,9 @@ same shape on the same tokens with AdamW and clipping by the global norm:
   left out if its interpreter has no transformers.
 
 `pure` loops keep no float32 weights. Their steps are faster for another result, and count apart.
-The table shows how much memory of each process lies in huge pages. Measure the machine first with
-`windlass probe`.
+The table shows how much memory of each process lies in huge pages: what starts last gets the
+fewest where memory is short, so name fewer rivals (`--only`) for a large model. Measure the machine
+first with `windlass probe`.
 """
 
 import argparse

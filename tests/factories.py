@@ -21,7 +21,7 @@ from windlass.schema.graph import (
     Polynomial,
     Precision,
 )  # fmt: skip
-from windlass.schema.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
+from windlass.schema.machine import Device, Link, Machine, Tier
 from windlass.schema.plan import (
     Batch,
     MomentFormat,
@@ -31,6 +31,7 @@ from windlass.schema.plan import (
     ShardingDegrees,
     Stage,
 )
+from windlass.schema.rates import Curve, MatmulRate, Point
 from windlass.schema.sparsity import SparsityRequest
 from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
 from windlass.units import parse_bytes

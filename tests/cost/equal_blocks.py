@@ -2,7 +2,8 @@
 
 from factories import tiny_graph, tiny_machine
 from windlass.schema.graph import Graph, LayerRun
-from windlass.schema.machine import Curve, Machine, Point
+from windlass.schema.machine import Machine
+from windlass.schema.rates import Curve, Point
 
 
 def equal_blocks(count: int) -> tuple[Graph, Machine]:

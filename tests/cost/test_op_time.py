@@ -6,8 +6,9 @@ from windlass.cost.device_rates import DeviceRates, OpContext
 from windlass.cost.op_time import LayerPass, TermSeconds, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
-from windlass.schema.machine import AttentionRate, Curve, OpRate, Point, ProductRate
+from windlass.schema.rates import AttentionRate, Curve, OpRate, Point, ProductRate
 from windlass.schema.stack import OWN_STACK, AttentionKernel
+from windlass.stacks import load_stack
 
 
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
@@ -233,12 +234,7 @@ def _same_both_ways(width: int, rate: float) -> AttentionRate:
 
 
 def test_a_product_with_measured_sides_takes_its_call_its_flop_and_its_bytes():
-    m, n, k = Polynomial(8), Polynomial(16), Polynomial(32)
-    product = Op(
-        name="mm", kind="matmul", flop=Polynomial(2 * 8 * 16 * 32), read_bytes=Polynomial(1),
-        written_bytes=Polynomial(1), live_bytes=Polynomial(1),
-        shape=MatmulShape(Polynomial(1), m, n, k),
-    )  # fmt: skip
+    product = _product(8, 16, 32)
     rate = tiny_machine().device.rate("float32")
     forward = ProductRate(
         role="forward", call_seconds=1e-5, flop_rate=1e9, read=1e6, write=2e6
@@ -249,3 +245,27 @@ def test_a_product_with_measured_sides_takes_its_call_its_flop_and_its_bytes():
 
     read, written = 4 * 16 * 32 / 1e6, 4 * 8 * 16 / 2e6
     assert seconds == pytest.approx(1e-5 + 2 * 8 * 16 * 32 / 1e9 + read + written)
+
+
+@pytest.mark.parametrize(("stack", "vocabulary"), [(None, 50_304), ("megatron-core", 50_257)])
+def test_our_own_runtime_multiplies_a_padded_vocabulary_on_an_accelerator(
+    stack: str | None, vocabulary: int
+):
+    h100 = load_machine("h100").device
+    rates = DeviceRates(
+        h100, OpContext(1024, "bfloat16", False, vocabulary=50_257),
+        load_stack(stack) if stack else None,
+    )  # fmt: skip
+    seconds = [
+        _seconds(_product(4096, entries, 768), rates).matmul for entries in (50_257, vocabulary)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert (seconds[0] > _seconds(_product(4096, 50_304, 768), rates).matmul) == (stack is not None)
+
+
+def _product(m: int, n: int, k: int) -> Op:
+    return Op(
+        name="mm", kind="matmul", flop=Polynomial(2 * m * n * k), read_bytes=Polynomial(1),
+        written_bytes=Polynomial(1), live_bytes=Polynomial(1),
+        shape=MatmulShape(Polynomial(1), Polynomial(m), Polynomial(n), Polynomial(k)),
+    )  # fmt: skip

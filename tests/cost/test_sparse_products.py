@@ -7,7 +7,8 @@ from windlass.cost.device_rates import DeviceRates, OpContext
 from windlass.cost.op_time import LayerPass, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import KeptBlocks, LayerCost, MatmulShape, Op, Polynomial, Precision
-from windlass.schema.machine import Curve, Device, Machine, Point, SparseProductRate
+from windlass.schema.machine import Device, Machine
+from windlass.schema.rates import Curve, Point, SparseProductRate
 
 TOKENS, OUTPUTS, INPUTS = 512, 1024, 256
 DENSITY = 0.125

@@ -68,13 +68,13 @@ def counted(output: list[str]) -> Callable[[dict], Count]:
     return count
 
 
-def test_a_step_of_gpt2_launches_at_most_509_kernels(counted: Callable[[dict], Count]):
+def test_a_step_of_gpt2_launches_at_most_512_kernels(counted: Callable[[dict], Count]):
     step = counted(GPT2)
-    assert step.of("forward") <= 127
-    assert step.of("backward") <= 238
+    assert step.of("forward") <= 128
+    assert step.of("backward") <= 240
     assert step.of("grad_norm") <= 28
     assert step.of("update") <= 114
-    assert step.total <= 509
+    assert step.total <= 512
 
 
 def test_a_block_of_gpt2_launches_37_kernels(counted: Callable[[dict], Count]):

@@ -8,8 +8,9 @@ from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from factories import tiny_machine
-from windlass.schema.machine import Curve, Device, Machine, Point, Tier
+from windlass.schema.machine import Device, Machine, Tier
 from windlass.schema.provenance import Source, source_of
+from windlass.schema.rates import Curve, Point
 
 positive = st.floats(1e-3, 1e15)
 curves = st.lists(

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from math import log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from windlass.schema import (
     AttentionKernel,
     Curve,
     Device,
+    Graph,
     MatmulRate,
     MatmulShape,
     Op,
@@ -45,6 +46,9 @@ class OpContext(NamedTuple):
     """Context-parallel degree."""
     deterministic: bool = False
     """Whether only deterministic kernels run."""
+    vocabulary: int = 0
+    """Entries of the last projection, which our own runtime pads on accelerators to a multiple of
+    `VOCABULARY_MULTIPLE`; 0 where it does not."""
 
 
 class DeviceRates:
@@ -78,6 +82,12 @@ class DeviceRates:
             for op in device.op_rates:
                 if op.precision == mode.precision and op.compiled == compiled:
                     self._named[op.name] = op.curve
+
+    @property
+    def pads_vocabulary(self) -> bool:
+        """Whether products with the vocabulary as a side run with a padded one."""
+        own = self.stack is OWN_STACK and self.device.kind != "cpu"
+        return own and self.mode.vocabulary > 0
 
     def products(self, op: Op) -> MatmulRate:
         """Rates of a matrix product, in the precision of its factors."""
@@ -183,3 +193,14 @@ def rates_at(curve: Curve, sizes: Floats) -> Floats:
     points = np.log(np.array(curve.points))
     sizes = np.log(np.maximum(sizes, curve.points[0].size))
     return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
+
+
+def padded_vocabulary(graph: Graph, tensor: int, loss: Literal["fused"] | None) -> int:
+    """Entries that `OpContext.vocabulary` states for layers of a plan.
+
+    Args:
+        graph: graph of the model.
+        tensor: tensor-parallel degree: shards of a vocabulary are multiplied as they are.
+        loss: how the plan computes the loss: one fused with the projection pads nothing.
+    """
+    return graph.vocabulary if tensor == 1 and loss is None else 0

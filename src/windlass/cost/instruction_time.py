@@ -5,7 +5,7 @@ from functools import cached_property
 import numpy as np
 
 from windlass.cost.communication_time import CommunicationCosts
-from windlass.cost.device_rates import DeviceRates, OpContext
+from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary
 from windlass.cost.op_time import (
     LayerPass,
     TermSeconds,
@@ -60,8 +60,9 @@ class InstructionCosts:
         batch = plan.batch
         context = plan.parallel.context or 1
         mode = OpContext(
-            batch.sequence, plan.precision, plan.compile, context, bool(plan.deterministic)
-        )
+            batch.sequence, plan.precision, plan.compile, context, bool(plan.deterministic),
+            padded_vocabulary(graph, plan.parallel.tensor, plan.loss),
+        )  # fmt: skip
         self._micro = plan_micro(plan)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)

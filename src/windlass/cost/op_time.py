@@ -24,6 +24,7 @@ from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
 from windlass.cost.product_time import product_seconds, sparse_product_seconds, tile_seconds
 from windlass.schema import (
     PRECISION_BYTES,
+    VOCABULARY_MULTIPLE,
     Curve,
     LayerCost,
     MatmulRate,
@@ -131,7 +132,8 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
         amount = amounts[rows]
         work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
     for rate, rows in by_tiles.values():
-        work[rows] = tile_seconds(rate, *_sides(ops, rows, micros, mode.sequence))
+        sides = _sides(ops, rows, micros, mode.sequence)
+        work[rows] = tile_seconds(rate, *(_padded(side, rates) for side in sides))
     for product, rows in by_role.values():
         sides = _sides(ops, rows, micros, mode.sequence)
         work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
@@ -160,6 +162,14 @@ def _sides(
     """Number of products, m, n and k of the products at `rows`, each `[op, micro-batch size]`."""
     shapes = [op.shape for op in (ops[row] for row in rows) if op.shape is not None]
     return [quantity_values(list(side), micros, sequence) for side in zip(*shapes, strict=True)]
+
+
+def _padded(side: Floats, rates: DeviceRates) -> Floats:
+    """A side of products, with the vocabulary as our runtime pads it."""
+    if not rates.pads_vocabulary:
+        return side
+    tiles = np.ceil(rates.mode.vocabulary / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    return np.where(side == rates.mode.vocabulary, tiles, side)
 
 
 def passes_seconds(

@@ -23,6 +23,8 @@ from .config import (
 from .fused_loss.projection import (
     can_fuse_loss,
     fuse_loss,
+    pad_vocabulary,
+    padded_linear,
 )
 from .fused_loss.sizes import (
     FusedLossSizes,
@@ -104,6 +106,8 @@ __all__ = [
     "meta_copy",
     "model_config",
     "model_names",
+    "pad_vocabulary",
+    "padded_linear",
     "param_shards",
     "published_parameter_count",
     "reduce_scatter",

@@ -22,6 +22,7 @@ from windlass.models import (
     layer_loss,
     layer_sharding,
     meta_copy,
+    pad_vocabulary,
     running_statistics,
     set_attention_backend,
     shard_layer,
@@ -65,6 +66,8 @@ class LayerTemplate:
         self._loss = layer_loss(self._module) if last else None
         self._targets = fuse_loss(self._module) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
+        if last and not fused:
+            pad_vocabulary(self._module)
         self.parameters = tuple(name for name, _ in self._module.named_parameters())
         """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())

@@ -67,22 +67,11 @@ from windlass.schema.graph import (
     Precision,
 )
 from windlass.schema.machine import (
-    CACHED_BYTES,
     MAX_CONTENTION,
-    AttentionRate,
-    Curve,
     Device,
     Link,
     Machine,
-    MatmulRate,
-    MomentRate,
-    OpRate,
-    Point,
-    ProductRate,
-    ProductRole,
-    SparseProductRate,
     Tier,
-    TileRate,
 )
 from windlass.schema.model_request import (
     ModelRequest,
@@ -93,6 +82,7 @@ from windlass.schema.plan import (
     DEVICE_TIER,
     HOST_TIER,
     MOMENT_BLOCK,
+    VOCABULARY_MULTIPLE,
     AttentionBackend,
     Batch,
     MomentFormat,
@@ -118,6 +108,19 @@ from windlass.schema.prediction import (
 from windlass.schema.provenance import (
     Source,
     source_of,
+)
+from windlass.schema.rates import (
+    CACHED_BYTES,
+    AttentionRate,
+    Curve,
+    MatmulRate,
+    MomentRate,
+    OpRate,
+    Point,
+    ProductRate,
+    ProductRole,
+    SparseProductRate,
+    TileRate,
 )
 from windlass.schema.request import (
     BatchRequest,
@@ -245,6 +248,7 @@ __all__ = [
     "TOKENIZER_FILE",
     "TOKENS_FOLDER",
     "TOLERANCE",
+    "VOCABULARY_MULTIPLE",
     "AttentionBackend",
     "AttentionKernel",
     "AttentionRate",

@@ -25,6 +25,9 @@ AttentionBackend = Literal["flash", OtherAttention]
 """How attention is computed. `flash`: by the fused kernel that torch prefers, which keeps no
 probabilities; or one of the others."""
 
+VOCABULARY_MULTIPLE = 64
+"""Entries to a multiple of which accelerators pad the last projection's outputs, in each pass."""
+
 ATTENTION_TILES = 4
 """Most tiles into which plain attention divides the queries of a sequence under a causal mask: each
 is multiplied with the keys up to its last token only. More would skip little more."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from windlass.models.build import build_layer_stack
-from windlass.models.fused_loss.projection import can_fuse_loss, fuse_loss
+from windlass.models.fused_loss.projection import can_fuse_loss, fuse_loss, padded_linear
 from windlass.models.init_weights import meta_copy
 from windlass.models.loss import mean_cross_entropy, set_layer_loss
 
@@ -75,3 +75,21 @@ def test_the_head_of_every_family_gives_its_loss_for_targets_and_logits_without(
     assert torch.equal(functional_call(fused, weights, (x,)), head(x))
     assert list(dict(fused.named_parameters())) == list(weights)
     assert fused.state_dict().keys() == head.state_dict().keys()
+
+
+ROUNDING = 1e-12
+"""Float64: products of other sides may be summed in another order."""
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_padded_projection_has_the_logits_and_gradients_of_the_plain_one(biased: bool):
+    results = []
+    for linear in (nn.functional.linear, padded_linear):
+        torch.manual_seed(0)
+        layer = nn.Linear(WIDTH, VOCABULARY, bias=biased, dtype=torch.float64)
+        x = torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+        logits = linear(x, layer.weight, layer.bias)
+        logits.logsumexp(-1).sum().backward()
+        results.append((logits, x.grad, *(weight.grad for weight in layer.parameters())))
+    for plain, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=ROUNDING, atol=ROUNDING)

@@ -14,7 +14,7 @@ import numpy as np
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.clock.plan_columns import LayerConfig
 from windlass.cost.communication_time import CommunicationCosts
-from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
+from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary, rates_at
 from windlass.cost.op_time import (
     LayerPass,
     PassSeconds,
@@ -247,6 +247,7 @@ class LayerPrices:
         mode = OpContext(
             self._base.batch.sequence, config.precision, config.compiled, config.context or 1,
             bool(self._base.deterministic),
+            padded_vocabulary(self._graph, config.tensor, config.loss),
         )  # fmt: skip
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)

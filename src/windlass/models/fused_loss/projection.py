@@ -1,13 +1,15 @@
-"""Makes a layer's last projection compute the loss instead of logits."""
+"""Makes a layer's last projection compute the loss, or logits of a padded vocabulary."""
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn import functional
 
 from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
 from windlass.models.loss import has_own_loss
 from windlass.models.shape_inference import fake_state
+from windlass.schema import VOCABULARY_MULTIPLE
 
 _TARGETS = "targets"
 _TOKENS = (2, 4)
@@ -24,6 +26,36 @@ class LossProjection(nn.Linear):
         if self.targets is None:
             return super().forward(x)
         return linear_cross_entropy(x, self.weight, self.bias, self.targets)
+
+
+class PaddedProjection(nn.Linear):
+    """A projection to the vocabulary that accelerators compute in whole tiles.
+
+    Tensor cores take about twice as long for a product with a side that is no multiple of 8, such
+    as GPT-2's 50,257 entries. Rows of zeros follow a copy of the weight, and their logits are cut
+    off: checkpoints hold the vocabulary as it is, and no loss sees more.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to logits `[b s v]`."""
+        if x.is_cpu or x.is_meta:
+            return super().forward(x)
+        return padded_linear(x, self.weight, self.bias)
+
+
+def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x @ weight.T + bias`, computed with outputs up to a multiple of `VOCABULARY_MULTIPLE`.
+
+    Args:
+        x: `Float[b s d]`.
+        weight: `Float[v d]`.
+        bias: `Float[v]`, or None for none.
+    """
+    entries = weight.shape[0]
+    rows = -entries % VOCABULARY_MULTIPLE
+    weight = functional.pad(weight, (0, 0, 0, rows))
+    bias = None if bias is None else functional.pad(bias, (0, rows))
+    return functional.linear(x, weight, bias)[..., :entries]
 
 
 def can_fuse_loss(layer: nn.Module, width: int) -> bool:
@@ -62,6 +94,17 @@ def fuse_loss(layer: nn.Module) -> str:
     projection.__class__ = LossProjection
     projection.register_buffer(_TARGETS, None, persistent=False)
     return f"{path}.{_TARGETS}" if path else _TARGETS
+
+
+def pad_vocabulary(layer: nn.Module) -> None:
+    """Lets accelerators pad the last `nn.Linear` of a layer, where its outputs are no whole tiles.
+
+    Args:
+        layer: the last layer of a model; it is changed in place.
+    """
+    _, projection = _last_linear(layer)
+    if projection is not None and projection.out_features % VOCABULARY_MULTIPLE:
+        projection.__class__ = PaddedProjection
 
 
 def _last_linear(layer: nn.Module) -> tuple[str, nn.Linear] | tuple[None, None]:
