@@ -53,8 +53,10 @@ def numerics(device: Device, *, deterministic: bool, tf32: bool) -> Iterator[Non
     try:
         yield
     finally:
-        enabled, warns, fill.fill_uninitialized_memory, cudnn.benchmark = before
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        # Only then, because the call loads torch's compiler.
+        if deterministic:
+            enabled, warns, fill.fill_uninitialized_memory, cudnn.benchmark = before
+            torch.use_deterministic_algorithms(enabled, warn_only=warns)
         if tf32:
             products.fp32_precision = precision
 
