@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow docs format clean
+.PHONY: setup train test test-slow test-gpu docs format clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +26,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not gpu"
+
+# Only where torch sees a GPU; without one all are skipped.
+test-gpu: setup
+	$(BIN)/pytest -m gpu
 
 docs: setup
 	$(BIN)/mkdocs serve
