@@ -111,9 +111,6 @@ class SimulatedDevice(Device):
         """More than any test needs."""
         return 2**40
 
-    def empty_cache(self) -> None:
-        """Does nothing."""
-
     def register_host_memory(self, buffer: Tensor) -> None:
         """Lets copies from and to this memory run late."""
         self._operations.pin(buffer)

@@ -149,10 +149,6 @@ class Device:
         """Bytes of the device."""
         return int(torch.accelerator.get_memory_info(self.torch_device)[1])
 
-    def empty_cache(self) -> None:
-        """Returns the memory that is kept free to the device."""
-        torch.accelerator.empty_cache()
-
     def register_host_memory(self, buffer: Tensor) -> None:
         """Pins host memory that torch has not allocated.
 
@@ -255,9 +251,6 @@ class CpuDevice(Device):
         """Host memory in bytes."""
         return int(psutil.virtual_memory().total)
 
-    def empty_cache(self) -> None:
-        """Does nothing: `MemoryLimit` returns what is above the limit."""
-
     def to_device(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tensor
@@ -279,10 +272,6 @@ class CudaDevice(Device):
         if len(visible) >= _UNRESTRICTED:
             return None
         return tuple(index for index in visible if isinstance(index, int))
-
-    def empty_cache(self) -> None:
-        """Returns the memory that is kept free to the device."""
-        torch.cuda.empty_cache()
 
     def register_host_memory(self, buffer: Tensor) -> None:
         """Pins host memory, as it is; torch's own pinned memory is rounded to a power of two."""
@@ -354,10 +343,6 @@ class MpsDevice(Device):
     def total_memory(self) -> int:
         """Bytes that Apple recommends to take at most."""
         return int(torch.mps.recommended_max_memory())
-
-    def empty_cache(self) -> None:
-        """Returns the memory that is kept free."""
-        torch.mps.empty_cache()
 
     def default_generator(self) -> torch.Generator:
         """Torch's generator for random operations on this device."""

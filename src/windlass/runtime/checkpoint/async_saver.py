@@ -178,7 +178,6 @@ class AsyncSaver:
     def _write_layers(self, folder: Path) -> dict[str, FileChecksum]:
         """Writes this rank's files, and returns their checksums by name."""
         checksums: dict[Path, PendingChecksum] = {}
-        self._device.activate()
         self._updated.wait(self._stream)
         with self._device.use_stream(self._stream):
             for index, event in enumerate(self._saved):
