@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 from windlass.capture.analytic import analytic_graph, analytic_tensor_shards
 from windlass.models.catalog import apply_model_arguments, model_config
@@ -414,3 +415,10 @@ def _exchange(
 
 def _times(quantity: Polynomial, factor: float) -> Polynomial:
     return Polynomial(*(factor * part for part in quantity))
+
+
+def write_documents(folder: Path) -> None:
+    """Writes a few small documents, of which no two are the same, into a folder."""
+    for index in range(12):
+        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
+        (folder / f"document{index}.txt").write_text(" ".join(words))

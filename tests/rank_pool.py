@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from factories import catalog_graph, tiny_machine, tiny_plan
+from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
@@ -108,9 +108,7 @@ class RankPool:
         self._references: dict[str, InstrumentedRun] = {}
         source = folder / "text"
         source.mkdir()
-        for index in range(12):
-            words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
-            (source / f"document{index}.txt").write_text(" ".join(words))
+        write_documents(source)
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
         tokens = prepare_dataset(DataRequest(**data), cache=folder / "cache")
         dials = {

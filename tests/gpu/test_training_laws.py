@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from factories import catalog_graph
+from factories import catalog_graph, write_documents
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset
@@ -34,9 +34,7 @@ Run = Callable[..., tuple[list[float], Weights]]
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     """A few small documents as bytes."""
     source = tmp_path_factory.mktemp("text")
-    for index in range(12):
-        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
-        (source / f"{index}.txt").write_text(" ".join(words))
+    write_documents(source)
     data = DataRequest(source=str(source), tokenizer="byte", held_out=0.2)
     return prepare_dataset(data, cache=tmp_path_factory.mktemp("cache"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from factories import catalog_graph
+from factories import catalog_graph, write_documents
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.token_files import TokenDataset
@@ -34,9 +34,7 @@ def _one_thread() -> Iterator[None]:
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     """A few small documents as bytes."""
     folder = tmp_path_factory.mktemp("corpus")
-    for index in range(12):
-        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
-        (folder / f"document{index}.txt").write_text(" ".join(words))
+    write_documents(folder)
     data = DataRequest(source=str(folder), tokenizer="byte", held_out=0.2)
     return prepare_dataset(data, cache=tmp_path_factory.mktemp("cache"))
 

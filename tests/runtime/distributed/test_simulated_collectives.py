@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from factories import catalog_graph, tiny_machine, tiny_plan
+from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from simulated_device import SCHEDULES, Site
 from windlass.schema.plan import Offload, Plan
 
@@ -41,9 +41,7 @@ def plan(name: str) -> Plan:
 def run_jobs(jobs: Sequence[Job], folder: Path) -> list[list[dict[str, Any]]]:
     """What each job left on each rank."""
     (folder / "text").mkdir()
-    for index in range(12):
-        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
-        (folder / "text" / f"document{index}.txt").write_text(" ".join(words))
+    write_documents(folder / "text")
     listed = [(each.model_dump(mode="json"), schedule, site) for each, schedule, site in jobs]
     (folder / "jobs.json").write_text(json.dumps(listed))
     tests = str(Path(__file__).parents[2])
