@@ -1,8 +1,8 @@
-"""Defaults of batch, sequence and steps by model and machine."""
+"""Defaults of batch, sequence, steps and learning rate by model and machine."""
 
 import pytest
 
-from factories import tiny_graph, tiny_machine
+from factories import catalog_graph, tiny_graph, tiny_machine
 from windlass.planner.defaults import resolve_defaults, smaller_batches
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -71,9 +71,11 @@ def test_the_batch_is_one_that_the_pins_divide_and_the_reason_says_so(
 
 
 def test_what_a_request_names_stays_and_has_no_reason():
-    asked = ("train.batch=7", "train.sequence=99", "train.steps=5")
-    resolved, defaults = resolve_defaults(Request.resolve(overrides=asked), graph(3e6), CPU)
+    asked = ("batch=7", "sequence=99", "steps=5", "learning_rate=0.5")
+    request = Request.resolve(overrides=[f"train.{each}" for each in asked])
+    resolved, defaults = resolve_defaults(request, graph(3e6), CPU)
     assert (resolved.train.batch, resolved.train.sequence, resolved.train.steps) == (7, 99, 5)
+    assert resolved.train.learning_rate == 0.5
     assert defaults == ()
 
 
@@ -81,9 +83,9 @@ def test_a_resolved_request_keeps_all_else_and_resolves_to_itself():
     request = Request.resolve(overrides=("memory=2GiB", "train.clip=inf", "recompute=full"))
     resolved, _ = resolve_defaults(request, graph(3e6), CPU)
     content = resolved.model_dump(mode="json")
-    sizes = {"batch": 16, "sequence": 1024, "steps": 400}
+    chosen = {"batch": 16, "sequence": 1024, "steps": 400, "learning_rate": 1e-3}
     assert content == request.model_dump(mode="json") | {
-        "train": request.model_dump(mode="json")["train"] | sizes
+        "train": request.model_dump(mode="json")["train"] | chosen
     }
     again = Request.model_validate(content)
     assert resolve_defaults(again, graph(175e9), GPUS)[0] == resolved
@@ -100,3 +102,20 @@ def test_a_smaller_default_batch_is_one_that_the_pins_divide():
     resolved, defaults = resolve_defaults(request, graph(13e9), GPUS, most_sequences=6)
     assert resolved.train.batch == 4
     assert "the usual 1024 does not fit" in {default.reason for default in defaults}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rate"),
+    [(3e6, 1e-3), (125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4), (2.7e9, 1.6e-4),
+     (6.7e9, 1.2e-4), (13e9, 1e-4), (175e9, 6e-5)],
+)  # fmt: skip
+def test_the_learning_rate_is_the_published_one_of_the_model_of_its_size(
+    parameters: float, rate: float
+):
+    request = resolve_defaults(Request(), graph(parameters), GPUS)[0]
+    assert request.train.learning_rate == rate
+
+
+def test_an_encoder_takes_the_learning_rate_of_bert():
+    bert = catalog_graph("bert-base")
+    assert resolve_defaults(Request(), bert, GPUS)[0].train.learning_rate == 1e-4

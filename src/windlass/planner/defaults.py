@@ -1,4 +1,4 @@
-"""Defaults of a request that depend on its model and its machine: batch, sequence and steps."""
+"""Defaults that depend on model and machine: batch, sequence, steps and learning rate."""
 
 import tomllib
 from collections.abc import Iterator
@@ -36,18 +36,30 @@ class _Row(Document):
     reason: str
 
 
+class _Rate(Document):
+    """The learning rate of the models for which a row holds."""
+
+    encoder: bool | None = None
+    """Whether tokens see later ones, as in BERT; None holds for any."""
+    max_parameters: int | None = None
+    """Parameters of the largest model; None holds for any."""
+    rate: float
+    reason: str
+
+
 class _Table(Document):
     """The content of `defaults.toml`."""
 
     tokens_per_parameter: int
     steps_reason: str
     rows: tuple[_Row, ...] = Field(min_length=1)
+    rates: tuple[_Rate, ...] = Field(min_length=1)
 
 
 def resolve_defaults(
     request: Request, graph: Graph, machine: Machine, *, most_sequences: int | None = None
 ) -> tuple[ResolvedRequest, tuple[ChosenDefault, ...]]:
-    """The request with batch, sequence and steps chosen where it leaves them open, and why so.
+    """The request with values chosen where it leaves them open, and why so.
 
     Args:
         request: what a user asks for; whatever it names is kept.
@@ -101,11 +113,29 @@ def _defaults(
         reason = row.reason if row.steps else table.steps_reason
         steps = row.steps or ceil(tokens / (batch * sequence))
         yield ChosenDefault(key="train.steps", value=steps, reason=reason)
+    if train.learning_rate is None:
+        rate = next(rate for rate in table.rates if _rate_holds(rate, graph))
+        yield ChosenDefault(key="train.learning_rate", value=rate.rate, reason=rate.reason)
 
 
 def _holds(row: _Row, graph: Graph, machine: Machine) -> bool:
     right_size = row.max_parameters is None or graph.parameter_count <= row.max_parameters
     return right_size and row.device in (None, machine.device.kind)
+
+
+def _rate_holds(rate: _Rate, graph: Graph) -> bool:
+    right_size = rate.max_parameters is None or graph.parameter_count <= rate.max_parameters
+    return right_size and rate.encoder in (None, _is_encoder(graph))
+
+
+def _is_encoder(graph: Graph) -> bool:
+    """Whether the attention of any layer lets tokens see later ones."""
+    return any(
+        op.is_causal is False
+        for kind in graph.kinds.values()
+        for cost in kind.costs[:1]
+        for op in cost.forward
+    )
 
 
 def _sequence_reason(row: _Row, graph: Graph) -> str:

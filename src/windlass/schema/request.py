@@ -101,8 +101,9 @@ class TrainRequest(RequestTable):
     """Tokens per sequence."""
     optimizer: Literal["adamw"] = "adamw"
     """The optimizer; there is no other one yet."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """Learning rate at the end of the warm-up."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Learning rate at the end of the warm-up; None means the published one of a model of this size
+    and family."""
     final_rate: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the last step, as a share of `learning_rate`."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
@@ -147,6 +148,7 @@ class TrainSettings(TrainRequest):
     steps: Count
     batch: Sequences
     sequence: Size = Field(ge=2)
+    learning_rate: float = Field(default=1e-3, gt=0)
 
 
 class ParallelRequest(RequestTable):
@@ -290,7 +292,7 @@ class ChosenDefault:
 
     key: str
     """Such as `train.batch`."""
-    value: int
+    value: int | float
     reason: str
     """Where it comes from, to follow a comma or stand in parentheses."""
 
