@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.examples import ExampleDataset
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import is_causal
@@ -34,6 +35,9 @@ SETTINGS = TrainSettings(
     epsilon=1e-4, seed=7, evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,
 )  # fmt: skip
 """Clipping on, and an epsilon at which noise moves no weight; see `settings` of the runtime."""
+
+EXAMPLES = "examples.safetensors"
+"""File of a pool's folder with the examples that it trains on, if it trains on any."""
 
 OFFLOADED = (
     Offload(parameters="disk", gradients="disk", optimizer="disk"),
@@ -90,6 +94,7 @@ class RankPool:
         width: width of the model.
         model: name of a catalog model.
         processes: the processes, if another pool has started them.
+        examples: what is trained on in place of text.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class RankPool:
         width: int = 32,
         model: str = "gpt-tiny",
         processes: "RankProcesses | None" = None,
+        examples: ExampleDataset | None = None,
     ) -> None:
         self._folder = folder
         self.processes = processes or RankProcesses(size)
@@ -111,7 +117,7 @@ class RankPool:
         write_documents(source)
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
         tokens = prepare_dataset(DataRequest(**data), cache=folder / "cache")
-        dials = {
+        self.dials = dials = {
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
@@ -120,6 +126,8 @@ class RankPool:
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(description))
+        if examples is not None:
+            examples.save(folder / EXAMPLES)
 
     def close(self) -> None:
         self.processes.close()

@@ -98,6 +98,11 @@ class Batches:
             row[len(tokens) :] = self.tokens.train[ring_first:][: len(row) - len(tokens)]
         return self._examples(block, [(self.seed, step, first + index) for index in range(count)])
 
+    def target_counts(self, step: int) -> TokenBatch:
+        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
+        del step  # masking gives each sequence as many targets as any other
+        return np.full(self.batch, len(self._target_offsets(0)))
+
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the documents that a sample of a step is taken from, in order."""
         start = int(self._starts(step, sample, 1)[0])

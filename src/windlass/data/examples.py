@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from windlass.data.batches import TokenBatch
 from windlass.data.permutation import keyed_permutation
-from windlass.errors import DataError
+from windlass.errors import DataError, raise_data_errors
 
 IGNORED_TARGET = -100
 """The only target that is no token: it does not count in the loss."""
@@ -97,10 +97,26 @@ def make_examples(
         )
     if inputs.min() < 0 or targets[targets != IGNORED_TARGET].min(initial=0) < 0:
         raise DataError(f"token ids below 0; only a target may be {IGNORED_TARGET}, to be ignored")
-    return ExampleDataset(
+    examples = ExampleDataset(
         inputs=np.ascontiguousarray(inputs),
         targets=np.ascontiguousarray(targets),
         held_out=min(len(inputs) - 1, max(1, round(held_out * len(inputs)))),
+    )
+    _require_targets(examples)
+    return examples
+
+
+def _require_targets(examples: ExampleDataset) -> None:
+    """Raises a `DataError` if no target counts among those to train on, or those held out."""
+    training = len(examples.targets) - examples.held_out
+    sides = {"training": examples.targets[:training], "held-out": examples.targets[training:]}
+    raise_data_errors(
+        [
+            f"all targets of the {len(targets)} {side} examples are {IGNORED_TARGET}, so none "
+            "counts in the loss; give at least one token a target"
+            for side, targets in sides.items()
+            if (targets == IGNORED_TARGET).all()
+        ]
     )
 
 
@@ -166,6 +182,12 @@ class ExampleBatches:
         """
         rows = self._rows(step, first, self.batch - first if count is None else count)
         return self.examples.inputs[rows], self.examples.targets[rows]
+
+    def target_counts(self, step: int) -> TokenBatch:
+        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
+        _, targets = self.samples(step)
+        counts: TokenBatch = np.count_nonzero(targets != IGNORED_TARGET, axis=1)
+        return counts
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """The example that a sample of a step is, as a message names it."""

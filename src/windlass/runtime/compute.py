@@ -60,7 +60,8 @@ class ComputeHandlers:
     ) -> None:
         plan, program, device = context.plan, context.program, context.device.torch_device
         self._micro = plan.batch.micro
-        self.first_sample = dist.coord.data_rank * plan.batch.sequences_per_replica
+        self._replica_samples = plan.batch.sequences_per_replica
+        self.first_sample = dist.coord.data_rank * self._replica_samples
         """Index of this data-parallel rank's first sample in the global batch."""
         self._accumulates = plan.batch.accumulation > 1
         self._store = store
@@ -93,9 +94,8 @@ class ComputeHandlers:
         self._first_micro_batch = tuple(
             i for i in program.instructions if i.micro_batch == 0 and i.kind in _COMPILED_KINDS
         )
-        count = plan.batch.accumulation * plan.parallel.data
-        self.loss_scale = torch.tensor(1 / count, device=device, dtype=master_dtype(plan.precision))
-        """`Float[]`: weight of each micro-batch's loss in the mean over all micro-batches."""
+        self._target_shares: tuple[float, ...] = ()
+        self._weights_dtype = master_dtype(plan.precision)
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._warms_up = False
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
@@ -106,6 +106,7 @@ class ComputeHandlers:
         self.step = step
         """The step that runs, counted from 1."""
         self._store.begin_step(step)
+        self._weigh_losses(step)
         if self._activations is not None:
             self._activations.begin_step()
         self.state = StepState()
@@ -118,6 +119,25 @@ class ComputeHandlers:
         for layer in self._layers:
             for weight in (*layer.owned, *layer.used):
                 weight.clear_gradient()
+
+    def _weigh_losses(self, step: int) -> None:
+        """Counts the targets of the global batch, of which every rank knows all samples.
+
+        A micro-batch's loss is a mean over its own targets. It is weighted with their share of all
+        targets, so that the sum over all micro-batches and ranks is a mean over all targets.
+        """
+        counts = self._batches.target_counts(step)
+        end = self.first_sample + self._replica_samples
+        own = counts[self.first_sample : end].reshape(-1, self._micro)
+        total = max(1, int(counts.sum()))
+        shares = tuple(int(count) / total for count in own.sum(axis=1))
+        if shares != self._target_shares:
+            self._target_shares = shares
+            wide = torch.float64 if self._device.has_float64 else torch.float32
+            weights = torch.tensor(shares, dtype=torch.float64)
+            self._wide_weights = self._device.to_device(weights.to(wide))
+            self.loss_weights = self._device.to_device(weights.to(self._weights_dtype))
+            """`Float[micro_batch]`: weight of each loss, by which backward passes begin."""
 
     def close(self) -> None:
         """Ends the thread that reads micro-batches."""
@@ -165,7 +185,7 @@ class ComputeHandlers:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the step's micro-batches on all ranks, in nats per token."""
+        """Mean loss over the targets of the step on all ranks, in nats per token."""
         return self._loss
 
     @property
@@ -177,6 +197,10 @@ class ComputeHandlers:
         if self._dist.world_size == 1 and self._stop():
             raise StopRequested
         inputs, targets = self._reader.read(self.step, micro)
+        if not self._target_shares[micro]:
+            # A mean over no target is no number: one counts, with a weight of 0.
+            targets = targets.copy()
+            targets.flat[0] = 0
         self.state.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
 
     def micro_batch_start(self, micro: int) -> int:
@@ -251,7 +275,7 @@ class ComputeHandlers:
 
     def _output_gradient(self, layer: int, micro: int) -> Tensor:
         if layer == self._last:
-            return self.loss_scale
+            return self.loss_weights[micro]
         return self.state.gradients.pop((layer, micro))
 
     def _free_input(self, layer: int, micro: int) -> None:
@@ -304,18 +328,17 @@ class ComputeHandlers:
         Args:
             norms: 2-norms of the gradients that this rank updates, `Float[]` each.
         """
-        wide = torch.float64 if self._device.has_float64 else torch.float32
-        totals = self.state.totals(norms, wide, self._device.torch_device)
+        totals = self.state.totals(norms, self._wide_weights)
         square, loss, all_finite = totals.cpu().tolist()
         if not all_finite:
             self._require_finite_losses()
         # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
-        counted = 0 if self._dist.coord.tensor_rank else len(self.state.losses)
+        own_loss = 0.0 if self._dist.coord.tensor_rank else loss
         stop = self._dist.world_size > 1 and self._stop()
         own_square = square if self._store.counts_in_norm else 0.0
-        local = (own_square, loss if counted else 0.0, float(counted), float(stop))
-        total, loss, count, stops = self._dist.all_reduce_sum(local)
-        self._norm, self._loss, self.should_stop = math.sqrt(total), loss / count, stops > 0
+        local = (own_square, own_loss, float(stop))
+        total, self._loss, stops = self._dist.all_reduce_sum(local)
+        self._norm, self.should_stop = math.sqrt(total), stops > 0
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:

@@ -96,12 +96,14 @@ def _held_out_batches(
     counts: list[int] = []
     held_out = batches.held_out_batches(context.settings.evaluate_sequences, micro)
     for index, batch in enumerate(held_out):
-        if index % plan.parallel.data == dist.coord.data_rank:
+        count = int(np.count_nonzero(batch[1] != IGNORE_INDEX))
+        # A mean over no target is no number.
+        if index % plan.parallel.data == dist.coord.data_rank and count:
             padded = _padded(batch, micro)
             inputs, targets = (context.device.to_device(torch.from_numpy(part)) for part in padded)
             all_inputs.append(inputs)
             all_targets.append(targets)
-            counts.append(batch[1].size)
+            counts.append(count)
     return all_inputs, all_targets, counts
 
 

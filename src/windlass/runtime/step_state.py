@@ -33,17 +33,19 @@ class StepState:
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Losses, by micro-batch."""
 
-    def totals(self, norms: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """`Float[3]`: sums of squared norms and of losses, and 1 if all losses are finite, else 0.
+    def totals(self, norms: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """`Float[3]`: sums of squared norms and weighted losses, and 1 for finite losses, else 0.
 
         Args:
             norms: 2-norms of gradients, `Float[]` each.
-            dtype: precision of the sums.
-            device: the device that computes.
+            weights: `Float[micro_batch]`: weight of each loss, on the device that computes and in
+                the precision of the sums.
         """
-        losses = stacked(self.losses.values(), dtype, device)
+        dtype, device = weights.dtype, weights.device
+        losses = stacked([self.losses[micro] for micro in sorted(self.losses)], dtype, device)
         square = stacked(norms, dtype, device).square().sum()
-        return torch.stack((square, losses.sum(), losses.isfinite().all().to(dtype)))
+        loss = torch.dot(losses, weights) if self.losses else losses.sum()
+        return torch.stack((square, loss, losses.isfinite().all().to(dtype)))
 
     def add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
         """Adds a micro-batch's scores of absent blocks of a layer.

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.examples import ExampleBatches, load_examples
 from windlass.data.mlm_masking import MlmMasking
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
@@ -101,9 +102,12 @@ def run_job(rank: int, folder: Path) -> None:
         masking = MlmMasking(
             mask_token=stack.vocabulary - 1, vocabulary=tokens.vocabulary, ignore_index=IGNORE_INDEX
         )
-    batches = Batches(
+    examples = load_examples(folder.parent / "examples.safetensors")
+    batches: Batches | ExampleBatches = Batches(
         tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=3, masking=masking
     )
+    if examples is not None:
+        batches = ExampleBatches(examples, batch=settings.batch, seed=3)
     counter = SentBytes()
 
     def wrap_handlers(handlers: Handlers, hook: HookContext) -> Handlers:

@@ -64,10 +64,8 @@ def faulty_layer(plan: Plan) -> int:
 
 
 def _wrong_loss_scale(handlers: Handlers, hook: HookContext) -> Handlers:
-    """Averages the loss over twice as many micro-batches as there are."""
-    del handlers
-    hook.compute.loss_scale.mul_(0.5)
-    return {}
+    """Averages the gradient over twice as many targets as there are."""
+    return _with_loss_weights(handlers, hook, lambda _, __, weights: weights / 2)
 
 
 def _no_grad_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
@@ -105,23 +103,34 @@ def _swapped_shards(handlers: Handlers, hook: HookContext) -> Handlers:
 
 def _dropped_micro_batch(handlers: Handlers, hook: HookContext) -> Handlers:
     """Drops the gradient of the first data-parallel rank's last micro-batch."""
-    plan, compute = hook.plan, hook.compute
+    plan = hook.plan
     last, dropped = plan.stages[-1].end_layer - 1, plan.batch.accumulation - 1
     if hook.groups and hook.groups.coord.data_rank:
         return {}
 
-    def without_last(handler: Handler) -> Handler:
+    def without_last(layer: int, micro: int, weights: Tensor) -> Tensor:
+        return torch.zeros_like(weights) if (layer, micro) == (last, dropped) else weights
+
+    return _with_loss_weights(handlers, hook, without_last)
+
+
+def _with_loss_weights(
+    handlers: Handlers, hook: HookContext, change: Callable[[int, int, Tensor], Tensor]
+) -> Handlers:
+    """Backward passes of (layer, micro-batch) with other weights of the losses."""
+    compute = hook.compute
+
+    def changed(handler: Handler) -> Handler:
         def backward(layer: int, micro: int) -> None:
-            scale = compute.loss_scale
-            if (layer, micro) == (last, dropped):
-                compute.loss_scale = torch.zeros_like(scale)
+            weights = compute.loss_weights
+            compute.loss_weights = change(layer, micro, weights)
             handler(layer, micro)
-            compute.loss_scale = scale
+            compute.loss_weights = weights
 
         return backward
 
     kinds: tuple[InstructionKind, ...] = ("backward", "backward_input")
-    return {kind: without_last(handlers[kind]) for kind in kinds}
+    return {kind: changed(handlers[kind]) for kind in kinds}
 
 
 def _skipped_update(handlers: Handlers, hook: HookContext) -> Handlers:

@@ -78,18 +78,19 @@ def train_plainly(
             group["lr"] = rates[-1]
         inputs, targets = batches.samples(step)
         optimizer.zero_grad()
+        number_of_targets = int((targets != IGNORED_TARGET).sum())
         micro_losses = []
         for first in range(0, batches.batch, micro):
             for dropout in dropouts:
                 dropout.begin(settings.seed, step, first)
             logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
-            loss = _cross_entropy(logits, targets[first : first + micro])
-            (loss * micro / batches.batch).backward()
+            loss = _nats(logits, targets[first : first + micro]) / number_of_targets
+            loss.backward()
             micro_losses.append(float(loss.detach()))
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
         optimizer.step()
-        losses.append(math.fsum(micro_losses) / len(micro_losses))
+        losses.append(math.fsum(micro_losses))
     held_out_loss, bits = _evaluate(model, batches, settings.evaluate_sequences, micro)
     return PlainRun(
         losses=tuple(losses), gradient_norms=tuple(norms), learning_rates=tuple(rates),
@@ -117,10 +118,12 @@ def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: i
     return x
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of all targets of a micro-batch together."""
     return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET
-    )
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET,
+        reduction="sum",
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -135,9 +138,8 @@ def _evaluate(
     nats, number_of_targets = 0.0, 0
     for first in range(0, len(inputs), micro):
         part = targets[first : first + micro]
-        size = int((part != IGNORED_TARGET).sum())
-        nats += float(_cross_entropy(model(inputs[first : first + micro]), part)) * size
-        number_of_targets += size
+        nats += float(_nats(model(inputs[first : first + micro]), part))
+        number_of_targets += int((part != IGNORED_TARGET).sum())
     return nats / number_of_targets, nats / math.log(2) / nbytes
 
 
