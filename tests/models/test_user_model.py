@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.build import build_layer_stack
+from windlass.models.build import build_layer_stack, layer_stack_of
 
 GOOD = """
 import torch
@@ -35,6 +36,11 @@ def broken():
 
 def number():
     return 3
+
+def frozen(layers=2):
+    model = build(layers)
+    model[1].up.requires_grad_(False)
+    return model
 
 def needs(width):
     return nn.Linear(width, width)
@@ -113,3 +119,16 @@ def test_a_missing_file_and_a_missing_function_are_reported(tmp_path: Path):
         build_layer_stack(f"{tmp_path}/none.py:build", {}, device="meta", seed=0)
     with pytest.raises(ModelError, match=r"names no function; write .*:function"):
         build_layer_stack(f"{tmp_path}/none.py", {}, device="meta", seed=0)
+
+
+def test_a_file_with_frozen_weights_is_refused_rather_than_trained(file: Path):
+    with pytest.raises(ModelError, match=r"2 of 9 parameters .* first `1\.up\.weight`"):
+        build_layer_stack(f"{file}:frozen", {}, device="meta", seed=0)
+
+
+def test_a_module_with_frozen_weights_is_refused_rather_than_trained():
+    module = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    module[0].requires_grad_(False)
+
+    with pytest.raises(ModelError, match=r"1 of 3 parameters .* first `0\.weight`"):
+        layer_stack_of(module, "mine", {}, device="cpu", seed=0)

@@ -13,7 +13,11 @@ from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
 from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.transformer import build_transformer
-from windlass.models.user_model import build_user_model, call_model_function
+from windlass.models.user_model import (
+    build_user_model,
+    call_model_function,
+    refuse_frozen_weights,
+)
 from windlass.schema import SparsityRequest
 
 
@@ -41,11 +45,12 @@ def build_layer_stack(
         sparsity: which weights are absent; None keeps all.
 
     Raises:
-        ModelError: the model is unknown, arguments or rules do not fit it, or it is not a sequence
-            of layers.
+        ModelError: the model is unknown, arguments or rules do not fit it, it is not a sequence of
+            layers, or weights of a user's model are frozen.
     """
     if ":" in name or name.endswith(".py"):
         user_module = build_user_model(name, arguments, device=device, seed=seed)
+        refuse_frozen_weights(user_module, name)
         if sparsity is not None:
             make_sparse(user_module, name, sparsity, seed=seed)
         stack = layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
@@ -88,7 +93,8 @@ def layer_stack_of(
         sparsity: which weights are absent; a module loses them. None keeps all.
 
     Raises:
-        ModelError: the function fails, or the module is not a sequence of layers.
+        ModelError: the function fails, the module is not a sequence of layers, or some of its
+            weights are frozen.
     """
     if not isinstance(model, nn.Module):
         file = getattr(getattr(model, "__code__", None), "co_filename", name)
@@ -96,6 +102,7 @@ def layer_stack_of(
     elif arguments:
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
+    refuse_frozen_weights(model, name)
     if sparsity is not None:
         make_sparse(model, name, sparsity, seed=seed)
     stack = layer_stack_from_module(model, name, sharding_rules=sharding_rules)
