@@ -4,15 +4,18 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from windlass.errors import InputErrors
 from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.parameters import MasterParameter
-from windlass.schema.request import TrainSettings
+from windlass.runtime.verify.plain_pytorch import plain_learning_rate
+from windlass.schema.request import Request, TrainSettings
 from windlass.torch_ext import device_for
 
 NORM = 1e-6
 """Relative tolerance: some thousand squares are summed in float32, and some thousand such sums."""
 CPU = device_for("cpu")
 PIECE = CPU.piece_elements
+SHAPES = ("cosine", "linear", "wsd", "constant", "inverse_sqrt")
 SIZES = {"steps": 5, "batch": 4, "sequence": 16}
 
 
@@ -83,6 +86,53 @@ def test_a_norm_within_the_clip_divides_nothing():
     assert optimizer.clip_divisor(1.9) is None
     assert float(optimizer.clip_divisor(4.0)) == pytest.approx(2.0)
     assert AdamW(TrainSettings(**SIZES, clip=None), CPU).clip_divisor(1e9) is None
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+@given(steps=st.integers(1, 300), warmup=st.floats(0, 0.5), decay=st.floats(0.01, 0.5))
+def test_every_schedule_is_the_one_of_the_plain_loop(
+    schedule: str, steps: int, warmup: float, decay: float
+):
+    shape = {"schedule": schedule} | ({"decay": decay} if schedule == "wsd" else {})
+    settings = TrainSettings(**SIZES | {"steps": steps}, warmup=warmup, **shape)
+    for step in range(1, steps + 1):
+        expected = plain_learning_rate(settings, step)
+        assert learning_rate(settings, step) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_wsd_is_constant_until_torchs_linear_schedule_begins():
+    settings = TrainSettings(
+        **SIZES | {"steps": 20}, warmup=0.2, decay=0.25, final_rate=0.0, schedule="wsd"
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=settings.learning_rate)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=5)
+    expected = []
+    for _ in range(5):
+        optimizer.step()
+        falling.step()
+        expected += falling.get_last_lr()
+    rates = [learning_rate(settings, step) for step in range(1, 21)]
+    assert rates[4:15] == [settings.learning_rate] * 11
+    assert rates[15:] == pytest.approx(expected, abs=1e-15)
+
+
+def test_four_times_as_many_steps_halve_the_inverse_root():
+    settings = TrainSettings(**SIZES | {"steps": 400}, warmup=0.05, schedule="inverse_sqrt")
+    rates = [learning_rate(settings, step) for step in (20, 80, 320)]
+    assert rates == pytest.approx([1e-3, 5e-4, 2.5e-4])
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        (("schedule=constant", "final_rate=0.2"), "falls to no final rate"),
+        (("decay=0.5",), "only `wsd` has steps of decay"),
+        (("schedule=wsd", "warmup=0.6", "decay=0.5"), "lower `decay` to 0.4"),
+    ],
+)
+def test_settings_that_a_schedule_does_not_have_are_refused(pins: tuple[str, ...], message: str):
+    with pytest.raises(InputErrors, match=message):
+        Request.resolve(overrides=[f"train.{pin}" for pin in pins])
 
 
 @given(

@@ -90,8 +90,17 @@ class DataRequest(RequestTable):
         return self
 
 
+LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
+"""How the learning rate goes on after its warm-up. `cosine` and `linear` fall to the final rate at
+the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
+`constant` stays; `inverse_sqrt` falls with the root of the step."""
+
+_DECAY = 0.2
+_FINAL_RATE = 0.1
+
+
 class TrainRequest(RequestTable):
-    """Training with AdamW: warm-up and cosine decay, clipping by the global gradient norm."""
+    """Training with AdamW: a learning-rate schedule, clipping by the global gradient norm."""
 
     steps: Count | None = None
     """Steps of the run; None means a default for model and machine, as for the next two."""
@@ -104,10 +113,16 @@ class TrainRequest(RequestTable):
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate at the end of the warm-up; None means the published one of a model of this size
     and family."""
-    final_rate: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate at the last step, as a share of `learning_rate`."""
+    schedule: LearningRateSchedule = "cosine"
+    """Shape of the learning rate after the warm-up: `cosine`, `linear`, `wsd` (stable, then a
+    linear decay), `constant` or `inverse_sqrt`."""
+    final_rate: float = Field(default=_FINAL_RATE, ge=0, le=1)
+    """Learning rate at the last step, as a share of `learning_rate`; `constant` and `inverse_sqrt`
+    have none."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
+    decay: float = Field(default=_DECAY, gt=0, le=1)
+    """Share of the steps over which `wsd` falls, the last ones."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay of the first and of the second moment."""
     epsilon: float = Field(default=1e-8, gt=0)
@@ -129,6 +144,28 @@ class TrainRequest(RequestTable):
     hang_timeout_seconds: float | None = Field(default=None, gt=0)
     """Time without progress after which a rank counts as hanging; None means a minute, or ten
     predicted steps if that is longer."""
+
+    @model_validator(mode="after")
+    def _schedule_settings_agree(self) -> Self:
+        errors: list[str] = []
+        if self.schedule in ("constant", "inverse_sqrt") and self.final_rate != _FINAL_RATE:
+            errors.append(
+                f"`final_rate` = {self.final_rate:g} with `schedule` = {self.schedule}, which "
+                "falls to no final rate; leave it out, or take `linear`, `cosine` or `wsd`"
+            )
+        if self.schedule != "wsd" and self.decay != _DECAY:
+            errors.append(
+                f"`decay` = {self.decay:g} with `schedule` = {self.schedule}: only `wsd` has steps "
+                "of decay; leave it out, or set `schedule` = wsd"
+            )
+        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+            errors.append(
+                f"`warmup` = {self.warmup:g} and `decay` = {self.decay:g} are more than all steps; "
+                f"lower `decay` to {1 - self.warmup:g} or less"
+            )
+        if errors:
+            raise ValueError("; ".join(errors))
+        return self
 
     @field_validator("clip")
     @classmethod

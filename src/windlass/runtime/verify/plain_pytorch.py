@@ -99,13 +99,24 @@ def train_plainly(
 
 
 def plain_learning_rate(settings: TrainSettings, step: int) -> float:
-    """The learning rate of a step, counted from 1: a straight rise, then half a cosine wave."""
+    """The learning rate of a step, counted from 1: a straight rise, then the schedule's shape."""
     peak, rising = settings.learning_rate, round(settings.warmup * settings.steps)
+    lowest, left = peak * settings.final_rate, settings.steps - step
     if step <= rising:
         return peak * step / rising
-    lowest, falling = peak * settings.final_rate, settings.steps - rising
-    angle = math.pi * (step - rising) / falling
-    return (peak + lowest) / 2 + (peak - lowest) / 2 * math.cos(angle)
+    match settings.schedule:
+        case "constant":
+            return peak
+        case "inverse_sqrt":
+            return peak * (step / max(rising, 1)) ** -0.5
+        case "wsd":
+            falling = max(1, round(settings.decay * settings.steps))
+            return lowest + (peak - lowest) * min(1.0, left / falling)
+        case "linear":
+            return lowest + (peak - lowest) * left / (settings.steps - rising)
+        case "cosine":
+            angle = math.pi * (step - rising) / (settings.steps - rising)
+            return (peak + lowest) / 2 + (peak - lowest) / 2 * math.cos(angle)
 
 
 def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Tensor:
