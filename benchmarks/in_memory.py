@@ -115,6 +115,11 @@ class ConstantBatches:
         rows = [(first + i) % len(self.inputs) for i in range(count)]
         return self.inputs[rows], self.targets[rows]
 
+    def target_counts(self, step: int) -> np.ndarray:
+        """Each token is a target."""
+        del step
+        return np.full(self.batch, self.targets.shape[1])
+
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """No names: the tokens are random."""
         del step, sample

@@ -28,8 +28,13 @@ SEQUENCE, VOCABULARY = 128, 2048
 class RandomTokens:
     """Batches of tokens out of nowhere."""
 
-    def __init__(self, sequence: int) -> None:
+    def __init__(self, batch: int, sequence: int) -> None:
+        self._counts = np.full(batch, sequence)
         self._shape = sequence + 1
+
+    def target_counts(self, step: int) -> np.ndarray:
+        del step
+        return self._counts
 
     def samples(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.random.default_rng(step + first).integers(0, 300, (count, self._shape))
@@ -62,7 +67,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
         store,
         layer_templates(chain, compiled=False, loss=plan.loss, attention=plan.attention),
         optimizer=optimizer,
-        batches=RandomTokens(plan.batch.sequence),
+        batches=RandomTokens(plan.global_batch, plan.batch.sequence),
         stop=lambda: False,
         dist=SingleProcess(),
     )
