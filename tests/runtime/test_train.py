@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from windlass.data.batches import Batches
+from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset
 from windlass.errors import PlanError, RunBroken, StorageError
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.program.instruction import Program
@@ -387,6 +389,30 @@ class Kink(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x) + (0 * x).abs().sqrt()
+
+
+def test_a_step_without_any_target_stops_the_run_and_says_what_would_help(
+    gpt: Callable[..., LayerStack],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    settings: Callable[..., TrainSettings],
+    folder: Path,
+):
+    stack = gpt()
+    run_plan = plan(stack, micro=2, accumulation=2)
+    tokens = np.arange(6 * 16).reshape(6, 16) % 64
+    targets = np.where(np.arange(6)[:, None] < 5, IGNORED_TARGET, tokens)
+    examples = ExampleDataset(inputs=tokens, targets=targets, held_out=1)
+    with pytest.raises(RunBroken, match="none of the 4 samples of step 1 has a target"):
+        list(
+            train_loop(
+                RankContext(
+                    plan=run_plan, stack=stack, program=program(run_plan), settings=settings(),
+                    checkpoints=folder,
+                ),
+                ExampleBatches(examples, batch=4, seed=0),
+            )
+        )  # fmt: skip
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_and_names_a_weight(

@@ -185,7 +185,7 @@ class ExampleBatches:
 
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
-        _, targets = self.samples(step)
+        targets = self.examples.targets[self._rows(step, 0, self.batch)]
         counts: TokenBatch = np.count_nonzero(targets != IGNORED_TARGET, axis=1)
         return counts
 

@@ -129,7 +129,12 @@ class ComputeHandlers:
         counts = self._batches.target_counts(step)
         end = self.first_sample + self._replica_samples
         own = counts[self.first_sample : end].reshape(-1, self._micro)
-        total = max(1, int(counts.sum()))
+        total = int(counts.sum())
+        if not total:
+            raise RunBroken(
+                f"none of the {len(counts)} samples of step {step} has a target, so no loss; "
+                "raise `train.batch`, or leave out examples without targets"
+            )
         shares = tuple(int(count) / total for count in own.sum(axis=1))
         if shares != self._target_shares:
             self._target_shares = shares
