@@ -22,10 +22,12 @@ SLOW_STEP = {"seconds": 0.01}
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
+    # The attributes are read at once: a process of another test that ends meanwhile is left out.
     return [
         one
-        for one in psutil.process_iter()
-        if one.status() != psutil.STATUS_ZOMBIE and str(root) in " ".join(one.cmdline())
+        for one in psutil.process_iter(["status", "cmdline"])
+        if one.info["status"] != psutil.STATUS_ZOMBIE
+        and str(root) in " ".join(one.info["cmdline"] or ())
     ]
 
 
