@@ -80,7 +80,7 @@ class DeviceRates:
         # A compiled op that was not measured compiled is as fast as the eager one.
         for compiled in (False, True) if mode.compiled else (False,):
             for op in device.op_rates:
-                if op.precision == mode.precision and op.compiled == compiled:
+                if op.precision == self._products.precision and op.compiled == compiled:
                     self._named[op.name] = op.curve
 
     @property

@@ -154,6 +154,11 @@ def _size_errors(
             f"`precision` = {plan.precision}, but `{machine.name}` states no rate for it; "
             "choose one that it states"
         )
+    if plan.precision == "float16" and not plan.clip:
+        yield (
+            "`precision` = float16 with `clip` = false: without the norm of all gradients nobody "
+            "sees an overflow in time; set `clip` = true (`train.clip` = inf still clips nothing)"
+        )
     tiers = [tier.name for tier in machine.device.tiers]
     for name, tier in plan.offload:
         if tier not in tiers:

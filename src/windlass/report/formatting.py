@@ -222,6 +222,16 @@ def describe_contention(share: float | None) -> str:
     return f"the machine was busy: threads waited {100 * share:.0f} % of the time"
 
 
+def describe_loss_scale(steps: Sequence[Step]) -> str:
+    """`32768; 1 of 400 steps skipped, as gradients overflowed`; empty if no loss is scaled."""
+    scale = steps[-1].loss_scale
+    if scale is None:
+        return ""
+    skipped = sum(math.isnan(step.gradient_norm) for step in steps)
+    count = f"{skipped} of {len(steps)} steps" if len(steps) > 1 else "the step"
+    return f"{scale:g}" + (f"; {count} skipped, as gradients overflowed" if skipped else "")
+
+
 def describe_speedup(speedup: SparseSpeedup) -> str:
     """`2.61 × the same plan with dense weights (10.1 s a step); Amdahl's limit is 3.10 ×, ...`."""
     dense = format_seconds(speedup.dense_seconds)

@@ -13,6 +13,9 @@ from windlass.runtime.parameters import MasterParameter, ModelParameter
 from windlass.schema import MomentFormat, TrainSettings
 from windlass.torch_ext import PART_ELEMENTS, Device, MomentCodec, StoredMoment, dither_key
 
+_HALF_BYTES = 2
+"""Of an element in bfloat16 or float16; such gradients are converted to float32 first."""
+
 _ROW = 4096
 """Elements whose squares are summed sequentially."""
 
@@ -99,14 +102,21 @@ class AdamW:
             return torch.zeros((), device=self._device.torch_device)
         return torch.linalg.vector_norm(torch.stack(norms))
 
-    def clip_divisor(self, norm: float) -> Tensor | None:
-        """`Float[]`: divisor that reduces the gradient norm to at most the clip.
+    def clip_divisor(self, norm: float, *, scale: float = 1.0) -> Tensor | None:
+        """`Float[]`: divisor that undoes the loss scale and limits the gradient norm to the clip.
 
-        It is the reciprocal of the coefficient of `torch.nn.utils.clip_grad_norm_`; None for 1.
+        Without a scale it is the reciprocal of the coefficient of `torch.nn.utils.clip_grad_norm_`;
+        None for 1.
+
+        Args:
+            norm: gradient norm, without the scale.
+            scale: what the loss was multiplied by.
         """
-        if self._settings.clip is None or norm + 1e-6 <= self._settings.clip:
+        clip, divisor = self._settings.clip, scale
+        if clip is not None and norm + 1e-6 > clip:
+            divisor *= (norm + 1e-6) / clip
+        if divisor == 1:
             return None
-        divisor = (norm + 1e-6) / self._settings.clip
         # Filled on the device: copying a number to it would make the host wait.
         return torch.full((), divisor, device=self._device.torch_device)
 
@@ -221,7 +231,7 @@ class AdamW:
 
     def _piece_norms(self, gradients: list[Tensor]) -> Iterator[Tensor]:
         """2-norms of flat gradients, of all together where they are converted."""
-        if gradients[0].dtype == torch.bfloat16:
+        if gradients[0].dtype.itemsize == _HALF_BYTES:
             wide = self._float(gradients)
             gradients = [self._float_buffer()[: sum(map(len, wide))]]
         short = [gradient for gradient in gradients if len(gradient) < _ROW]
@@ -272,7 +282,7 @@ class AdamW:
 
         What is in the buffer is valid until the next call.
         """
-        if gradients[0].dtype != torch.bfloat16:
+        if gradients[0].dtype.itemsize != _HALF_BYTES:
             return gradients
         counts = [gradient.numel() for gradient in gradients]
         wide = list(self._float_buffer()[: sum(counts)].split(counts))

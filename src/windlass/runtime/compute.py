@@ -19,7 +19,7 @@ from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import add_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
-from windlass.runtime.step_state import StepState, stacked
+from windlass.runtime.step_state import LossScale, StepState, stacked
 
 _NAMED_DOCUMENTS = 8
 """Most documents that the message about a broken step names."""
@@ -94,7 +94,11 @@ class ComputeHandlers:
         self._first_micro_batch = tuple(
             i for i in program.instructions if i.micro_batch == 0 and i.kind in _COMPILED_KINDS
         )
-        self._target_shares: tuple[float, ...] = ()
+        scales = plan.precision == "float16"
+        self.loss_scale = LossScale.of(context.settings.loss_scale) if scales else None
+        """What losses are multiplied by in the backward passes; None in other precisions."""
+        self._weighed: tuple[tuple[float, ...], float] = ((), 1.0)
+        """What `loss_weights` are of: shares of the targets, and the loss scale."""
         self._weights_dtype = master_dtype(plan.precision)
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._warms_up = False
@@ -136,13 +140,18 @@ class ComputeHandlers:
                 "raise `train.batch`, or leave out examples without targets"
             )
         shares = tuple(int(count) / total for count in own.sum(axis=1))
-        if shares != self._target_shares:
-            self._target_shares = shares
+        if (shares, self._scale) != self._weighed:
+            self._weighed = (shares, self._scale)
             wide = torch.float64 if self._device.has_float64 else torch.float32
             weights = torch.tensor(shares, dtype=torch.float64)
             self._wide_weights = self._device.to_device(weights.to(wide))
-            self.loss_weights = self._device.to_device(weights.to(self._weights_dtype))
+            scaled = (self._scale * weights).to(self._weights_dtype)
+            self.loss_weights = self._device.to_device(scaled)
             """`Float[micro_batch]`: weight of each loss, by which backward passes begin."""
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
     def close(self) -> None:
         """Ends the thread that reads micro-batches."""
@@ -195,14 +204,14 @@ class ComputeHandlers:
 
     @property
     def gradient_norm(self) -> float:
-        """2-norm over all gradients of the step, before clipping."""
+        """2-norm over all gradients of the step, before clipping; NaN for a skipped step."""
         return math.nan if self._norm is None else self._norm
 
     def _load_batch(self, _: int, micro: int) -> None:
         if self._dist.world_size == 1 and self._stop():
             raise StopRequested
         inputs, targets = self._reader.read(self.step, micro)
-        if not self._target_shares[micro]:
+        if not self._weighed[0][micro]:
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = targets.copy()
             targets.flat[0] = 0
@@ -299,10 +308,30 @@ class ComputeHandlers:
         norm = self._optimizer.combine_norms(self._gradient_norms())
         # Waits for the device once a step: a broken gradient must not change any weight.
         self._reduce_results([norm])
-        if not math.isfinite(self.gradient_norm):
-            self._raise_not_finite()
-        self._clip_divisor = self._optimizer.clip_divisor(self.gradient_norm)
+        overflowed = not math.isfinite(self.gradient_norm)
+        if overflowed:
+            self._skip_update()
+        self._clip_divisor = self._optimizer.clip_divisor(
+            0.0 if overflowed else self.gradient_norm, scale=self._scale
+        )
         self._store.finish_backward(self._clip_divisor)
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after_step(overflowed=overflowed)
+
+    def _skip_update(self) -> None:
+        """Drops the gradients of a step that overflowed by its loss scale, as all ranks do."""
+        if self.loss_scale is None:
+            self._raise_not_finite()
+            return
+        scale = self.loss_scale
+        if scale.is_fixed or scale.scale <= 1:
+            way_out = "lower it or leave it out" if scale.is_fixed else "train in bfloat16"
+            raise RunBroken(
+                f"gradients overflow float16 at step {self.step} with `train.loss_scale` = "
+                f"{scale.scale:g}; {way_out}"
+            )
+        self._norm = math.nan
+        self._store.drop_gradients()
 
     def _gradient_norms(self) -> list[Tensor]:
         """2-norms of parts of all gradients that this rank updates, layer by layer."""
@@ -343,7 +372,7 @@ class ComputeHandlers:
         own_square = square if self._store.counts_in_norm else 0.0
         local = (own_square, own_loss, float(stop))
         total, self._loss, stops = self._dist.all_reduce_sum(local)
-        self._norm, self.should_stop = math.sqrt(total), stops > 0
+        self._norm, self.should_stop = math.sqrt(total) / self._scale, stops > 0
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:

@@ -58,6 +58,9 @@ class ParamStore(Protocol):
     def wait_for_layer(self, layer: int) -> None:
         """Blocks until all weights that a layer computes with are in device memory."""
 
+    def drop_gradients(self) -> None:
+        """Drops all gradients of this step, so that its updates change no weight."""
+
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Ends the backward pass: all gradients are there, to be divided by `clip_divisor`."""
 
@@ -132,6 +135,12 @@ class InMemoryStore:
 
     def wait_for_layer(self, layer: int) -> None:
         """Returns at once, as all weights are in device memory."""
+
+    def drop_gradients(self) -> None:
+        """Drops all gradients of this step."""
+        for layer in self.layers:
+            for weight in layer.owned:
+                weight.clear_gradient()
 
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Does nothing, as no gradient is offloaded."""

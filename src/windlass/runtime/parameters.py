@@ -17,6 +17,7 @@ from windlass.torch_ext import CpuDevice, Device, StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "float64": torch.float64,
 }  # fmt: skip
 

@@ -1,15 +1,55 @@
-"""StepState: the tensors that one rank holds between the instructions of a step."""
+"""StepState: the tensors that one rank holds between the instructions of a step; its loss scale."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from windlass.document import Document
 from windlass.runtime.split_backward import DeferredWeightGrad
 
 _Key = tuple[int, int]
 """Layer and micro-batch."""
+
+_FIRST_SCALE = 2.0**16
+_CLEAN_STEPS = 2000
+"""Steps without an overflow after which an adaptive scale doubles."""
+
+
+class LossScale(Document):
+    """What a float16 run multiplies its losses by, so that small gradients do not round to 0.
+
+    An adaptive scale halves where a gradient overflows and doubles after 2,000 steps without one.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; the numbers are those of
+    `torch.amp.GradScaler`.
+    """
+
+    scale: float = _FIRST_SCALE
+    clean_steps: int = 0
+    """Steps since the last overflow or doubling."""
+    is_fixed: bool = False
+    """Whether a request has set it."""
+
+    @classmethod
+    def of(cls, asked: float | None) -> Self:
+        """The scale of a new run: the asked one for all steps, or an adaptive one."""
+        return cls() if asked is None else cls(scale=asked, is_fixed=True)
+
+    def resumed(self, saved: Self) -> Self:
+        """The scale of a run that goes on: the saved one, unless the request fixes another."""
+        return self if self.is_fixed or saved.is_fixed else saved
+
+    def after_step(self, *, overflowed: bool) -> Self:
+        """The scale of the step that follows one whose gradients overflowed, or did not."""
+        if self.is_fixed:
+            return self
+        if overflowed:
+            return self.model_copy(update={"scale": self.scale / 2, "clean_steps": 0})
+        if self.clean_steps + 1 < _CLEAN_STEPS:
+            return self.model_copy(update={"clean_steps": self.clean_steps + 1})
+        return self.model_copy(update={"scale": 2 * self.scale, "clean_steps": 0})
 
 
 @dataclass(slots=True)

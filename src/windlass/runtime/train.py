@@ -287,6 +287,8 @@ class _Run:
                 f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
             )
         self.saver.note_existing(manifest.step)
+        if self._compute.loss_scale is not None and manifest.loss_scale is not None:
+            self._compute.loss_scale = self._compute.loss_scale.resumed(manifest.loss_scale)
         return manifest.step
 
     def _run_step(self, step: int, recorder: TimelineRecorder | None) -> None:
@@ -333,6 +335,7 @@ class _Run:
             step=step,
             loss=compute.loss,
             gradient_norm=compute.gradient_norm,
+            loss_scale=None if compute.loss_scale is None else compute.loss_scale.scale,
             learning_rate=learning_rate(settings, step),
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.step_seconds(),
@@ -379,6 +382,7 @@ class _Run:
                 plan=self._plan.label,
                 graph=self._plan.graph,
                 files={},
+                loss_scale=self._compute.loss_scale,
             )
         )
         if any(template.has_running_statistics for template in self._templates):

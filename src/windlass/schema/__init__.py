@@ -65,6 +65,7 @@ from windlass.schema.graph import (
     ParameterInfo,
     Polynomial,
     Precision,
+    captured_precision,
 )
 from windlass.schema.machine import (
     MAX_CONTENTION,
@@ -359,6 +360,7 @@ __all__ = [
     "TrainSettings",
     "UntrackedFile",
     "VerificationResult",
+    "captured_precision",
     "fact_table_html",
     "grid_columns",
     "grid_rows",

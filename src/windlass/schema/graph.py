@@ -14,11 +14,12 @@ from pydantic import Field
 from windlass.document import Document
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
-Precision = Literal["float32", "tf32", "bfloat16", "float64", "float8"]
-"""Data type that layers compute in. With bfloat16 the optimizer keeps float32 master weights. With
-`tf32` all is in float32, but products round their factors to TF32; only a request asks for it.
-`float64` is for verification on a CPU; planning never chooses it. With `float8` the matrix products
-of blocks take 8-bit factors, and everything else is as in bfloat16; only other stacks run it."""
+Precision = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8"]
+"""Data type that layers compute in. With bfloat16 and float16 the optimizer keeps float32 master
+weights; float16, which only a request asks for, scales the loss too. With `tf32` all is in float32,
+but products round their factors to TF32; only a request asks for it. `float64` is for verification
+on a CPU; planning never chooses it. With `float8` the matrix products of blocks take 8-bit factors,
+and everything else is as in bfloat16; only other stacks run it."""
 
 OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.
@@ -36,9 +37,19 @@ _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
 PRECISION_BYTES: dict[Precision, int] = {
-    "float32": 4, "tf32": 4, "bfloat16": 2, "float64": 8, "float8": 2,
+    "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8": 2,
 }  # fmt: skip
 """Bytes per element of weights and activations."""
+
+
+def captured_precision(precision: Precision) -> Precision:
+    """The precision in which layers are captured for one that is not captured itself.
+
+    TF32 and float64 have the ops of float32, float16 those of bfloat16.
+    """
+    if precision in ("float64", "tf32"):
+        return "float32"
+    return "bfloat16" if precision == "float16" else precision
 
 
 class Polynomial(NamedTuple):
@@ -233,8 +244,8 @@ class LayerKind(Document):
         return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
     def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
-        """The captured costs that hold for a precision: those in float32 for float64 and TF32."""
-        captured = "float32" if precision in ("float64", "tf32") else precision
+        """The captured costs that hold for a precision."""
+        captured = captured_precision(precision)
         return tuple(cost for cost in self.costs if cost.precision == captured)
 
     def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:
@@ -253,8 +264,9 @@ class LayerKind(Document):
                 return cost
         if precision == "float64":
             return self.cost("float32", compiled=compiled, selective=selective).as_float64()
-        if precision == "tf32":
-            plain = self.cost("float32", compiled=compiled, selective=selective)
+        captured = captured_precision(precision)
+        if captured != precision:
+            plain = self.cost(captured, compiled=compiled, selective=selective)
             return plain.model_copy(update={"precision": precision})
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 

@@ -125,7 +125,9 @@ class Device(Document):
         """Whether layers can compute in `precision`."""
         if precision == "float64":
             return self.kind == "cpu"
-        return any(rate.precision == precision for rate in self.matmul)
+        return any(rate.precision == precision for rate in self.matmul) or (
+            precision == "float16" and self.kind != "cpu" and self.computes_in("bfloat16")
+        )
 
     @property
     def memory(self) -> Tier:
@@ -135,6 +137,8 @@ class Device(Document):
     def rate(self, precision: Precision) -> MatmulRate:
         """Rates of matrix products in `precision`; for float64 those of float32, twice its own.
 
+        Accelerators compute in float16 as fast as in bfloat16, and their files state one of them.
+
         Raises:
             KeyError: this device states none.
         """
@@ -143,6 +147,8 @@ class Device(Document):
                 return rate
         if precision == "float64":  # it is for verification only and so is not measured
             return self.rate("float32")
+        if precision == "float16" and self.kind != "cpu":
+            return self.rate("bfloat16")
         raise KeyError(f"{self.kind} states no rate for {precision}")
 
     def effective(self, *, offloads: bool) -> Self:

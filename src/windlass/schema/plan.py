@@ -293,7 +293,7 @@ class Plan(Document):
     @property
     def has_master_weights(self) -> bool:
         """Whether layers compute with copies of float32 master weights."""
-        return self.precision in ("bfloat16", "float8")
+        return self.precision in ("bfloat16", "float16", "float8")
 
     def moment_bytes(self, elements: int) -> int:
         """Bytes of both moments of one weight with n elements, scales included.

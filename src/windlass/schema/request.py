@@ -131,6 +131,8 @@ class TrainRequest(RequestTable):
     """AdamW's weight decay, of weights with two or more dimensions."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
+    loss_scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """Factor of the loss in float16, so that small gradients are not 0; None adapts it."""
     seed: int = 0
     """Seed of the weights, of dropout and of the order of the text."""
     evaluate_every: Count = 100

@@ -100,6 +100,7 @@ class Step:
     """Counted from 1."""
     loss: float
     gradient_norm: float
+    """NaN if the step was skipped because its gradients overflowed float16."""
     learning_rate: float
     tokens: int
     seconds: float
@@ -108,6 +109,8 @@ class Step:
     """Peak memory of the process up to this step; with several devices, of the fullest one."""
     device_memory_bytes: int | None = None
     """Peak memory of the device that writes the record; None with one device."""
+    loss_scale: float | None = None
+    """Loss scale of the step after this one; None in all precisions but float16."""
     read_bytes: int = 0
     """Bytes read from offload tiers since the step before, with flushes of deferred updates and
     without evaluation; 0 if nothing is offloaded."""

@@ -8,6 +8,7 @@ from windlass.tracking.journal import Journal, JournalEvent, JournalRow, Journal
 _DEVICE_MEMORY = "device_memory_bytes"
 _CONTENTION = "contention"
 _CPU_SECONDS = "cpu_seconds"
+_LOSS_SCALE = "loss_scale"
 _KIND_PREFIX, _ARRIVAL_PREFIX = "seconds.", "arrival."
 """Precede an instruction kind in the names of a row."""
 
@@ -33,6 +34,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             **_optional(_DEVICE_MEMORY, step.device_memory_bytes),
             **_optional(_CONTENTION, step.contention),
             **_optional(_CPU_SECONDS, step.cpu_seconds),
+            **_optional(_LOSS_SCALE, step.loss_scale),
             **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
             **{_ARRIVAL_PREFIX + kind: seconds for kind, seconds in step.arrivals.items()},
         },
@@ -89,6 +91,7 @@ def _step(
         flush_seconds=value.get("flush_seconds", 0.0),
         contention=value.get(_CONTENTION),
         device_memory_bytes=int(peak) if (peak := value.get(_DEVICE_MEMORY)) is not None else None,
+        loss_scale=value.get(_LOSS_SCALE),
         by_kind=_named(value, _KIND_PREFIX),
         arrivals=_named(value, _ARRIVAL_PREFIX),
         cpu_seconds=value.get(_CPU_SECONDS),

@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from windlass.hardware.local_machine import load_local_machine, save_local_machine
 from windlass.hardware.probe.disk_and_network import (
@@ -16,7 +18,13 @@ from windlass.hardware.probe.disk_and_network import (
     host_copy_rates,
     loopback_link,
 )
-from windlass.hardware.probe.matmul import MeasuredProduct, fit_product, matmul_rates
+from windlass.hardware.probe.matmul import (
+    MeasuredProduct,
+    TimedProduct,
+    fit_product,
+    fit_terms,
+    matmul_rates,
+)
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.sparse_products import sparse_product_rates
@@ -135,6 +143,20 @@ def test_the_rates_of_products_are_found_again_from_the_times_that_they_make():
     assert found.call_seconds == pytest.approx(1e-5)
     assert found.flop_rate == pytest.approx(9e11)
     assert (found.read, found.write) == (pytest.approx(3e10), pytest.approx(6e10))
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=16))
+@settings(max_examples=50)
+def test_a_product_has_a_finite_rate_however_a_busy_machine_disturbed_its_times(
+    seconds: list[float],
+):
+    timed = [
+        TimedProduct(2.0**index, 3.0 * index, 1.0 + index % 3, each)
+        for index, each in enumerate(seconds)
+    ]
+    found = fit_terms(timed)
+    assert 0 < found.flop_rate < math.inf
+    assert found.call_seconds >= 0
 
 
 def test_repeats_that_waited_for_a_core_do_not_count():

@@ -46,6 +46,9 @@ from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.request import DataRequest, TrainSettings
 
+OVERFLOW = "overflow"
+"""The job's fault that `overflow_on_last_rank` plants."""
+
 
 def main() -> None:
     faulthandler.register(__import__("signal").SIGUSR1, all_threads=True)
@@ -112,7 +115,10 @@ def run_job(rank: int, folder: Path) -> None:
 
     def wrap_handlers(handlers: Handlers, hook: HookContext) -> Handlers:
         counter.groups = hook.groups
-        handlers = inject_fault(job["fault"], handlers, hook) if job["fault"] else handlers
+        if job["fault"] == OVERFLOW:
+            handlers = overflow_on_last_rank(handlers, hook)
+        elif job["fault"]:
+            handlers = inject_fault(job["fault"], handlers, hook)
         return counter.wrap(ActivationFingerprints(folder, rank).wrap(handlers, hook))
 
     with counter.counting():
@@ -131,6 +137,21 @@ def run_job(rank: int, folder: Path) -> None:
     if distributed:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:
+    """The last rank's gradients of step 2 have one infinite element, and no other rank's have."""
+    last = hook.plan.parallel.devices - 1
+    if hook.groups is not None and hook.groups.rank != last:
+        return handlers
+
+    def backward(layer: int, micro: int) -> None:
+        handlers["backward"](layer, micro)
+        if hook.compute.step == 2:
+            weight = hook.compute._store.layers[layer].used[-1]
+            weight.gradient.view(-1)[0] = torch.inf
+
+    return {**handlers, "backward": backward}
 
 
 class SentBytes:

@@ -145,7 +145,7 @@ def gather_evidence(
         state=state,
         reason=reason,
         seconds=_curve(first, "seconds"),
-        curves={name: _curve(first, name) for name in _CURVES if name in first},
+        curves=_curves(first),
         ranks={rank: _rank_times(rank, one, history.plan) for rank, one in series.items() if one},
         peers=history.peers,
         prior=history.prior,
@@ -195,7 +195,7 @@ def _peer(row: RunRow, own: RunRow, position: int) -> Peer:
     return Peer(
         seconds=seconds,
         comparable=comparable,
-        curves={name: _curve(first, name) for name in _CURVES if name in first},
+        curves=_curves(first),
         stalls=stall_share(_curve(first, "seconds").values),
         kinds=levels,
         cpu_seconds=cpu,
@@ -204,6 +204,16 @@ def _peer(row: RunRow, own: RunRow, position: int) -> Peer:
 
 def _group_key(row: RunRow) -> _GroupKey:
     return tuple(row.inputs.get(name) for name in _PRIOR_INPUTS)
+
+
+def _curves(series: Mapping[str, Series]) -> dict[str, Curve]:
+    """The curves of a run, without the norms of steps that a scaled loss made it skip."""
+    curves = {name: _curve(series, name) for name in _CURVES if name in series}
+    if "loss_scale" in series and "gradient_norm" in curves:
+        norms = curves["gradient_norm"]
+        kept = np.isfinite(norms.values)
+        curves["gradient_norm"] = Curve(norms.steps[kept], norms.values[kept])
+    return curves
 
 
 def _curve(series: Mapping[str, Series], name: str) -> Curve:

@@ -54,6 +54,7 @@ from windlass.schema import (
     Plan,
     ShardingDegrees,
     Stage,
+    captured_precision,
 )
 
 # Plans are made by the thousand, and differ in few of these parts.
@@ -287,7 +288,7 @@ class LayerPrices:
 
     def cost(self, config: LayerConfig, kind: LayerKind, *, selective: bool) -> LayerCost:
         """The cost of a layer; the plain one if it has none that is recomputed selectively."""
-        mode = config.precision, config.compiled
+        mode = captured_precision(config.precision), config.compiled
         can = selective and any(
             mode == (cost.precision, cost.compiled) for cost in kind.selective_costs
         )

@@ -39,6 +39,7 @@ _ON_CPU = _Sizes(
     2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), 2**15,
     ("flash", "math"),
 )  # fmt: skip
+_FLOAT16_ON_CPU = _Sizes(256, 128, (_TYPICAL_WIDTH,), (64, 256), 2**15, ("flash", "math"))
 _ON_ACCELERATOR = _Sizes(
     8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192), 2**18,
     ("flash", "cudnn", "efficient", "math"),
@@ -57,8 +58,7 @@ def attention_rates(
         watch: times the work.
         on_measured: called after each measurement.
     """
-    on_cpu = watch.device.type == "cpu"
-    sizes = _ON_CPU if on_cpu else _ON_ACCELERATOR
+    sizes = _sizes(dtype, watch.device)
     ways = [*product(sizes.head_widths, (True,)), (_TYPICAL_WIDTH, False)]
     return tuple(
         rate
@@ -86,7 +86,7 @@ def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
         dtype: of queries, keys and values.
         watch: times the work.
     """
-    sizes = _ON_CPU if watch.device.type == "cpu" else _ON_ACCELERATOR
+    sizes = _sizes(dtype, watch.device)
     compiled = torch.compile(attend, dynamic=False)
     ratios = []
     for _ in range(_ROUNDS):
@@ -120,17 +120,27 @@ def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iter
             )
 
 
-def typical_rates(rates: Sequence[AttentionRate], device: torch.device) -> Curve:
+def typical_rates(
+    rates: Sequence[AttentionRate], dtype: torch.dtype, device: torch.device
+) -> Curve:
     """FLOP/s of the fused kernel forward over FLOP of one call.
 
     Args:
         rates: what `attention_rates` measured.
+        dtype: in which data type.
         device: where.
     """
-    sizes = _ON_CPU if device.type == "cpu" else _ON_ACCELERATOR
+    sizes = _sizes(dtype, device)
     typical = next(each.forward for each in rates if each.head_width == _TYPICAL_WIDTH)
     flop = 4 * sizes.tokens * sizes.width
     return Curve(points=tuple(Point(flop * sequence, rate) for sequence, rate in typical.points))
+
+
+def _sizes(dtype: torch.dtype, device: torch.device) -> _Sizes:
+    """What is measured in a data type on a device."""
+    if device.type != "cpu":
+        return _ON_ACCELERATOR
+    return _FLOAT16_ON_CPU if dtype == torch.float16 else _ON_CPU
 
 
 def _rate(

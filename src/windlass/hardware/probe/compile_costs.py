@@ -20,7 +20,7 @@ from windlass.document import Document
 from windlass.errors import MachineError
 from windlass.hardware.probe.attention import CompiledSpeed, compiled_speed
 from windlass.hardware.probe.disk_and_network import CpuContention, resident_memory_bytes
-from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.matmul import DTYPES, PRECISIONS
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
@@ -123,7 +123,7 @@ def _measure(device: Device) -> CompileCosts:
         ops = _CompiledOps()
         compile_seconds = time.perf_counter() - start
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
-        attention = {each: compiled_speed(dtype, watch) for each, dtype in DTYPES.items()}
+        attention = {each: compiled_speed(DTYPES[each], watch) for each in PRECISIONS}
     set_memory_limit(None)
     op_rates = tuple(ops.rates(watch))
     waiting.close()
@@ -146,8 +146,8 @@ def _run_eagerly(watch: Stopwatch) -> None:
     layer_overhead_seconds(watch, 0.0)
     master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
     fused_adamw(master, moment1, moment2, gradient, torch.ones(()))
-    for dtype in DTYPES.values():
-        _run_block(dtype)
+    for precision in PRECISIONS:
+        _run_block(DTYPES[precision])
 
 
 def _run_block(dtype: torch.dtype) -> None:

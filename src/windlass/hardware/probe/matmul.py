@@ -5,6 +5,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from windlass.hardware.probe.attention import attention_rates, typical_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
@@ -19,7 +20,12 @@ from windlass.schema import (
     ProductRole,
 )
 
-DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+"""The precisions that the planner chooses from, which are measured in full."""
 
 _SHAPES = (
     (16, 192, 64), (4, 512, 512), (16, 3072, 768), (32, 128, 128), (64, 1024, 1024),
@@ -30,6 +36,9 @@ _SHAPES = (
 """(m, n, k) of products in transformers: tokens, outputs and inputs, few and many of each, and
 numbers that are no power of two; those with the most outputs are models' heads."""
 
+_FLOAT16_SHAPES = ((128, 192, 192), (64, 384, 192), (256, 192, 192), (256, 320, 320))
+"""On a CPU, which takes up to a hundred times as long as in float32."""
+
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
 
 _COLD_BYTES = 2**26
@@ -37,6 +46,8 @@ _COLD_BYTES = 2**26
 
 _ROLES: tuple[ProductRole, ...] = ("forward", "biased", "input_gradient", "weight_gradient")
 _FIT_ROUNDS = 12
+_FLOP_TERM = 1
+"""Position of the FLOP among the terms of a product's time."""
 _SIZE_WEIGHT = 0.25
 """Power of its time with which a measurement counts."""
 _OUTLIER = 0.1
@@ -57,7 +68,10 @@ def matmul_rates(
         on_measured: called after each measurement.
     """
     on_cpu = watch.device.type == "cpu"
-    shapes = _SHAPES if on_cpu else _ACCELERATOR_SHAPES
+    is_slow = on_cpu and precision == "float16"
+    shapes: Sequence[tuple[int, int, int]] = _SHAPES if on_cpu else _ACCELERATOR_SHAPES
+    if is_slow:
+        shapes = _FLOAT16_SHAPES
     measured: list[MeasuredProduct] = []
     for m, n, k in shapes:
         measured.append(_measure_product(m, n, k, precision, watch))
@@ -66,13 +80,14 @@ def matmul_rates(
     biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
     attention = attention_rates(DTYPES[precision], watch, on_measured)
     itemsize = PRECISION_BYTES[precision]
+    fits = on_cpu and not is_slow
     return MatmulRate(
         precision=precision,
         peak=max(point.rate for point in plain),
         curve=Curve(points=tuple(plain)),
-        products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if on_cpu else (),
+        products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if fits else (),
         biased=Curve(points=tuple(biased)),
-        attention=typical_rates(attention, watch.device),
+        attention=typical_rates(attention, DTYPES[precision], watch.device),
         attention_rates=attention,
     )
 
@@ -155,6 +170,22 @@ class TimedProduct(NamedTuple):
     seconds: float
 
 
+def _spare_term(used: Sequence[int], shares: Tensor) -> int:
+    """Position of the term to leave out, where one is not positive; never that of the FLOP.
+
+    On a busy machine another term may take all of the FLOP's time: then it is that one.
+
+    Args:
+        used: the terms.
+        shares: time that each takes in the measurements together, `Float64[term]`.
+    """
+    others = [position for position, term in enumerate(used) if term != _FLOP_TERM]
+    least = min(others, key=lambda position: float(shares[position]))
+    if shares[least] <= 0:
+        return least
+    return max(others, key=lambda position: float(shares[position]))
+
+
 class ProductTerms(NamedTuple):
     """Terms of a product's time, as `ProductRate` states them."""
 
@@ -183,9 +214,8 @@ def fit_terms(timed: Sequence[TimedProduct]) -> ProductTerms:
         # Columns differ by twelve orders of magnitude.
         scale = columns.norm(dim=0)
         solution = torch.linalg.lstsq(columns / scale, weights[:, None]).solution[:, 0] / scale
-        least = int((solution * scale).argmin())
-        if solution[least] <= 0:
-            used.pop(least)
+        if solution.min() <= 0:
+            used.pop(_spare_term(used, solution * scale))
             continue
         found = torch.zeros_like(found)
         found[used] = solution

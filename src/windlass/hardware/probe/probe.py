@@ -24,7 +24,7 @@ from windlass.hardware.probe.disk_and_network import (
     loopback_link,
 )
 from windlass.hardware.probe.host_devices import measure_host_devices
-from windlass.hardware.probe.matmul import matmul_rates
+from windlass.hardware.probe.matmul import PRECISIONS, matmul_rates
 from windlass.hardware.probe.memory_bandwidth import (
     elementwise_rates,
     launch_seconds,
@@ -48,7 +48,6 @@ from windlass.schema import (
     Machine,
     MatmulRate,
     OpRate,
-    Precision,
     Tier,
 )
 from windlass.torch_ext import (
@@ -58,7 +57,6 @@ from windlass.torch_ext import (
     install_allocator,
 )
 
-_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
 """Time budget of one measurement; there are about 120 in each of two rounds."""
 _MEASUREMENTS = 600
@@ -192,7 +190,7 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
     ops: list[OpRate] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for precision in _PRECISIONS:
+        for precision in PRECISIONS:
             bar.label(f"products in {precision}")
             rate = matmul_rates(precision, watch, bar.step)
             if on_cpu:
@@ -205,6 +203,9 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
+        if on_cpu:
+            bar.label("products in float16")
+            rates.append(matmul_rates("float16", watch, bar.step))
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
         return Device(

@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 
 from windlass.hardware.probe.disk_and_network import CpuContention
-from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.matmul import DTYPES, PRECISIONS
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Precision
 from windlass.torch_ext import accelerator_device
@@ -33,7 +33,8 @@ def speed_check_seconds(device: torch.device, *, budget_seconds: float = _BUDGET
     """
     waiting = CpuContention()
     watch = Stopwatch(device, budget_seconds=budget_seconds, waiting_share=waiting.take_share)
-    seconds = sum(_matmul_seconds(precision, watch) for precision in DTYPES) + _sum_seconds(watch)
+    products = sum(_matmul_seconds(precision, watch) for precision in PRECISIONS)
+    seconds = products + _sum_seconds(watch)
     waiting.close()
     return seconds
 

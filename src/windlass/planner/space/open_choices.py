@@ -146,8 +146,9 @@ class OpenChoices:
         pin, can = self.request.precision, self._can
         if pin is not None:
             return (pin,)
-        # Only a request asks for 8-bit products, which change what is learned, and for TF32.
-        stated = (each for each in precisions(self.machine) if each not in ("float8", "tf32"))
+        # Only a request asks for TF32 and for formats that change what is learned.
+        asked = ("float8", "tf32", "float16")
+        stated = (each for each in precisions(self.machine) if each not in asked)
         return tuple(each for each in stated if each in can.precisions)
 
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
@@ -230,7 +231,8 @@ class OpenChoices:
             stack=None if stack is None else stack.name,
             moments=self.request.moments,
             deterministic=True if self.request.deterministic else None,
-            clip=self.request.train.clip is not None,
+            # In float16 the norm says whether a step counts, before any weight changes.
+            clip=self.request.train.clip is not None or self.request.precision == "float16",
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )

@@ -95,7 +95,13 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
     if request.precision is not None and not machine.device.computes_in(request.precision):
         yield (
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
-            f"choose {' or '.join(stated)}"
+            f"choose {' or '.join(stated)}, or measure it by `windlass probe` if this is it"
+        )
+    if request.train.loss_scale is not None and request.precision != "float16":
+        yield (
+            f"`train.loss_scale` = {request.train.loss_scale:g} with `precision` = "
+            f"{request.precision or 'open'}: only float16 scales the loss; leave it out, or set "
+            "`precision` = float16"
         )
     if request.loss == "fused":
         yield from fused_loss_errors(request.parallel.tensor or 1, graph)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from windlass.report.formatting import (
     describe_contention,
+    describe_loss_scale,
     format_held_out_loss,
     format_loss,
     format_mfu,
@@ -115,6 +116,8 @@ class TrainingView:
             parts.append(f"held out {format_held_out_loss(step)}")
         if step.saved is not None:
             parts.append(f"saved {step.saved}")
+        if scaled := describe_loss_scale([step]):
+            parts.append(f"loss scale {scaled}")
         if busy := self._busy():
             parts.append(busy)
         if self.remaining_seconds:
@@ -168,6 +171,7 @@ class TrainingView:
             ("speed", self._speed(step.tokens, seconds)),
             ("", Text(self._busy(), style="yellow")),
             ("MFU", format_mfu(prediction, seconds) if prediction else ""),
+            ("loss scale", describe_loss_scale([step])),
             ("memory", self._memory(step)),
             ("traffic", self._traffic()),
             ("saved", self._saved or ""),

@@ -1,6 +1,6 @@
 """The table of one run: its facts, then it beside its prediction."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich import box
@@ -12,6 +12,7 @@ from windlass.report.formatting import (
     describe_batch,
     describe_coord,
     describe_graph,
+    describe_loss_scale,
     describe_parallelism,
     describe_precision,
     format_held_out_loss,
@@ -26,6 +27,7 @@ from windlass.report.predicted_vs_measured import (
     step_time_notes,
 )
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
+from windlass.schema import Step
 from windlass.sparsity import describe_legs
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_seconds
@@ -62,16 +64,21 @@ def record_table(record: RunRecord) -> RenderableType:
         table.add_row(
             "loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats per token"
         )
-    held_out = [step for step in record.steps if step.held_out_loss is not None]
-    if held_out:
-        table.add_row(
-            "held out", f"{format_held_out_loss(held_out[-1])}, at step {held_out[-1].step}"
-        )
+    for name, words in _results(record.steps):
+        table.add_row(name, words)
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
     notes = step_time_notes(record.current_plan_steps, record.prediction)
     lines = (Text(note, style="yellow") for note in notes)
     return Group(table, _comparison(record), *lines, *_ranks(record))
+
+
+def _results(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
+    """What some runs have beside their loss: held-out loss, loss scale."""
+    if held_out := [step for step in steps if step.held_out_loss is not None]:
+        yield "held out", f"{format_held_out_loss(held_out[-1])}, at step {held_out[-1].step}"
+    if steps and (scaled := describe_loss_scale(steps)):
+        yield "loss scale", scaled
 
 
 def _comparison(record: RunRecord) -> Table:

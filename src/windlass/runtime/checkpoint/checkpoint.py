@@ -29,6 +29,7 @@ from windlass.models import LayerStack, ParamShard
 from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
+from windlass.runtime.step_state import LossScale
 from windlass.torch_ext import MomentCodec
 
 MANIFEST_FILE = "manifest.json"
@@ -56,6 +57,8 @@ class Manifest(Document):
     """Label of the graph."""
     files: dict[str, FileChecksum]
     """Size and hash of each file, by name."""
+    loss_scale: LossScale | None = None
+    """The loss scale of the next step; None where no loss is scaled."""
     checksum: str = ""
     """SHA-256 of this manifest without its `checksum`."""
 
@@ -69,7 +72,7 @@ class Manifest(Document):
         return self.checksum == self._digest()
 
     def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"checksum"})
+        content = self.model_dump(mode="json", exclude={"checksum"}, exclude_none=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -205,6 +205,10 @@ class ShardedStore:
     def begin_step(self, step: int) -> None:
         """Drops the gradients of a step that was aborted."""
         del step
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Drops all gradients of this step."""
         for local in self._local.values():
             local.shard.discard_grads()
             for weight in local.parameters:

@@ -229,6 +229,14 @@ class OffloadedStore:
             lambda stats: state.write_grads(gradients, self._staging, stats), *_present(gradients)
         )
 
+    def drop_gradients(self) -> None:
+        """Drops all gradients of this step, those in device memory and offloaded ones."""
+        for layer in self.layers:
+            for weight in layer.owned:
+                weight.clear_gradient()
+        for index, (step, present) in self._offloaded_grads.items():
+            self._offloaded_grads[index] = _OffloadedGrads(step, (False,) * len(present))
+
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Keeps the divisor for the offloaded gradients of this step."""
         if self._gradient_transfer is not None:
@@ -251,7 +259,9 @@ class OffloadedStore:
             if self._gradient_transfer is not None:
                 self._gradient_transfer.wait()  # only one layer's gradients are in transfer
             gradients, has_gradient = self._take_gradients(layer)
-        if not any(has_gradient):
+        # Offloaded gradients, even dropped ones, may have overwritten the working weights, which an
+        # update writes again.
+        if offloaded is None and not any(has_gradient):
             if layer not in self._loaded:
                 self.prefetch_weights(layer, 0)
             return

@@ -254,6 +254,14 @@ class ShardedOffloadedStore(OffloadedStore):
     def begin_step(self, step: int) -> None:
         """Prepares for a step, and drops the gradients of one that was aborted."""
         super().begin_step(step)
+        self._discard_reduced()
+
+    def drop_gradients(self) -> None:
+        """Drops all gradients of this step, those in device memory and offloaded ones."""
+        super().drop_gradients()
+        self._discard_reduced()
+
+    def _discard_reduced(self) -> None:
         self._reduced.clear()
         for shard in self._layer_shards.values():
             shard.discard_grads()

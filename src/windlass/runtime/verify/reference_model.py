@@ -22,7 +22,10 @@ ReferenceProgress = Callable[[str, int, int | None], None]
 
 _DTYPES: Mapping[Precision, torch.dtype] = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }  # fmt: skip
+_FLOAT16_SCALE = 1024.0
+"""What the loss is multiplied by in float16, whose smallest normal number is 6e-5."""
 _LABEL = "computing the reference step"
 
 
@@ -104,7 +107,8 @@ def reference_step(
     gradients = _Gradients(wanted=_wanted_names(stack))
     losses: list[float] = []
     output_gradients: list[Tensor] = []
-    scale = torch.tensor(1 / batch.accumulation)
+    loss_scale = _FLOAT16_SCALE if precision == "float16" else 1.0
+    scale = torch.tensor(loss_scale / batch.accumulation)
     for index in reversed(range(count)):
         report(_LABEL, 2 * count - 1 - index, 2 * count)
         layer = _make_layer(stack, index, seed, precision)
@@ -118,7 +122,7 @@ def reference_step(
             gradient = output_gradients[micro] if output_gradients else scale
             input_gradients += _backward(layer, x if index else None, output, gradient, sums)
         output_gradients = input_gradients
-        gradients.add_layer(stack, index, sums)
+        gradients.add_layer(stack, index, {name: sums[name] / loss_scale for name in sums})
         del layer
     report(_LABEL, 2 * count, 2 * count)
     return ReferenceStep(
