@@ -25,7 +25,6 @@ from windlass.data import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.models import build_layer_stack
 from windlass.program import lower
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups, SingleProcess
 from windlass.runtime.distributed.sharded_store import ShardedStore
@@ -33,6 +32,7 @@ from windlass.runtime.interpreter import Handler, Interpreter, timer_for
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import DataRequest, Graph, Plan, TrainSettings
@@ -113,7 +113,7 @@ def counts(
     )
     accelerator = device.accelerator
     with accelerator, FusedAttention():
-        optimizer = AdamW(context.settings, device, plan.moments)
+        optimizer = Optimizer(context.settings, device, plan.moments)
         groups = _groups(plan, graph, device) if data > 1 else None
         queue = WaitingQueue(device, blocks=False) if plan.offloads else None
         store = _store(context, optimizer, groups, queue)
@@ -169,7 +169,7 @@ def _groups(plan: Plan, graph: Graph, device: Device) -> ProcessGroups:
 
 def _store(
     context: RankContext,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     groups: ProcessGroups | None,
     queue: TransferQueue | None,
 ) -> ParamStore:

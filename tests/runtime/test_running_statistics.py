@@ -14,8 +14,8 @@ from windlass.data.batches import Batches
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
-from windlass.runtime.adamw import learning_rate
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
+from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan

@@ -20,9 +20,9 @@ from windlass.errors import PlanError, RunBroken, StorageError
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.program.instruction import Program
 from windlass.runtime import param_store
-from windlass.runtime.adamw import learning_rate
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tensors
+from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.plan import Plan

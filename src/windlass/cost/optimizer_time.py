@@ -2,11 +2,20 @@
 
 from windlass.cost.op_time import TermSeconds
 from windlass.program import padded_elements
-from windlass.schema import OWN_STACK, Device, LayerKind, MomentFormat, Plan, Stack
+from windlass.schema import (
+    OWN_STACK,
+    Device,
+    LayerKind,
+    MomentFormat,
+    OptimizerLaw,
+    Plan,
+    Stack,
+    optimizer_law,
+)
 
 _GRADIENT_SUM_BYTES = 4
 """Bytes of an accumulated gradient: float32."""
-_MOMENT_BYTES = 8
+_MOMENT_BYTES = 4
 _MOMENT_OPS: dict[MomentFormat, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
 """Element-wise operations of `torch_ext.quantized_moments` that decode and encode a part, each with
 one float32 read and one written: their cost on a machine where nobody measured it."""
@@ -29,6 +38,8 @@ _CONVERSION_LAUNCHES = 2
 """Further launches of a call in bfloat16: gradients to float32, and master weights to bfloat16."""
 _CALL_ELEMENTS = 2**24
 """Elements that one call converts on an accelerator; see `torch_ext.Device.piece_elements`."""
+_CPU_PIECE_ELEMENTS = 2**21
+"""The same on a CPU."""
 
 
 def updated_elements(plan: Plan, kind: LayerKind) -> int:
@@ -54,12 +65,14 @@ def norm_rate(plan: Plan, device: Device) -> float | None:
 def update_seconds(
     plan: Plan, kind: LayerKind, device: Device, stack: Stack | None = None
 ) -> TermSeconds:
-    """Seconds of AdamW's update of a layer.
+    """Seconds of the optimizer's update of a layer.
 
-    AdamW reads master weights, two moments and the gradient; it writes all but the gradient. In
-    bfloat16 it also writes the weights that layers compute with. Decoded moments are still in the
-    cache when it reads them. With gradient clipping, torch's fused AdamW writes back the gradient
-    that it has divided: the gradient itself, or a copy in the cache if it was converted.
+    It reads master weights, moments and the gradient; it writes all but the gradient. In bfloat16
+    it also writes the weights that layers compute with. Decoded moments are still in the cache when
+    it reads them. With gradient clipping, torch's fused kernels write back the gradient that they
+    have divided: the gradient itself, or a copy in the cache if it was converted. An optimizer that
+    is no fused kernel takes several operations a piece, which on a CPU is in the cache from the
+    first of them on.
 
     Args:
         plan: states the moments' format and the sharding of optimizer state.
@@ -67,8 +80,8 @@ def update_seconds(
         device: the device as it computes under the plan.
         stack: the software; None means Windlass's own runtime.
     """
-    decodes = plan.moments != "float32"
-    state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
+    law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
+    state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES * law.moments)
     working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
     divided = (
         _GRADIENT_SUM_BYTES if plan.clip and plan.gradient_itemsize == _GRADIENT_SUM_BYTES else 0
@@ -76,7 +89,7 @@ def update_seconds(
     moved = 2 * state + plan.gradient_itemsize + divided + working
     elements = updated_elements(plan, kind)
     rate = (device.mixed_update_rate if working else None) or device.update_rate
-    seconds = elements * moved / rate
+    seconds = elements * moved / rate + elements * _piece_seconds(law, device, moved)
     if device.kind == "cpu" or decodes:
         launches = _call_seconds(plan, kind, device)
     else:
@@ -92,6 +105,22 @@ def update_seconds(
     return TermSeconds(update=seconds, launch=launches)
 
 
+def _piece_seconds(law: OptimizerLaw, device: Device, moved: int) -> float:
+    """Seconds per element of what an update that is no fused kernel reads and writes again.
+
+    Args:
+        law: the optimizer.
+        device: the device.
+        moved: bytes that a fused kernel would read and write for each element.
+    """
+    again = max(0, 4 * law.accesses - moved)
+    if law.fused or not again:
+        return 0.0
+    if device.kind != "cpu":
+        return again / device.update_rate
+    return again / device.traffic.at(2 * 4 * _CPU_PIECE_ELEMENTS)
+
+
 def _update_launches(plan: Plan, kind: LayerKind) -> int:
     """Launches of the update of a layer on an accelerator: a few for all of its weights together.
 
@@ -101,9 +130,10 @@ def _update_launches(plan: Plan, kind: LayerKind) -> int:
     """
     decays = {len(p.shape) >= 2 for p in kind.parameters if p.tied_to is None}
     converts = plan.parameter_itemsize != _MASTER_BYTES
-    pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if converts else 1
-    calls = len(decays) + max(0, pieces - 1)
-    return calls * (_CALL_LAUNCHES + (_CONVERSION_LAUNCHES if converts else 0))
+    in_pieces = converts or not optimizer_law(plan.optimizer).fused
+    pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if in_pieces else 1
+    calls, law = len(decays) + max(0, pieces - 1), optimizer_law(plan.optimizer)
+    return calls * (_CALL_LAUNCHES + law.calls - 1 + (_CONVERSION_LAUNCHES if converts else 0))
 
 
 def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
@@ -115,8 +145,8 @@ def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
         device: the device.
     """
     counts = [p.count for p in kind.parameters if p.tied_to is None]
-    decodes = plan.moments != "float32"
-    calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
+    law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
+    calls = law.calls * sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
     seconds = calls * (device.update_call_seconds or device.launch_seconds)
     if plan.parameter_itemsize != _MASTER_BYTES:
         # A CPU runs what the host interprets too.

@@ -16,6 +16,7 @@ from windlass.schema import (
     Request,
     ResolvedRequest,
     TrainSettings,
+    optimizer_law,
 )
 
 
@@ -114,8 +115,12 @@ def _defaults(
         steps = row.steps or ceil(tokens / (batch * sequence))
         yield ChosenDefault(key="train.steps", value=steps, reason=reason)
     if train.learning_rate is None:
-        rate = next(rate for rate in table.rates if _rate_holds(rate, graph))
-        yield ChosenDefault(key="train.learning_rate", value=rate.rate, reason=rate.reason)
+        row_rate = next(rate for rate in table.rates if _rate_holds(rate, graph))
+        rate, reason = row_rate.rate, row_rate.reason
+        own = optimizer_law(train.optimizer).learning_rate
+        if own is not None:
+            rate, reason = own.of_run(rate, batch), own.reason
+        yield ChosenDefault(key="train.learning_rate", value=rate, reason=reason)
 
 
 def _holds(row: _Row, graph: Graph, machine: Machine) -> bool:

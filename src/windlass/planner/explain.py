@@ -136,7 +136,8 @@ def show_plan(plan: Plan) -> str:
     mode = "compiled" if plan.compile else "eager"
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
-    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    moments = f", {plan.optimizer}" if plan.optimizer else ""
+    moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
     offloaded = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
     tier = f", optimizer state on {plan.offload.optimizer}" if offloaded else ""
     phases = max(len(stage.phases) for stage in plan.stages)

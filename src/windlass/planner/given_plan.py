@@ -15,7 +15,7 @@ _MIB = 2**20
 
 
 def request_of_plan(plan: Plan, request: Request) -> Request:
-    """The request with what its plan decides about results: batch, sequence, moments, clipping.
+    """The request with what its plan decides about results: batch, optimizer, moments, clipping.
 
     Raises:
         InputErrors: every value that the request names and of which the plan has another.
@@ -28,6 +28,8 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
         conflicts[-1] += "; leave out what the plan decides, or change the plan"
         raise InputErrors(conflicts)
     train: dict[str, object] = {"batch": plan.global_batch, "sequence": plan.batch.sequence}
+    if plan.optimizer is not None:
+        train["optimizer"] = plan.optimizer
     if not plan.clip:
         train["clip"] = None
     return request.model_copy(

@@ -113,6 +113,7 @@ from windlass.program.tied_weights import (
 from windlass.program.validate_plan import (
     context_errors,
     fused_loss_errors,
+    moment_errors,
     plan_errors,
     require_valid_plan,
     schedule_errors,
@@ -183,6 +184,7 @@ __all__ = [
     "memory_profile",
     "mesh_coord",
     "message_bytes",
+    "moment_errors",
     "offloaded_bytes_by_tier",
     "offloaded_state_bytes",
     "op_collectives",

@@ -13,9 +13,12 @@ from windlass.schema import (
     OWN_STACK,
     Graph,
     Machine,
+    MomentFormat,
+    OptimizerName,
     Plan,
     grid_columns,
     grid_rows,
+    optimizer_law,
 )
 
 
@@ -215,6 +218,7 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
         )
     if plan.precision == "float64" and plan.moments != "float32":
         yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
+    yield from moment_errors(plan.optimizer or "adamw", plan.moments)
     parameters, gradients = plan.offload.parameters, plan.offload.gradients
     if plan.is_offloaded("parameters") and not plan.is_offloaded("optimizer"):
         yield (
@@ -233,6 +237,15 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
             f"`offload.gradients` = {gradients} but `offload.parameters` = {DEVICE_TIER}: only "
             "gradients of offloaded parameters are offloaded; set `offload.parameters` and "
             f"`offload.optimizer` = {gradients}, or `offload.gradients` = {DEVICE_TIER}"
+        )
+
+
+def moment_errors(optimizer: OptimizerName, moments: MomentFormat) -> Iterator[str]:
+    """Why an optimizer's moments cannot be stored in a format."""
+    if moments != "float32" and not optimizer_law(optimizer).quantizes_moments:
+        yield (
+            f"`moments` = {moments} with `train.optimizer` = {optimizer}: only AdamW's two moments "
+            "are stored in fewer bits; set `moments` = float32, or `train.optimizer` = adamw"
         )
 
 

@@ -122,9 +122,10 @@ def describe_stack(plan: Plan) -> str | None:
 
 
 def describe_precision(plan: Plan) -> str:
-    """`bfloat16 with float32 master weights, moments in int8, compiled`."""
+    """`bfloat16 with float32 master weights, lion, moments in int8, compiled`."""
     masters = " with float32 master weights" if plan.has_master_weights else ""
-    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    moments = f", {plan.optimizer}" if plan.optimizer else ""
+    moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
     mode = "compiled" if plan.compile else "run eagerly"
     if plan.stack is not None:
         mode = f"in kernels of {plan.stack}"

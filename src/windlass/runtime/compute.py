@@ -9,12 +9,12 @@ from torch import Tensor
 from windlass.data import Batches, ExampleBatches, ReadAhead
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key, sample_keys
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import add_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
@@ -52,7 +52,7 @@ class ComputeHandlers:
         store: ParamStore,
         templates: tuple[LayerTemplate, ...],
         *,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         batches: Batches | ExampleBatches,
         stop: Callable[[], bool],
         dist: DistContext,

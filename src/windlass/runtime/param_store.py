@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from windlass.program import Program
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
 from windlass.runtime.interpreter import Handlers
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,
@@ -24,6 +24,7 @@ from windlass.runtime.parameters import (
     ResidentLayer,
     block_norms,
     resident_layers,
+    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -101,7 +102,7 @@ class InMemoryStore:
     """
 
     def __init__(
-        self, context: RankContext, optimizer: AdamW, *, before_update: Callable[[int], None]
+        self, context: RankContext, optimizer: Optimizer, *, before_update: Callable[[int], None]
     ) -> None:
         self._optimizer = optimizer
         self._before_update = before_update
@@ -111,7 +112,7 @@ class InMemoryStore:
             seed=context.seed,
             precision=context.plan.precision,
             device=context.device.torch_device,
-            moments=context.plan.moments,
+            state=state_format(context.plan),
         )
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
 

@@ -6,13 +6,13 @@ layers compute with copies of float32 master weights, refreshed after each updat
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
-from windlass.schema import MomentFormat, Plan, Precision
+from windlass.schema import MomentFormat, Plan, Precision, optimizer_law
 from windlass.torch_ext import CpuDevice, Device, StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -146,29 +146,37 @@ def add_gradients(
         torch._foreach_add_([to for to, _ in added], [of for _, of in added])
 
 
+class StateFormat(NamedTuple):
+    """What an optimizer keeps of each weight."""
+
+    number: int
+    """Number of moments."""
+    moments: MomentFormat
+    """Their storage format."""
+
+
+ADAMW_STATE = StateFormat(2, "float32")
+
+
+def state_format(plan: Plan) -> StateFormat:
+    """What the optimizer of a plan keeps of each weight."""
+    return StateFormat(optimizer_law(plan.optimizer).moments, plan.moments)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class MasterParameter(ModelParameter):
     """A parameter, or a shard of one, with its master weights and optimizer state in memory."""
 
     master: Tensor
     """float32 weights that only the update changes; in a float32 run the working tensor itself."""
-    moment1: Tensor
-    moment2: Tensor
-    """float32, bfloat16 or int8 codes, in the weight's shape; so is `moment1`."""
+    moments: tuple[StoredMoment, ...]
+    """The optimizer's moments in their storage format, each in the weight's shape."""
     steps: Tensor
-    """`Float[]`: number of updates so far, as torch's AdamW counts them."""
-    scale1: Tensor | None = None
-    scale2: Tensor | None = None
-    """Scale of each block of int8 codes; None in other formats. So is `scale1`."""
+    """`Float[]`: number of updates so far, as torch's optimizers count them."""
     decays: bool
     """Whether weight decay applies; it does not to weights of one dimension."""
     offset: int = 0
     """First element of this shard in the full weight; 0 for a full weight."""
-
-    @property
-    def moments(self) -> tuple[StoredMoment, StoredMoment]:
-        """First and second moment in their storage format."""
-        return StoredMoment(self.moment1, self.scale1), StoredMoment(self.moment2, self.scale2)
 
     def refresh_working_copy(self) -> None:
         """Copies the master weights into the working weights, unless they are the same tensor."""
@@ -184,7 +192,7 @@ class MasterParameter(ModelParameter):
         """
         begin, end = max(0, first - self.offset), min(self.master.numel(), last - self.offset)
         if begin < end:
-            for tensor in (self.master, self.working, self.moment1, self.moment2):
+            for tensor in (self.master, self.working, *(moment.values for moment in self.moments)):
                 tensor.detach().view(-1)[begin:end] = 0
 
 
@@ -257,7 +265,7 @@ def resident_layers(
     seed: int,
     precision: Precision,
     device: torch.device,
-    moments: MomentFormat = "float32",
+    state: StateFormat = ADAMW_STATE,
 ) -> tuple[ResidentLayer, ...]:
     """The tensors of a full layer stack, materialized layer by layer.
 
@@ -267,7 +275,7 @@ def resident_layers(
         seed: seed of the initial weights.
         precision: precision that layers compute in.
         device: device of all tensors.
-        moments: storage format of the optimizer's moments.
+        state: number and storage format of the optimizer's moments.
     """
     weights: dict[str, MasterParameter] = {}
     layers = []
@@ -277,7 +285,7 @@ def resident_layers(
         owned = []
         for full, parameter in zip(names, layer.parameters(), strict=True):
             if full not in stack.tied_weights:
-                weights[full] = _parameter(full, parameter, precision, moments)
+                weights[full] = _parameter(full, parameter, precision, state)
                 owned.append(weights[full])
         layers.append(
             ResidentLayer(
@@ -307,21 +315,21 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _parameter(
-    name: str, parameter: nn.Parameter, precision: Precision, moments: MomentFormat
+    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat
 ) -> MasterParameter:
     master = parameter.detach().to(master_dtype(precision)).contiguous()
     if master.dtype == DTYPES[precision]:
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
-    return new_master_parameter(name, master, working, moments, decays=master.dim() >= 2)
+    return new_master_parameter(name, master, working, state, decays=master.dim() >= 2)
 
 
 def new_master_parameter(
     name: str,
     master: Tensor,
     working: Tensor,
-    moments: MomentFormat,
+    state: StateFormat,
     *,
     decays: bool,
     offset: int = 0,
@@ -332,23 +340,22 @@ def new_master_parameter(
         name: name of the full parameter.
         master: master weights, changed by updates.
         working: weights that layers compute with; may be the same tensor.
-        moments: storage format of the moments.
+        state: number and storage format of the moments.
         decays: whether weight decay applies.
         offset: first element of the shard in the full parameter.
     """
     shape, device = tuple(master.shape), master.device
-    one, two = (StoredMoment.zeros(moments, which, shape, device) for which in (0, 1))
+    moments = tuple(
+        StoredMoment.zeros(state.moments, which, shape, device) for which in range(state.number)
+    )
     if master.dtype == torch.float64:
-        one, two = (StoredMoment(kept.values.double()) for kept in (one, two))
+        moments = tuple(StoredMoment(moment.values.double()) for moment in moments)
     return MasterParameter(
         name=name,
         shape=master.shape,
         master=master,
         working=working,
-        moment1=one.values,
-        moment2=two.values,
-        scale1=one.scales,
-        scale2=two.scales,
+        moments=moments,
         steps=torch.zeros((), device=master.device),
         decays=decays,
         offset=offset,

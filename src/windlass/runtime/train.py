@@ -9,7 +9,6 @@ from pathlib import Path
 from windlass.data import Batches, ExampleBatches
 from windlass.errors import CheckpointError, OutOfMemory, PlanError, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
-from windlass.runtime.adamw import AdamW, learning_rate
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
@@ -36,6 +35,8 @@ from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
+from windlass.runtime.optimizers.learning_rate import learning_rate
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import mask_updates
@@ -149,7 +150,7 @@ class _Run:
         self._context, self._plan = context, context.plan
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
-        optimizer = AdamW(context.settings, device, plan.moments)
+        optimizer = Optimizer(context.settings, device, plan.moments)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
         graph = context.graph
@@ -201,7 +202,7 @@ class _Run:
         self._heartbeat = heartbeat
         self._interpreter = Interpreter(context.program, handlers, timer, heartbeat)
 
-    def _make_store(self, optimizer: AdamW) -> ParamStore:
+    def _make_store(self, optimizer: Optimizer) -> ParamStore:
         """The store of weights and optimizer state that the plan asks for."""
         context, queue, groups = self._context, self._queue, self._groups
         offloaded = self._plan.is_offloaded("optimizer")

@@ -77,6 +77,14 @@ from windlass.schema.machine import (
 from windlass.schema.model_request import (
     ModelRequest,
 )
+from windlass.schema.optimizers import (
+    DefaultRate,
+    OptimizerLaw,
+    OptimizerName,
+    OtherOptimizer,
+    UpdateScope,
+    optimizer_law,
+)
 from windlass.schema.plan import (
     ATTENTION_TILE_ROWS,
     ATTENTION_TILES,
@@ -272,6 +280,7 @@ __all__ = [
     "DataRequest",
     "DataSplit",
     "DataflowReport",
+    "DefaultRate",
     "Device",
     "DeviceTimeline",
     "DoctorCheck",
@@ -313,7 +322,10 @@ __all__ = [
     "Op",
     "OpKind",
     "OpRate",
+    "OptimizerLaw",
+    "OptimizerName",
     "OtherAttention",
+    "OtherOptimizer",
     "ParallelRequest",
     "Parallelism",
     "ParameterInfo",
@@ -359,6 +371,7 @@ __all__ = [
     "TrainRequest",
     "TrainSettings",
     "UntrackedFile",
+    "UpdateScope",
     "VerificationResult",
     "captured_precision",
     "fact_table_html",
@@ -366,6 +379,7 @@ __all__ = [
     "grid_rows",
     "group_size",
     "group_span",
+    "optimizer_law",
     "source_of",
     "tensor_degree",
 ]

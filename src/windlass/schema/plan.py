@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import PRECISION_BYTES, OtherAttention, Precision
+from windlass.schema.optimizers import OtherOptimizer, optimizer_law
 from windlass.schema.sparsity import ModelIdentity
 from windlass.schema.tensor_grid import TensorDegree
 
@@ -39,7 +40,7 @@ OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """The classes of tensors that a plan can offload."""
 
 MomentFormat = Literal["float32", "bfloat16", "int8"]
-"""Storage format of the optimizer's two moments between updates; the update itself is in float32.
+"""Storage format of the optimizer's moments between updates; the update itself is in float32.
 `int8`: 8-bit codes, and one float32 scale for each block of `MOMENT_BLOCK` elements."""
 
 MOMENT_BLOCK = 256
@@ -178,6 +179,8 @@ class Plan(Document):
     """The model that `graph` was captured from, with its dials and its sparsity; None means the one
     that `graph` names, without any."""
     precision: Precision = "float32"
+    optimizer: OtherOptimizer | None = None
+    """Optimizer that the request names; None means AdamW. Planning never chooses it."""
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments; planning never chooses it."""
     compile: bool = False
@@ -296,16 +299,17 @@ class Plan(Document):
         return self.precision in ("bfloat16", "float16", "float8")
 
     def moment_bytes(self, elements: int) -> int:
-        """Bytes of both moments of one weight with n elements, scales included.
+        """Bytes of all moments of one weight with n elements, scales included.
 
-        In int8 that is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes per element.
+        With two moments in int8 that is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes per element.
 
         Args:
             elements: number of elements n.
         """
         scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
         widening = 2 if self.precision == "float64" else 1
-        return 2 * (widening * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
+        moment = widening * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales
+        return optimizer_law(self.optimizer).moments * moment
 
     def state_bytes(self, elements: int) -> int:
         """Bytes of one weight's optimizer state: moments, and master weights if they are separate.

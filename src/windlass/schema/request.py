@@ -1,11 +1,12 @@
 """Request: what a user asks for. All fields have defaults; the planner decides what is open."""
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import inf, isfinite
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -18,6 +19,7 @@ from pydantic import (
 from windlass.document import Synonyms
 from windlass.schema.graph import Precision
 from windlass.schema.model_request import ModelRequest, Name, RequestTable, Size
+from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import AttentionBackend, Loss, MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 from windlass.schema.tensor_grid import TensorDegree
@@ -100,7 +102,7 @@ _FINAL_RATE = 0.1
 
 
 class TrainRequest(RequestTable):
-    """Training with AdamW: a learning-rate schedule, clipping by the global gradient norm."""
+    """Training: an optimizer, a learning-rate schedule, clipping by the global gradient norm."""
 
     steps: Count | None = None
     """Steps of the run; None means a default for model and machine, as for the next two."""
@@ -108,11 +110,11 @@ class TrainRequest(RequestTable):
     """Global batch in sequences."""
     sequence: Size | None = Field(default=None, ge=2)
     """Tokens per sequence."""
-    optimizer: Literal["adamw"] = "adamw"
-    """The optimizer; there is no other one yet."""
+    optimizer: OptimizerName = "adamw"
+    """The optimizer. Those of its settings that are None have its published defaults."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Learning rate at the end of the warm-up; None means the published one of a model of this size
-    and family."""
+    """Learning rate at the end of the warm-up; None means the published one of the optimizer and of
+    a model of this size and family."""
     schedule: LearningRateSchedule = "cosine"
     """Shape of the learning rate after the warm-up: `cosine`, `linear`, `wsd` (stable, then a
     linear decay), `constant` or `inverse_sqrt`."""
@@ -123,12 +125,16 @@ class TrainRequest(RequestTable):
     """Share of the steps over which the learning rate rises."""
     decay: float = Field(default=_DECAY, gt=0, le=1)
     """Share of the steps over which `wsd` falls, the last ones."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """AdamW's decay of the first and of the second moment."""
-    epsilon: float = Field(default=1e-8, gt=0)
+    betas: tuple[Decay, Decay] | None = None
+    """Decay of the first and of the second moment: AdamW's, or the two of Lion's one moment."""
+    momentum: Decay | None = None
+    """Share of SGD's moment that remains after each step."""
+    nesterov: bool = False
+    """Whether SGD adds the gradient to the weights once more, ahead of its moment."""
+    epsilon: float | None = Field(default=None, gt=0)
     """AdamW's epsilon, beside the root of the second moment."""
-    weight_decay: float = Field(default=0.1, ge=0)
-    """AdamW's weight decay, of weights with two or more dimensions."""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """Weight decay, of weights with two or more dimensions; SGD adds it to the gradient."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
     loss_scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)
@@ -165,9 +171,26 @@ class TrainRequest(RequestTable):
                 f"`warmup` = {self.warmup:g} and `decay` = {self.decay:g} are more than all steps; "
                 f"lower `decay` to {1 - self.warmup:g} or less"
             )
+        errors += self._unread_settings()
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def _unread_settings(self) -> Iterator[str]:
+        """Settings that the optimizer does not read, a sentence each."""
+        law = optimizer_law(self.optimizer)
+        for key, unread in _UNREAD.items():
+            value = getattr(self, key)
+            if getattr(law, key) is None and value not in (None, unread):
+                yield (
+                    f"`{key}` = {value} with `optimizer` = {self.optimizer}, which has none; leave "
+                    "it out"
+                )
+        if self.nesterov and law.momentum is None:
+            yield (
+                f"`nesterov` = true with `optimizer` = {self.optimizer}, which has no such form; "
+                "leave it out"
+            )
 
     @field_validator("clip")
     @classmethod
@@ -188,6 +211,32 @@ class TrainSettings(TrainRequest):
     batch: Sequences
     sequence: Size = Field(ge=2)
     learning_rate: float = Field(default=1e-3, gt=0)
+    betas: tuple[Decay, Decay]
+    momentum: Decay
+    epsilon: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_optimizer_defaults(cls, content: Any) -> Any:  # noqa: ANN401  of any form so far
+        """Fills in what the optimizer's law says, and AdamW's values for what it does not read."""
+        if not isinstance(content, dict) or content.get("optimizer", "adamw") not in _OPTIMIZERS:
+            return content
+        defaults = optimizer_settings(content.get("optimizer", "adamw"))
+        return content | {key: defaults[key] for key in defaults if content.get(key) is None}
+
+
+_OPTIMIZERS = get_args(OptimizerName)
+_UNREAD: dict[str, object] = {"betas": (0.9, 0.95), "momentum": 0.9, "epsilon": 1e-8}
+"""Values of the settings that an optimizer does not read."""
+
+
+def optimizer_settings(name: OptimizerName) -> dict[str, object]:
+    """Default of each setting that the optimizers share, by key of `train`."""
+    law = optimizer_law(name)
+    read = {"betas": law.betas, "momentum": law.momentum, "epsilon": law.epsilon}
+    chosen = {key: _UNREAD[key] if value is None else value for key, value in read.items()}
+    return {**chosen, "weight_decay": law.weight_decay}
 
 
 class ParallelRequest(RequestTable):

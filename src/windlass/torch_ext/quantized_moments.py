@@ -108,7 +108,7 @@ class MomentCodec:
             torch.empty(PART_ELEMENTS, device=device) for _ in range(3)
         )
 
-    def decode(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
+    def decode(self, moments: tuple[StoredMoment, ...]) -> tuple[Tensor, Tensor]:
         """Both moments of one part in float32, valid until the next call; may be overwritten.
 
         Args:
@@ -129,7 +129,7 @@ class MomentCodec:
         return one, two
 
     def encode(
-        self, values: tuple[Tensor, Tensor], into: tuple[StoredMoment, StoredMoment], key: int
+        self, values: tuple[Tensor, Tensor], into: tuple[StoredMoment, ...], key: int
     ) -> None:
         """Encodes both moments of one part.
 
@@ -151,7 +151,7 @@ class MomentCodec:
         else:
             self._encode_second(n, second.values, second.scales, key)
 
-    def decode_all(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
+    def decode_all(self, moments: tuple[StoredMoment, ...]) -> tuple[Tensor, Tensor]:
         """Both moments of a full weight in float32, in its shape."""
         first, second = (
             torch.empty(moment.values.shape, device=self._one.device) for moment in moments
@@ -166,7 +166,7 @@ class MomentCodec:
     def encode_all(
         self,
         values: tuple[Tensor, Tensor],
-        into: tuple[StoredMoment, StoredMoment],
+        into: tuple[StoredMoment, ...],
         *,
         seed: int,
         step: int,

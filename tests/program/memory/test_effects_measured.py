@@ -12,10 +12,10 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import SingleProcess
 from windlass.runtime.layer_templates import layer_templates
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
@@ -60,7 +60,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     context = RankContext(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )
-    optimizer = AdamW(settings, context.device)
+    optimizer = Optimizer(settings, context.device)
     store = InMemoryStore(context, optimizer, before_update=lambda _: None)
     compute = ComputeHandlers(
         context,
@@ -89,7 +89,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
         tensor.data_ptr(): tensor.nbytes
         for layer in store.layers
         for weight in layer.owned
-        for tensor in (weight.master, weight.working, weight.moment1, weight.moment2)
+        for tensor in (weight.master, weight.working, *(moment.values for moment in weight.moments))
     }
     held = peak = sum(lasting.values())
     for _, change in changes:

@@ -157,8 +157,12 @@ def _by_parameter_count(root: Path) -> Iterator[str]:
 
 
 def _moment_overrides(overrides: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Additional overrides to try: each format of the moments, or none if the user sets one."""
-    if any(override.startswith("moments=") for override in overrides):
+    """Additional overrides to try: each format of the moments, or none if the user sets one.
+
+    Nor if they name an optimizer: only AdamW's moments are stored in fewer bits.
+    """
+    named = ("moments=", "train.optimizer=")
+    if any(override.startswith(named) for override in overrides):
         yield ()
     else:
         yield from ((override,) for override in _MOMENT_FORMATS)

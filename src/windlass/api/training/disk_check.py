@@ -9,7 +9,7 @@ from windlass.api.plan import Planned
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import StorageError
 from windlass.program import DiskUsage, disk_usage
-from windlass.schema import CHECKPOINT_FOLDER, STATE_FOLDER
+from windlass.schema import CHECKPOINT_FOLDER, STATE_FOLDER, optimizer_law
 from windlass.units import format_bytes
 
 _BLOCK_BYTES = 512
@@ -103,6 +103,8 @@ def _remedies(planned: Planned, needed: DiskUsage) -> Iterator[str]:
         less = disk_usage(plan, planned.graph, train.model_copy(update=changes)).needed_bytes
         if less < needed.needed_bytes:
             yield f"`{override}` takes {format_bytes(less)}"
+    if not optimizer_law(plan.optimizer).quantizes_moments:
+        return
     compact = plan.model_copy(update={"moments": "int8"})
     less = disk_usage(compact, planned.graph, train).needed_bytes
     if less < needed.needed_bytes:

@@ -270,6 +270,7 @@ def plain_plan(planned: Planned) -> Planned:
         machine=machine.label,
         model=plan.model,
         precision=plan.precision,
+        optimizer=plan.optimizer,
         moments=plan.moments,
         deterministic=plan.deterministic,
         clip=plan.clip,

@@ -130,7 +130,7 @@ class _Advisor:
 
     def _smaller_moments(self) -> Iterator[Change]:
         """Optimizer moments in fewer bits."""
-        for moments in smaller_moments(self._request.moments):
+        for moments in smaller_moments(self._request):
             best = self._fastest(self._request.model_copy(update={"moments": moments}))
             if best is not None:
                 yield self._change((f"moments={moments}",), best)

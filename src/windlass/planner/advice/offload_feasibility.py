@@ -88,7 +88,7 @@ def tier_shortages(
 
 def _suggestion(space: PlanSpace, short: TierShortage) -> str:
     """Suggests moments in fewer bits, if the tier then has room."""
-    for moments in smaller_moments(space.request.moments):
+    for moments in smaller_moments(space.request):
         fewer = [base.model_copy(update={"moments": moments}) for base in _bases(space)]
         too_small = {each.tier for each in tier_shortages(fewer, space.graph, space.machine)}
         if short.tier not in too_small:

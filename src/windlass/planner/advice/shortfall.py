@@ -133,5 +133,5 @@ def _changes(closest: ClosestPlan, space: PlanSpace) -> Iterator[tuple[str, dict
         yield words, {"sharding": shared}
     if request.precision not in (None, "bfloat16"):
         yield "`precision=bfloat16`", {"precision": "bfloat16"}
-    for moments in smaller_moments(request.moments):
+    for moments in smaller_moments(request):
         yield f"`moments={moments}`", {"moments": moments}

@@ -224,11 +224,12 @@ class OpenChoices:
     @cached_property
     def base(self) -> Plan:
         """A plan with everything that the request pins for all plans."""
-        stack = self.machine.stack
+        stack, optimizer = self.machine.stack, self.request.train.optimizer
         return Plan(
             graph=self.graph.label,
             machine=self.machine.label,
             stack=None if stack is None else stack.name,
+            optimizer=None if optimizer == "adamw" else optimizer,
             moments=self.request.moments,
             deterministic=True if self.request.deterministic else None,
             # In float16 the norm says whether a step counts, before any weight changes.

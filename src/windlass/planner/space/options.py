@@ -17,6 +17,7 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Tier,
+    optimizer_law,
 )
 
 
@@ -63,10 +64,11 @@ def offload_tiers(machine: Machine) -> tuple[Tier, ...]:
     return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
 
 
-def smaller_moments(moments: MomentFormat) -> tuple[MomentFormat, ...]:
-    """Formats of optimizer moments that take fewer bytes, the largest of them first."""
+def smaller_moments(request: ResolvedRequest) -> tuple[MomentFormat, ...]:
+    """Formats of the optimizer's moments that take fewer bytes, the largest of them first."""
     formats: tuple[MomentFormat, ...] = get_args(MomentFormat)
-    return formats[formats.index(moments) + 1 :]
+    smaller = formats[formats.index(request.moments) + 1 :]
+    return smaller if optimizer_law(request.train.optimizer).quantizes_moments else ()
 
 
 def divisors(count: int) -> tuple[int, ...]:

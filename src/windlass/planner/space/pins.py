@@ -8,7 +8,12 @@ from windlass.planner.recompute_layers import (
     show_recompute_layers,
     with_recompute_layers,
 )
-from windlass.program import capability_faults, context_errors, recomputable_layers
+from windlass.program import (
+    capability_faults,
+    context_errors,
+    moment_errors,
+    recomputable_layers,
+)
 from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,
@@ -45,6 +50,7 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
         )
     if request.precision == "float64" and request.moments != "float32":
         yield f"`precision` = float64 with `moments` = {request.moments}; set `moments` = float32"
+    yield from moment_errors(request.train.optimizer, request.moments)
     capacity = machine.device.memory.capacity_bytes
     if request.memory is not None and request.memory > capacity:
         yield (
@@ -115,6 +121,8 @@ def excludes_phases(request: ResolvedRequest) -> bool:
 
 def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Key, asked value and the plan's value of each pin that a plan does not keep."""
+    named_optimizer = "optimizer" in request.train.model_fields_set
+    asked_optimizer = request.train.optimizer if named_optimizer else None
     asked_moments = request.moments if "moments" in request.model_fields_set else None
     pairs: dict[str, tuple[object, object]] = {
         f"{section}.{key}": (pin, getattr(getattr(plan, section), key))
@@ -125,6 +133,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "train.batch": (request.train.batch, plan.global_batch),
         "train.sequence": (request.train.sequence, plan.batch.sequence),
         "precision": (request.precision, plan.precision),
+        "train.optimizer": (asked_optimizer, plan.optimizer or "adamw"),
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
         "deterministic": (request.deterministic or None, bool(plan.deterministic)),

@@ -156,6 +156,7 @@ def describe_plan_briefly(plan: Plan) -> str:
         parts.insert(0, parallel_degrees(plan))
     elif offloads_only_optimizer(plan):
         parts.append(describe_optimizer_offload(plan))
+    parts += [plan.optimizer] if plan.optimizer else []
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if plan.recompute == "full" else []

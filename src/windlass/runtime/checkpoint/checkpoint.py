@@ -26,7 +26,7 @@ from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage
 from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack, ParamShard
-from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
+from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments, require_moments
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
 from windlass.runtime.step_state import LossScale
@@ -330,15 +330,17 @@ def _load_shard(
     read_tensors(file, {f"weight/{weight.name}": full})
     weight.master.detach().copy_(part(full))
     seed, step = manifest.seed, manifest.step
-    one, two = read_moments(
+    moments = read_moments(
         file, weight.name, shard.full_shape, "float32", codec, seed=seed, step=step
     )
-    if weight.moment1.dtype in (torch.float32, torch.float64):
-        weight.moment1.copy_(part(one.values))
-        weight.moment2.copy_(part(two.values))
+    require_moments(file, weight, len(moments))
+    parts = [part(moment.values) for moment in moments]
+    if weight.moments[0].values.dtype in (torch.float32, torch.float64):
+        for moment, values in zip(weight.moments, parts, strict=True):
+            moment.values.copy_(values)
     else:
         codec.encode_all(
-            (part(one.values), part(two.values)), weight.moments,
+            (parts[0], parts[1]), weight.moments,
             seed=seed, step=step, weight=weight.name, first=weight.offset,
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Loads the moments of a checkpoint, converting them if a run stores them in another format."""
 
 from collections.abc import Sequence
+from itertools import count, takewhile
 from pathlib import Path
 
 import torch
@@ -29,8 +30,8 @@ def read_moments(
     *,
     seed: int,
     step: int,
-) -> tuple[StoredMoment, StoredMoment]:
-    """Both moments of a parameter in a wanted format, whichever format the file has.
+) -> tuple[StoredMoment, ...]:
+    """All moments of a parameter in a wanted format, whichever format the file has.
 
     They are bit-identical if the formats agree. Otherwise they are decoded, and encoded as the last
     update before saving would have.
@@ -48,10 +49,11 @@ def read_moments(
         CheckpointError: the file is unreadable, lacks the moments, or has them in another shape or
             dtype.
     """
+    dtypes = _moment_dtypes(path, name)
     file_format = moments_format(path, name)
-    stored = _zeros(file_format, shape)
-    if _moments_dtype(path, name) == "F64":
-        stored = (StoredMoment(stored[0].values.double()), StoredMoment(stored[1].values.double()))
+    stored = _zeros(file_format, shape, len(dtypes))
+    if dtypes[0] == "F64":
+        stored = tuple(StoredMoment(moment.values.double()) for moment in stored)
     tensors: dict[str, Tensor] = {}
     for which, moment in enumerate(stored, start=1):
         tensors[f"moment{which}/{name}"] = moment.values
@@ -63,7 +65,7 @@ def read_moments(
     values = codec.decode_all(stored)
     if moments == "float32":
         return StoredMoment(values[0]), StoredMoment(values[1])
-    converted = _zeros(moments, shape)
+    converted = _zeros(moments, shape, len(stored))
     codec.encode_all(values, converted, seed=seed, step=step, weight=name)
     return converted
 
@@ -74,7 +76,7 @@ def moments_format(path: Path, name: str) -> MomentFormat:
     Raises:
         CheckpointError: the file is unreadable, lacks the moments, or has an unknown dtype.
     """
-    dtype = _moments_dtype(path, name)
+    dtype = _moment_dtypes(path, name)[0]
     if dtype not in _FORMATS:
         readable = ", ".join(_FORMATS)
         raise CheckpointError(
@@ -83,16 +85,18 @@ def moments_format(path: Path, name: str) -> MomentFormat:
     return _FORMATS[dtype]
 
 
-def _moments_dtype(path: Path, name: str) -> str:
-    """The safetensors dtype of a parameter's moments."""
-    key = f"moment1/{name}"
+def _moment_dtypes(path: Path, name: str) -> list[str]:
+    """The safetensors dtype of each of a parameter's moments."""
     try:
         with safe_open(path, framework="pt") as file:
-            if key not in file.keys():  # noqa: SIM118  it is not a mapping
-                raise CheckpointError(f"`{path}` has no `{key}`: it is of another model")
-            return str(file.get_slice(key).get_dtype())
+            keys = set(file.keys())
+            named = takewhile(keys.__contains__, (f"moment{n}/{name}" for n in count(1)))
+            dtypes = [str(file.get_slice(key).get_dtype()) for key in named]
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}") from None
+    if not dtypes:
+        raise CheckpointError(f"`{path}` has no `moment1/{name}`: it is of another model")
+    return dtypes
 
 
 def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
@@ -111,17 +115,32 @@ def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, s
     for weight in weights:
         shape, wanted = tuple(weight.master.shape), _format_of(weight)
         loaded = read_moments(path, weight.name, shape, wanted, codec, seed=seed, step=step)
+        require_moments(path, weight, len(loaded))
         for moment, source in zip(weight.moments, loaded, strict=True):
             moment.values.copy_(source.values)
             if moment.scales is not None and source.scales is not None:
                 moment.scales.copy_(source.scales)
 
 
-def _zeros(moments: MomentFormat, shape: tuple[int, ...]) -> tuple[StoredMoment, StoredMoment]:
-    return StoredMoment.zeros(moments, 0, shape, _CPU), StoredMoment.zeros(moments, 1, shape, _CPU)
+def require_moments(path: Path, weight: MasterParameter, present: int) -> None:
+    """Checks that a file has as many moments of a parameter as the run's optimizer keeps.
+
+    Raises:
+        CheckpointError: it has fewer or more, so another optimizer wrote them.
+    """
+    if present != len(weight.moments):
+        raise CheckpointError(
+            f"`{path}` has {present} moments of `{weight.name}` where the optimizer keeps "
+            f"{len(weight.moments)}; resume with the `train.optimizer` that wrote it"
+        )
+
+
+def _zeros(moments: MomentFormat, shape: tuple[int, ...], number: int) -> tuple[StoredMoment, ...]:
+    return tuple(StoredMoment.zeros(moments, which, shape, _CPU) for which in range(number))
 
 
 def _format_of(weight: MasterParameter) -> MomentFormat:
-    if weight.scale1 is not None:
+    first = weight.moments[0]
+    if first.scales is not None:
         return "int8"
-    return "bfloat16" if weight.moment1.dtype == torch.bfloat16 else "float32"
+    return "bfloat16" if first.values.dtype == torch.bfloat16 else "float32"

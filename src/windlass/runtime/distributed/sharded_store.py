@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
 from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
@@ -26,6 +25,7 @@ from windlass.runtime.distributed.flat_shard import (
 )
 from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 from windlass.runtime.interpreter import Handlers
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
     DTYPES,
@@ -35,6 +35,7 @@ from windlass.runtime.parameters import (
     block_norms,
     checkpoint_tensors,
     new_master_parameter,
+    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -65,7 +66,7 @@ class ShardedStore:
     def __init__(
         self,
         context: RankContext,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         groups: ProcessGroups,
         *,
         before_update: Callable[[int], None],
@@ -119,7 +120,7 @@ class ShardedStore:
             )
             parameters.append(
                 new_master_parameter(
-                    segment.name, master, segment_working, self._plan.moments,
+                    segment.name, master, segment_working, state_format(self._plan),
                     decays=segment.decays, offset=segment.weight_offset,
                 )
             )  # fmt: skip

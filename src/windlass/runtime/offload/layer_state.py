@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from windlass.program import STAGING_BYTES, gradients_reuse_weight_space
-from windlass.runtime.adamw import ParameterPart
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
@@ -27,7 +26,8 @@ from windlass.runtime.offload.state_layout import (
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
-from windlass.runtime.parameters import DTYPES, grad_accum_dtype
+from windlass.runtime.optimizers.optimizer import ParameterPart
+from windlass.runtime.parameters import DTYPES, grad_accum_dtype, state_format
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import Device, MomentCodec, StoredMoment
 
@@ -126,7 +126,7 @@ class OffloadedLayerState:
         offload, working_dtype = plan.offload, DTYPES[plan.precision]
         self._buffers = buffers
         self._moments: MomentFormat = plan.moments
-        self._layout: StateLayout = state_layout(weights, buffers, plan.moments)
+        self._layout: StateLayout = state_layout(weights, buffers, state_format(plan))
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
         self.working: TensorRegion = tensor_region(weights, working_dtype)
@@ -154,7 +154,7 @@ class OffloadedLayerState:
         self,
         masters: Sequence[Tensor],
         staging: StagingBuffers,
-        moments: Sequence[tuple[StoredMoment, StoredMoment]] | None = None,
+        moments: Sequence[tuple[StoredMoment, ...]] | None = None,
         *,
         updates: Sequence[int] | None = None,
     ) -> None:
@@ -163,7 +163,7 @@ class OffloadedLayerState:
         Args:
             masters: master weights.
             staging: buffers to copy through.
-            moments: first and second moment of each weight; None for zeros.
+            moments: moments of each weight; None for zeros.
             updates: updates that each weight has had; None for no updates.
 
         Raises:
@@ -354,15 +354,18 @@ class OffloadedLayerState:
 
     def _views(
         self, buffers: Sequence[Tensor], part: _Part
-    ) -> tuple[Tensor, tuple[StoredMoment, StoredMoment]]:
+    ) -> tuple[Tensor, tuple[StoredMoment, ...]]:
         """Master and moments of a part, as views into the buffers."""
         views: dict[str, Tensor] = {}
         for region in self._layout.regions:
             _, nbytes = region.byte_range(part.weight, part.first, part.elements)
             index, begin = _BUFFER_OF[region.kind]
             views[region.kind] = buffers[index][begin : begin + nbytes].view(region.region.dtype)
-        first = StoredMoment(views["moment1"], views.get("scale1"))
-        return views["weight"], (first, StoredMoment(views["moment2"], views.get("scale2")))
+        moments = (name for name in ("moment1", "moment2") if name in views)
+        return views["weight"], tuple(
+            StoredMoment(views[name], views.get(name.replace("moment", "scale")))
+            for name in moments
+        )
 
     def _create_other_stores(self, staging: StagingBuffers) -> None:
         """Allocates the stores beside the state, and fills the working weights."""

@@ -18,7 +18,6 @@ from windlass.atomic_files import storage_errors
 from windlass.errors import RunBroken
 from windlass.models import materialize_layer
 from windlass.program import Program, layers_of_stage
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, read_tensors
 from windlass.runtime.interpreter import Handlers
@@ -26,6 +25,7 @@ from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.layer_state import LayerUpdate, OffloadedLayerState, StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
 from windlass.runtime.parameters import (
     NOT_LOADED,
@@ -66,7 +66,7 @@ class OffloadedStore:
     def __init__(
         self,
         context: RankContext,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         queue: TransferQueue,
         *,
         before_update: Callable[[int], None],

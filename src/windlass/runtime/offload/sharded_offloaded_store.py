@@ -15,7 +15,6 @@ from torch import Tensor
 from windlass.atomic_files import storage_errors
 from windlass.models import materialize_layer
 from windlass.program import layers_of_stage, updates_per_shard
-from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
@@ -27,6 +26,7 @@ from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
@@ -35,6 +35,7 @@ from windlass.runtime.parameters import (
     master_dtype,
     new_master_parameter,
     persistent_buffers,
+    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -53,7 +54,7 @@ class ShardedOffloadedStore(OffloadedStore):
     def __init__(
         self,
         context: RankContext,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         queue: TransferQueue,
         groups: ProcessGroups,
         *,
@@ -162,7 +163,7 @@ class ShardedOffloadedStore(OffloadedStore):
             part = flat[shard.optim_shard_begin :][: shard.optim_shard_elements]
         return [
             new_master_parameter(
-                segment.name, master, master, self._plan.moments,
+                segment.name, master, master, state_format(self._plan),
                 decays=segment.decays, offset=segment.weight_offset,
             )
             for segment in shard.segments

@@ -16,7 +16,8 @@ from torch import Tensor
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
-from windlass.schema import MOMENT_BLOCK, MomentFormat
+from windlass.runtime.parameters import ADAMW_STATE, StateFormat
+from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
@@ -98,7 +99,7 @@ class StateLayout:
     header: bytes
     """The safetensors header, padded to whole pages; the data follows it."""
     regions: tuple[StateRegion, ...]
-    """Masters, first moments, second moments, and the scales of both if they have any."""
+    """Masters, first moments, second moments if there are any, and scales if they have any."""
     steps_offset: int
     """Offset of the update counts, one float32 per weight."""
     nbytes: int
@@ -113,19 +114,19 @@ class StateLayout:
 def state_layout(
     weights: Mapping[str, tuple[int, ...]],
     buffers: Sequence[tuple[str, Tensor]],
-    moments: MomentFormat = "float32",
+    state: StateFormat = ADAMW_STATE,
 ) -> StateLayout:
     """The layout of a layer that owns these weights.
 
     Args:
         weights: shape of each weight by name, in the layer's order.
         buffers: name and tensor of each buffer that belongs to a checkpoint.
-        moments: storage format of the moments.
+        state: number and storage format of the moments.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     begins: list[tuple[str, TensorRegion, int]] = []
-    for kind, region in _regions(weights, moments):
+    for kind, region in _regions(weights, state):
         begins.append((kind, region, offset))
         for extent in region.extents:
             end = offset + extent.nbytes
@@ -154,14 +155,13 @@ def state_layout(
 
 
 def _regions(
-    weights: Mapping[str, tuple[int, ...]], moments: MomentFormat
+    weights: Mapping[str, tuple[int, ...]], state: StateFormat
 ) -> Iterator[tuple[str, TensorRegion]]:
     """The regions at the start of the file, in order, with their kinds."""
-    first_dtype, second_dtype = moment_dtypes(moments)
-    dtypes = {"weight": torch.float32, "moment1": first_dtype, "moment2": second_dtype}
-    for kind, dtype in dtypes.items():
-        yield kind, tensor_region(weights, dtype)
-    if moments == "int8":
+    yield "weight", tensor_region(weights, torch.float32)
+    for which, dtype in enumerate(moment_dtypes(state.moments)[: state.number], start=1):
+        yield f"moment{which}", tensor_region(weights, dtype)
+    if state.moments == "int8":
         scales = {
             name: (block_count(torch.Size(shape).numel()),) for name, shape in weights.items()
         }

@@ -114,11 +114,13 @@ class _LayerConversion:
             self._source, full_name, tuple(weight.shape), "float32", self._codec,
             seed=self._manifest.seed, step=self._manifest.step,
         )  # fmt: skip
-        for key in ("moment1", "moment2", "scale1", "scale2"):
-            self._tensors.pop(f"{key}/{full_name}", None)
+        for which in range(1, len(moments) + 1):
+            self._tensors.pop(f"moment{which}/{full_name}")
+            self._tensors.pop(f"scale{which}/{full_name}", None)
         blocks = self._tensors.pop(f"buffer/{name}.blocks", None)
         self._tensors.pop(f"buffer/{name}.mask", None)
-        values = {"weight": weight, "moment1": moments[0].values, "moment2": moments[1].values}
+        values = {"weight": weight}
+        values |= {f"moment{n}": moment.values for n, moment in enumerate(moments, start=1)}
         for kind, tensor in values.items():
             if blocks is None or not isinstance(module, BlockSparseLinear):
                 grid = tensor.unflatten(1, (-1, block)).unflatten(0, (-1, block)).transpose(1, 2)

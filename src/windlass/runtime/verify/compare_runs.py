@@ -1,7 +1,7 @@
 """Comparison of a run with the same steps on a single device, by what both left in their folders.
 
-After one step of Adam from zero moments the first moment is `(1 - beta1) g / divisor`, so the
-checkpoint after the first step contains every gradient `g`; all checkpoints contain the weights.
+After one step from zero moments the first moment is a share of `g / divisor`, `1 - beta1` for Adam,
+so the checkpoint after the first step contains every gradient `g`; all contain the weights.
 Activations and input gradients are compared by their fingerprints.
 """
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from windlass.data import Batches
 from windlass.models import LayerStack, materialize_layer
-from windlass.runtime.adamw import learning_rate
+from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.parameters import DTYPES
 from windlass.runtime.verify.compare_runs import InstrumentedRun, checkpoint_layers
 from windlass.runtime.verify.error_record import (

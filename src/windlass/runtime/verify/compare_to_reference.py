@@ -1,7 +1,7 @@
 """Comparison of a run's first step with the reference step, by the checkpoint that it left.
 
-After one step of Adam from zero moments the first moment is `(1 - beta1) g / divisor`, so the
-gradient `g` can be recovered from it, however the step was run.
+After one step from zero moments the first moment is a known share of `g / divisor`, `1 - beta1` for
+Adam, so the gradient `g` can be recovered from it, however the step was run.
 """
 
 import math
@@ -25,6 +25,7 @@ from windlass.schema import (
     ReferenceComparison,
     Step,
     TrainSettings,
+    optimizer_law,
 )
 from windlass.torch_ext import MomentCodec
 
@@ -66,7 +67,6 @@ def compare_to_reference(
         CheckpointError: the checkpoint belongs to another model, or its weights have not had
             exactly one update.
     """
-    beta1, _ = settings.betas
     norm = step.gradient_norm
     divisor = 1.0 if settings.clip is None else max(1.0, (norm + 1e-6) / settings.clip)
     tolerance = TOLERANCE[precision] + MOMENT_TOLERANCE[moments]
@@ -80,7 +80,7 @@ def compare_to_reference(
             tolerance=TOLERANCE[precision],
         ),
     ]  # fmt: skip
-    scale = divisor / (1 - beta1)
+    scale = divisor / optimizer_law(settings.optimizer).first_moment(settings.betas)
     for index in dict.fromkeys((0, len(stack.layers) - 1)):
         names = [n for n in reference.gradients if n.startswith(f"{stack.names[index]}.")]
         if names:
@@ -120,7 +120,7 @@ def _first_moments(
                 "only after the first one"
             )
         shape = tuple(gradients[name].shape)
-        moment, _ = read_moments(file, name, shape, "float32", codec, seed=0, step=1)
+        moment, *_ = read_moments(file, name, shape, "float32", codec, seed=0, step=1)
         yield name, moment.values
 
 

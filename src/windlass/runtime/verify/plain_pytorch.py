@@ -1,14 +1,14 @@
 """A training loop as one would write it in plain PyTorch, to compare a run with.
 
 It shares no data, loss, optimizer, schedule or dropout code with what runs a plan: the whole model
-is one `nn.Sequential`, `torch.optim.AdamW` updates it, and `plain_data_order` makes the batches.
+is one `nn.Sequential`, `plain_optimizers` has its optimizer, and `plain_data_order` makes the
+batches.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, PlainBatches, finalized
+from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.schema import TrainSettings
 
 _WORD = 2**64
@@ -63,14 +64,7 @@ def train_plainly(
         parameter.data = parameter.data.to(dtype)
     dropouts = _keyed_dropouts(layers)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.dim() > 1]},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay,
-    )  # fmt: skip
+    optimizer = plain_optimizer(parameters, settings)
     losses, norms, rates = [], [], []
     for step in range(1, settings.steps + 1):
         rates.append(plain_learning_rate(settings, step))

@@ -1,16 +1,16 @@
-"""AdamW for one layer at a time, the learning rate schedule and the global gradient norm."""
+"""The optimizer of a run, for one layer at a time, and the global gradient norm."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
+from windlass.runtime.optimizers.learning_rate import learning_rate
+from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters
 from windlass.runtime.parameters import MasterParameter, ModelParameter
-from windlass.schema import MomentFormat, TrainSettings
+from windlass.schema import MomentFormat, TrainSettings, optimizer_law
 from windlass.torch_ext import PART_ELEMENTS, Device, MomentCodec, StoredMoment, dither_key
 
 _HALF_BYTES = 2
@@ -22,42 +22,13 @@ _ROW = 4096
 _Item = TypeVar("_Item")
 
 
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Learning rate of a step: linear warm-up, then what the schedule says.
+class Optimizer:
+    """The optimizer that `settings` name; it holds no state except small buffers.
 
-    Sources: `cosine` Loshchilov & Hutter 2017, SGDR, arXiv:1608.03983, equation 5, without
-    restarts; `wsd` Hu et al. 2024, arXiv:2404.06395, with the linear decay of Hägele et al. 2024,
-    arXiv:2405.18392; `inverse_sqrt` Vaswani et al. 2017, arXiv:1706.03762, equation 3.
+    Weights of one dimension never decay.
 
     Args:
-        settings: peak rate, schedule, shares of warm-up and decay, final share, number of steps.
-        step: step number, counted from 1.
-    """
-    steps, schedule = settings.steps, settings.schedule
-    warmup_steps = round(settings.warmup * steps)
-    if step <= warmup_steps:
-        return settings.learning_rate * step / warmup_steps
-    if schedule == "inverse_sqrt":
-        return settings.learning_rate * math.sqrt(max(1, warmup_steps) / step)
-    falling = round(settings.decay * steps) if schedule == "wsd" else steps - warmup_steps
-    falling = max(1, falling)
-    progress = min(1.0, max(0, step - (steps - falling)) / falling)
-    height = 1 - progress
-    if schedule == "cosine":
-        height = 0.5 * (1 + math.cos(math.pi * progress))
-    elif schedule == "constant":
-        height = 1.0
-    share = settings.final_rate + (1 - settings.final_rate) * height
-    return settings.learning_rate * share
-
-
-class AdamW:
-    """AdamW with the hyperparameters of `settings`; it holds no state except small buffers.
-
-    Source: Loshchilov & Hutter 2019, arXiv:1711.05101; weights of one dimension never decay.
-
-    Args:
-        settings: betas, epsilon, weight decay, learning rate and clip.
+        settings: optimizer, its hyperparameters, learning rate and clip.
         device: device of the weights.
         moments: storage format of the moments; all but float32 are decoded part by part.
     """
@@ -66,6 +37,7 @@ class AdamW:
         self, settings: TrainSettings, device: Device, moments: MomentFormat = "float32"
     ) -> None:
         self._settings, self._device = settings, device
+        self._law, self._update = optimizer_law(settings.optimizer), UPDATES[settings.optimizer]
         self.codec = None if moments == "float32" else MomentCodec(device.torch_device)
         """Encodes and decodes moments; None where they are stored in float32."""
         self._buffer: Tensor | None = None
@@ -123,7 +95,7 @@ class AdamW:
     def update(
         self, weights: Iterable[MasterParameter], step: int, clip_divisor: Tensor | None
     ) -> None:
-        """Takes one step of AdamW for parameters that have a gradient, and drops the gradients.
+        """Takes one step for parameters that have a gradient, and drops the gradients.
 
         Args:
             weights: parameters of one layer.
@@ -141,11 +113,11 @@ class AdamW:
                 for chunk in chunks:
                     self._step_encoded(self.codec, chunk, step, rate, decay, clip_divisor)
                 continue
-            for group in _groups(chunks, _converted_elements, self._device.piece_elements):
+            for group in _groups(chunks, self._cached_elements, self._device.piece_elements):
                 self._step(group, rate, decay, clip_divisor)
 
     def update_part(self, part: "ParameterPart", *, step: int, clip_divisor: Tensor | None) -> None:
-        """Takes one step of AdamW for a part of one parameter, in place.
+        """Takes one step for a part of one parameter, in place.
 
         Args:
             part: master weights, moments and gradient of the part.
@@ -155,7 +127,7 @@ class AdamW:
         decay, rate = self._decay(part.decays), learning_rate(self._settings, step)
         # Filled on the device: copying a number to it would make the host wait.
         updates = torch.full((), float(part.updates), device=part.master.device)
-        chunk = _Chunk(
+        chunk = Chunk(
             part.name, part.offset, part.master, part.moments, part.gradient, None, updates
         )
         if self.codec is not None:
@@ -167,27 +139,11 @@ class AdamW:
         return self._settings.weight_decay if decays else 0.0
 
     def _step(
-        self, chunks: Sequence["_Chunk"], rate: float, decay: float, clip_divisor: Tensor | None
+        self, chunks: Sequence[Chunk], rate: float, decay: float, clip_divisor: Tensor | None
     ) -> None:
-        """Updates chunks with float32 moments in one call, and increments their updates."""
-        beta1, beta2 = self._settings.betas
-        adamw(
-            [chunk.master for chunk in chunks],
-            self._float([chunk.gradient for chunk in chunks]),
-            [chunk.moments[0].values for chunk in chunks],
-            [chunk.moments[1].values for chunk in chunks],
-            [],
-            [chunk.updates for chunk in chunks],
-            fused=True,
-            grad_scale=clip_divisor,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=rate,
-            weight_decay=decay,
-            eps=self._settings.epsilon,
-            maximize=False,
-        )
+        """Updates chunks with unquantized moments in one call, and increments their updates."""
+        gradients = self._float([chunk.gradient for chunk in chunks])
+        self._update(chunks, gradients, Hyperparameters(self._settings, rate, decay, clip_divisor))
         refreshed = [chunk for chunk in chunks if chunk.working is not None]
         if refreshed:
             working = [chunk.working for chunk in refreshed if chunk.working is not None]
@@ -196,7 +152,7 @@ class AdamW:
     def _step_encoded(
         self,
         codec: MomentCodec,
-        chunk: "_Chunk",
+        chunk: Chunk,
         step: int,
         rate: float,
         decay: float,
@@ -206,12 +162,12 @@ class AdamW:
         master, (gradient,) = _flat(chunk.master), self._float([_flat(chunk.gradient)])
         for start in range(0, master.numel(), PART_ELEMENTS):
             n = min(PART_ELEMENTS, master.numel() - start)
-            stored = (chunk.moments[0].narrow(start, n), chunk.moments[1].narrow(start, n))
+            stored = tuple(moment.narrow(start, n) for moment in chunk.moments)
             values = codec.decode(stored)
             decoded = chunk._replace(
                 master=master[start : start + n],
                 gradient=gradient[start : start + n],
-                moments=(StoredMoment(values[0]), StoredMoment(values[1])),
+                moments=tuple(map(StoredMoment, values)),
                 working=None,
                 updates=chunk.updates.clone(),
             )
@@ -246,33 +202,43 @@ class AdamW:
         if short:
             yield from torch._foreach_norm(short)  # noqa: SLF001  it has no public name
 
-    def _chunks(self, weight: MasterParameter) -> Iterator["_Chunk"]:
-        """A parameter in pieces of the device, or in one where nothing is converted.
+    def _cached_elements(self, chunk: Chunk) -> int:
+        """Elements of a chunk that pass through the cache; none if each is touched only once."""
+        return 0 if chunk.working is None and self._law.fused else chunk.master.numel()
+
+    def _chunks(self, weight: MasterParameter) -> Iterator[Chunk]:
+        """A parameter in pieces of the device, or in one where each element is touched once.
 
         It gives up its gradient.
         """
         gradient, weight.gradient = weight.gradient, None
         if gradient is None:
             return
-        if weight.working is weight.master:
-            yield _Chunk(
+        converts = weight.working is not weight.master
+        if not converts and self._law.fused:
+            yield Chunk(
                 weight.name, weight.offset, weight.master.detach(), weight.moments, gradient, None,
                 weight.steps,
             )  # fmt: skip
             return
-        moment1, moment2 = weight.moments
-        flat = [self._pieces(_flat(tensor)) for tensor in (weight.master, gradient, weight.working)]
+        masters, gradients, working = (
+            self._pieces(_flat(tensor)) for tensor in (weight.master, gradient, weight.working)
+        )
         del gradient
-        last, start = len(flat[0]) - 1, 0
-        for index, (master, grad, working) in enumerate(zip(*flat, strict=True)):
-            n = len(master)
-            moments = (moment1.narrow(start, n), moment2.narrow(start, n))
+        start = 0
+        for index, master in enumerate(masters):
             # The update of a chunk increments its count: that of the last is the weight's own.
-            updates = weight.steps if index == last else weight.steps.clone()
-            yield _Chunk(
-                weight.name, weight.offset + start, master, moments, grad, working, updates
+            is_last = index == len(masters) - 1
+            yield Chunk(
+                name=weight.name,
+                offset=weight.offset + start,
+                master=master,
+                moments=tuple(moment.narrow(start, len(master)) for moment in weight.moments),
+                gradient=gradients[index],
+                working=working[index] if converts else None,
+                updates=weight.steps if is_last else weight.steps.clone(),
             )
-            start += n
+            start += len(master)
 
     def _pieces(self, flat: Tensor) -> tuple[Tensor, ...]:
         return flat.split(self._device.piece_elements)
@@ -297,7 +263,7 @@ class AdamW:
 
 
 class ParameterPart(NamedTuple):
-    """A contiguous part of one parameter with its optimizer state, for `AdamW.update_part`."""
+    """A contiguous part of one parameter with its optimizer state, for `Optimizer.update_part`."""
 
     name: str
     """Full name of the parameter."""
@@ -305,8 +271,8 @@ class ParameterPart(NamedTuple):
     """First element of the part in the parameter; a multiple of `PART_ELEMENTS`."""
     master: Tensor
     """Master weights, updated in place."""
-    moments: tuple[StoredMoment, StoredMoment]
-    """First and second moment, updated in place."""
+    moments: tuple[StoredMoment, ...]
+    """Moments, updated in place."""
     gradient: Tensor
     """Gradient in float32."""
     updates: int
@@ -315,27 +281,8 @@ class ParameterPart(NamedTuple):
     """Whether weight decay applies."""
 
 
-class _Chunk(NamedTuple):
-    name: str
-    """Full name of the parameter."""
-    offset: int
-    """First element of the chunk in the parameter."""
-    master: Tensor
-    moments: tuple[StoredMoment, StoredMoment]
-    gradient: Tensor
-    working: Tensor | None
-    """Working copy to refresh from the master; None where layers compute with the master itself."""
-    updates: Tensor
-    """`Float[]`: updates so far; the update increments it."""
-
-
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1)
-
-
-def _converted_elements(chunk: _Chunk) -> int:
-    """Elements of a chunk that pass through the cache; none if nothing is converted."""
-    return 0 if chunk.working is None else chunk.master.numel()
 
 
 def _groups(

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, strategies as st
 
 from windlass.errors import InputErrors
-from windlass.runtime.adamw import AdamW, learning_rate
+from windlass.runtime.optimizers.learning_rate import learning_rate
+from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import MasterParameter
 from windlass.runtime.verify.plain_pytorch import plain_learning_rate
 from windlass.schema.request import Request, TrainSettings
-from windlass.torch_ext import device_for
+from windlass.torch_ext import StoredMoment, device_for
 
 NORM = 1e-6
 """Relative tolerance: some thousand squares are summed in float32, and some thousand such sums."""
@@ -28,8 +29,7 @@ def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -
         decays=master.dim() >= 2,
         master=master,
         working=master if precision == torch.float32 else master.to(precision),
-        moment1=torch.zeros(shape),
-        moment2=torch.zeros(shape),
+        moments=(StoredMoment(torch.zeros(shape)), StoredMoment(torch.zeros(shape))),
         steps=torch.zeros(()),
         gradient=torch.randn(shape, generator=draws).to(precision),
     )
@@ -58,7 +58,7 @@ def test_an_update_is_that_of_torch(
     precision: torch.dtype, shape: tuple[int, ...], divisor: float | None
 ):
     settings = TrainSettings(**SIZES, learning_rate=0.1)
-    one, optimizer = weight(*shape, precision=precision), AdamW(settings, CPU)
+    one, optimizer = weight(*shape, precision=precision), Optimizer(settings, CPU)
     gradient = one.gradient.clone()
     expected = reference(one, settings, 3, 1 / (divisor or 1))
     for step in (1, 2, 3):
@@ -77,15 +77,15 @@ def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
         weight(11, precision=precision),
     ]
     whole = torch.cat([one.gradient.double().flatten() for one in parts])
-    norm = AdamW(TrainSettings(**SIZES), CPU).gradient_norm(parts)
+    norm = Optimizer(TrainSettings(**SIZES), CPU).gradient_norm(parts)
     assert float(norm) == pytest.approx(float(whole.norm()), rel=NORM)
 
 
 def test_a_norm_within_the_clip_divides_nothing():
-    optimizer = AdamW(TrainSettings(**SIZES, clip=2.0), CPU)
+    optimizer = Optimizer(TrainSettings(**SIZES, clip=2.0), CPU)
     assert optimizer.clip_divisor(1.9) is None
     assert float(optimizer.clip_divisor(4.0)) == pytest.approx(2.0)
-    assert AdamW(TrainSettings(**SIZES, clip=None), CPU).clip_divisor(1e9) is None
+    assert Optimizer(TrainSettings(**SIZES, clip=None), CPU).clip_divisor(1e9) is None
 
 
 @pytest.mark.parametrize("schedule", SHAPES)

@@ -1,0 +1,1 @@
+"""Optimizers: updates by law, the learning rate, and the global gradient norm."""

@@ -1,0 +1,125 @@
+"""The update of each optimizer: one function, which changes pieces of weights in place.
+
+What an optimizer keeps, reads and costs is in its law, `windlass.schema.OptimizerLaw`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
+from torch.optim.sgd import sgd as torch_sgd
+
+from windlass.schema import OptimizerName, TrainSettings
+from windlass.torch_ext import StoredMoment
+
+
+class Chunk(NamedTuple):
+    """A contiguous piece of one parameter with its optimizer state."""
+
+    name: str
+    """Full name of the parameter."""
+    offset: int
+    """First element of the chunk in the parameter."""
+    master: Tensor
+    moments: tuple[StoredMoment, ...]
+    gradient: Tensor
+    working: Tensor | None
+    """Working copy to refresh from the master; None where layers compute with the master itself."""
+    updates: Tensor
+    """`Float[]`: updates so far; the update increments it."""
+
+
+class Hyperparameters(NamedTuple):
+    """The hyperparameters of one step for weights of one group."""
+
+    settings: TrainSettings
+    rate: float
+    """Learning rate of the step."""
+    decay: float
+    """Weight decay."""
+    clip_divisor: Tensor | None
+    """Divisor of all gradients; None for 1."""
+
+
+Update = Callable[[Sequence[Chunk], list[Tensor], Hyperparameters], None]
+"""Takes one step for some chunks, given their gradients in the masters' precision, which it may
+overwrite; it changes masters and moments in place and increments the counts of updates."""
+
+
+def adamw(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters) -> None:
+    """AdamW by torch's fused kernel.
+
+    Source: Loshchilov & Hutter 2019, arXiv:1711.05101.
+    """
+    beta1, beta2 = step.settings.betas
+    torch_adamw(
+        [chunk.master for chunk in chunks],
+        gradients,
+        _moments(chunks, 0),
+        _moments(chunks, 1),
+        [],
+        [chunk.updates for chunk in chunks],
+        fused=True,
+        grad_scale=step.clip_divisor,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=step.rate,
+        weight_decay=step.decay,
+        eps=step.settings.epsilon,
+        maximize=False,
+    )
+
+
+def sgd(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters) -> None:
+    """SGD with momentum by torch's fused kernel; weight decay adds to the gradient.
+
+    `m <- momentum m + g + decay w`, then `w <- w - rate m`; with `nesterov` the gradient is added
+    once more. Source: Sutskever et al. 2013.
+    """
+    momentum: list[Tensor | None] = [*_moments(chunks, 0)]
+    torch_sgd(
+        [chunk.master for chunk in chunks],
+        gradients,
+        momentum,
+        fused=True,
+        grad_scale=step.clip_divisor,
+        weight_decay=step.decay,
+        momentum=step.settings.momentum,
+        lr=step.rate,
+        dampening=0.0,
+        nesterov=step.settings.nesterov,
+        maximize=False,
+    )
+    _count(chunks)
+
+
+def lion(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters) -> None:
+    """Lion: `w <- (1 - rate decay) w - rate sign(beta1 m + (1 - beta1) g)`, then `m` with beta2.
+
+    Source: Chen et al. 2023, arXiv:2302.06675, algorithm 2.
+    """
+    beta1, beta2 = step.settings.betas
+    masters, means = [chunk.master for chunk in chunks], _moments(chunks, 0)
+    if step.clip_divisor is not None:
+        torch._foreach_div_(gradients, step.clip_divisor)
+    signs = torch._foreach_lerp(means, gradients, 1 - beta1)  # noqa: SLF001  no public name
+    torch._foreach_sign_(signs)
+    torch._foreach_mul_(masters, 1 - step.rate * step.decay)
+    torch._foreach_add_(masters, signs, alpha=-step.rate)
+    torch._foreach_lerp_(means, gradients, 1 - beta2)
+    _count(chunks)
+
+
+UPDATES: Mapping[OptimizerName, Update] = {"adamw": adamw, "lion": lion, "sgd": sgd}
+"""The update of each optimizer by its name."""
+
+
+def _moments(chunks: Sequence[Chunk], which: int) -> list[Tensor]:
+    return [chunk.moments[which].values for chunk in chunks]
+
+
+def _count(chunks: Sequence[Chunk]) -> None:
+    torch._foreach_add_([chunk.updates for chunk in chunks], 1)

@@ -1,0 +1,71 @@
+"""Every optimizer as one would write it in plain PyTorch, to compare a run with.
+
+They are torch's own where torch has them, and else the formulas of their papers, weight by weight.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from windlass.schema import TrainSettings
+
+Groups = list[dict[str, Any]]
+"""Parameter groups as torch's optimizers take them."""
+
+
+def plain_optimizer(
+    parameters: Iterable[nn.Parameter], settings: TrainSettings
+) -> torch.optim.Optimizer:
+    """The optimizer of a run; each step's learning rate is to be set in its groups."""
+    weights = list(parameters)
+    groups: Groups = [
+        {"params": [p for p in weights if p.dim() > 1]},
+        {"params": [p for p in weights if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    decay = settings.weight_decay
+    match settings.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(
+                groups, betas=settings.betas, eps=settings.epsilon, weight_decay=decay
+            )
+        case "sgd":
+            return torch.optim.SGD(
+                groups, lr=1.0, momentum=settings.momentum, nesterov=settings.nesterov,
+                weight_decay=decay,
+            )  # fmt: skip
+        case "lion":
+            return _PlainOptimizer(groups, decay, lambda *args: _lion(settings, *args))
+
+
+class _PlainOptimizer(torch.optim.Optimizer):
+    """Updates weight by weight with a function of the weight, its state and its group."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        weight_decay: float,
+        update: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None],
+    ) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": weight_decay})
+        self._update = update
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Takes one step."""
+        del closure
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, self.state[weight], group)
+
+
+def _lion(
+    settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    beta1, beta2 = settings.betas
+    m = state.get("m", torch.zeros_like(w))
+    direction = torch.sign(beta1 * m + (1 - beta1) * g)
+    w.sub_(group["lr"] * (direction + group["weight_decay"] * w))
+    state["m"] = beta2 * m + (1 - beta2) * g

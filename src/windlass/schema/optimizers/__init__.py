@@ -1,0 +1,19 @@
+"""Optimizers as laws: what each keeps, reads and costs, in one value that every room reads."""
+
+from windlass.schema.optimizers.law import (
+    DefaultRate,
+    OptimizerLaw,
+    OptimizerName,
+    OtherOptimizer,
+    UpdateScope,
+    optimizer_law,
+)
+
+__all__ = [
+    "DefaultRate",
+    "OptimizerLaw",
+    "OptimizerName",
+    "OtherOptimizer",
+    "UpdateScope",
+    "optimizer_law",
+]

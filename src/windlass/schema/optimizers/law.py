@@ -1,0 +1,92 @@
+"""The law of an optimizer: what it keeps for each weight, what it reads, and what it costs.
+
+`laws.toml` holds one table for each. Adding an optimizer takes one such table, its name in
+`OptimizerName`, and one function in `runtime.optimizers.updates`.
+"""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from math import sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from windlass.document import Document
+
+OtherOptimizer = Literal["lion", "sgd"]
+OptimizerName = Literal["adamw", OtherOptimizer]
+
+UpdateScope = Literal["element"]
+"""What the update of one element reads. `element`: its own weight, gradient and moments, so that
+every kind of sharding is free."""
+
+
+class DefaultRate(Document):
+    """The learning rate of an optimizer where a request names none: a share, or a rate."""
+
+    share: float | None = Field(default=None, gt=0)
+    """Share of AdamW's default for the model; None if `rate` is given."""
+    rate: float | None = Field(default=None, gt=0)
+    at_batch: int | None = Field(default=None, ge=1)
+    """Global batch that `rate` is for, from which it goes with the root of the batch; None means
+    that it holds for any."""
+    reason: str
+
+    def of_run(self, adamw: float, batch: int) -> float:
+        """The rate for a batch, `rate * sqrt(batch / at_batch)` where it depends on it.
+
+        Args:
+            adamw: AdamW's default for the model.
+            batch: global batch in sequences.
+        """
+        if self.rate is None:
+            return (self.share or 1.0) * adamw
+        return self.rate * (1.0 if self.at_batch is None else sqrt(batch / self.at_batch))
+
+
+class OptimizerLaw(Document):
+    """What an optimizer keeps and costs, as runtime, memory model, clock and planner read it."""
+
+    name: OptimizerName
+    source: str
+    scope: UpdateScope
+    moments: int = Field(ge=0)
+    """Moments of a weight, each in its shape."""
+    fused: bool
+    """Whether torch updates in one kernel, which reads and writes every tensor once."""
+    calls: int = Field(ge=1)
+    """Torch operations that update one piece of a weight."""
+    accesses: int = Field(ge=1)
+    """Elements that these operations read or write for each element of the weight, of which all but
+    the first reading and the last writing of each tensor are in a cache where there is one."""
+    betas: tuple[float, float] | None = None
+    """Default of `train.betas`; None if it has none, as with the next two."""
+    momentum: float | None = None
+    epsilon: float | None = None
+    weight_decay: float
+    """Default of `train.weight_decay`."""
+    learning_rate: DefaultRate | None = None
+    """Default of `train.learning_rate`; None means the published one of a model's size."""
+
+    @property
+    def quantizes_moments(self) -> bool:
+        """Whether moments can be stored in fewer bits: the codec is for a mean and a square."""
+        return self.name == "adamw"
+
+    def first_moment(self, betas: tuple[float, float]) -> float:
+        """The first moment after one update, as a share of the gradient: proofs read it there."""
+        shares = {"sgd": 1.0, "lion": 1 - betas[1]}
+        return shares.get(self.name, 1 - betas[0])
+
+
+def optimizer_law(name: OptimizerName | None) -> OptimizerLaw:
+    """The law of an optimizer; None means AdamW, as in a plan."""
+    return _laws()[name or "adamw"]
+
+
+@cache
+def _laws() -> dict[str, OptimizerLaw]:
+    text = files("windlass.schema.optimizers").joinpath("laws.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    return {name: OptimizerLaw.model_validate({"name": name} | tables[name]) for name in tables}

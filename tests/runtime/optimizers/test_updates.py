@@ -1,0 +1,100 @@
+"""Every optimizer against torch's own or that of another library."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from windlass.runtime.optimizers.learning_rate import learning_rate
+from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.parameters import MasterParameter, StateFormat, new_master_parameter
+from windlass.schema import TrainSettings, optimizer_law
+from windlass.torch_ext import device_for
+
+CPU = device_for("cpu")
+STEPS = 50
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+"""Fifty updates in float32, whose operations are in another order."""
+SHAPES = ((7,), (5, 3), (16, 24))
+OracleFactory = Callable[[list[Tensor], TrainSettings, float], torch.optim.Optimizer]
+
+
+def settings_of(name: str, **changes: object) -> TrainSettings:
+    return TrainSettings(
+        steps=STEPS, batch=4, sequence=16, optimizer=name, learning_rate=0.02, **changes
+    )
+
+
+def new_weights(settings: TrainSettings) -> list[MasterParameter]:
+    draws = torch.Generator().manual_seed(0)
+    state = StateFormat(optimizer_law(settings.optimizer).moments, "float32")
+    masters = [torch.randn(shape, generator=draws) for shape in SHAPES]
+    return [
+        new_master_parameter(f"layer.{index}", master, master, state, decays=master.dim() >= 2)
+        for index, master in enumerate(masters)
+    ]
+
+
+def gradients() -> Iterator[list[Tensor]]:
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        yield [torch.randn(shape, generator=draws) for shape in SHAPES]
+
+
+def oracle_weights(factory: OracleFactory, settings: TrainSettings, divisor: float) -> list[Tensor]:
+    """The weights after 50 steps of an oracle, with and without decay in two optimizers."""
+    weights = [w.master.clone().requires_grad_() for w in new_weights(settings)]
+    parts = [
+        factory([w for w in weights if (w.dim() >= 2) == decays], settings, decay)
+        for decays, decay in ((True, settings.weight_decay), (False, 0.0))
+    ]
+    for step, current in enumerate(gradients(), start=1):
+        for weight, gradient in zip(weights, current, strict=True):
+            weight.grad = gradient / divisor
+        for part in parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate(settings, step)
+            part.step()
+    return [weight.detach() for weight in weights]
+
+
+def _adamw(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, betas=s.betas, eps=s.epsilon, weight_decay=decay)
+
+
+def _sgd(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        weights, lr=1.0, momentum=s.momentum, nesterov=s.nesterov, weight_decay=decay
+    )
+
+
+def _lion(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    from pytorch_optimizer import Lion
+
+    return Lion(weights, betas=s.betas, weight_decay=decay)
+
+
+ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
+    ("adamw", {}, _adamw),
+    ("sgd", {}, _sgd),
+    ("sgd", {"nesterov": True, "momentum": 0.8}, _sgd),
+    ("lion", {}, _lion),
+]
+
+
+@pytest.mark.parametrize("divisor", [None, 3.0])
+@pytest.mark.parametrize(("name", "changes", "factory"), ORACLES)
+def test_fifty_updates_are_those_of_the_oracle(
+    name: str, changes: dict[str, object], factory: OracleFactory, divisor: float | None
+):
+    settings = settings_of(name, **changes)
+    weights, optimizer = new_weights(settings), Optimizer(settings, CPU)
+    for step, current in enumerate(gradients(), start=1):
+        for weight, gradient in zip(weights, current, strict=True):
+            weight.gradient = gradient
+        optimizer.update(weights, step, None if divisor is None else torch.tensor(divisor))
+    expected = oracle_weights(factory, settings, divisor or 1.0)
+    for weight, reference in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.master, reference, **CLOSE)
+        assert float(weight.steps) == STEPS
