@@ -154,11 +154,6 @@ def test_objects_are_not_checked_because_a_check_runs_in_other_processes(
         windlass.check(trained[1].planned)
 
 
-def test_another_optimizer_than_adamw_is_refused() -> None:
-    with pytest.raises(InputErrors, match="input should be 'adamw'"):
-        windlass.make_request("gpt-tiny", "train.optimizer=sgd")
-
-
 def test_values_show_themselves_in_a_line_and_escaped_in_a_notebook(
     trained: tuple[nn.Sequential, windlass.Run],
 ) -> None:

@@ -132,7 +132,7 @@ class TrainRequest(RequestTable):
     nesterov: bool = False
     """Whether SGD adds the gradient to the weights once more, ahead of its moment."""
     epsilon: float | None = Field(default=None, gt=0)
-    """AdamW's epsilon, beside the root of the second moment."""
+    """AdamW's epsilon, beside the root of the second moment; half the width of Lion's sign."""
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay, of weights with two or more dimensions; SGD adds it to the gradient."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
@@ -224,6 +224,10 @@ class TrainSettings(TrainRequest):
             return content
         defaults = optimizer_settings(content.get("optimizer", "adamw"))
         return content | {key: defaults[key] for key in defaults if content.get(key) is None}
+
+    def _unread_settings(self) -> Iterator[str]:
+        """Nothing: all settings have values here, also those that the optimizer does not read."""
+        return iter(())
 
 
 _OPTIMIZERS = get_args(OptimizerName)

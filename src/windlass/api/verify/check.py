@@ -23,6 +23,7 @@ from windlass.schema import (
     Stage,
     TrainSettings,
     VerificationResult,
+    optimizer_law,
 )
 from windlass.torch_ext import set_memory_limit
 from windlass.units import format_bytes
@@ -44,8 +45,8 @@ _WARMUP = 0.6
 """Share of warm-up steps: of three steps two, so that no two have the same learning rate."""
 
 _EPSILON = 1e-4
-"""Smallest epsilon of Adam in a verification. With the usual 1e-8, a gradient that is zero up to
-rounding would move its weight by a full step, in a random direction."""
+"""Smallest epsilon of Adam and of Lion in a verification. With the usual 1e-8, a gradient that is
+zero up to rounding would move its weight by a full step, in a random direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +238,13 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     if plan.parallel.devices == 1 and plan.loss is None:
         keep |= {"precision", "moments"}
     plan = plan.model_copy(update={key: exact[key] for key in exact if key not in keep})
+    has_epsilon = optimizer_law(plan.optimizer).epsilon is not None
     short = settings.model_copy(
         update={
             "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": steps + 1,
             # A micro-batch for each replica, and one that is not full.
             "evaluate_sequences": plan.batch.micro * plan.parallel.data + 1,
-            "epsilon": max(_EPSILON, settings.epsilon), "warmup": _WARMUP,
+            "epsilon": max(_EPSILON if has_epsilon else 0.0, settings.epsilon), "warmup": _WARMUP,
         }
     )  # fmt: skip
     request = planned.request.model_copy(

@@ -99,14 +99,17 @@ def sgd(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters)
 def lion(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters) -> None:
     """Lion: `w <- (1 - rate decay) w - rate sign(beta1 m + (1 - beta1) g)`, then `m` with beta2.
 
-    Source: Chen et al. 2023, arXiv:2302.06675, algorithm 2.
+    The sign rises from -1 to 1 between -epsilon and epsilon, by default so narrowly that it is a
+    step. Source: Chen et al. 2023, arXiv:2302.06675, algorithm 2.
     """
     beta1, beta2 = step.settings.betas
     masters, means = [chunk.master for chunk in chunks], _moments(chunks, 0)
     if step.clip_divisor is not None:
         torch._foreach_div_(gradients, step.clip_divisor)
     signs = torch._foreach_lerp(means, gradients, 1 - beta1)  # noqa: SLF001  no public name
-    torch._foreach_sign_(signs)
+    torch._foreach_mul_(signs, 1 / step.settings.epsilon)
+    torch._foreach_clamp_min_(signs, -1.0)
+    torch._foreach_clamp_max_(signs, 1.0)
     torch._foreach_mul_(masters, 1 - step.rate * step.decay)
     torch._foreach_add_(masters, signs, alpha=-step.rate)
     torch._foreach_lerp_(means, gradients, 1 - beta2)

@@ -66,6 +66,6 @@ def _lion(
 ) -> None:
     beta1, beta2 = settings.betas
     m = state.get("m", torch.zeros_like(w))
-    direction = torch.sign(beta1 * m + (1 - beta1) * g)
+    direction = ((beta1 * m + (1 - beta1) * g) / settings.epsilon).clamp(-1, 1)
     w.sub_(group["lr"] * (direction + group["weight_decay"] * w))
     state["m"] = beta2 * m + (1 - beta2) * g

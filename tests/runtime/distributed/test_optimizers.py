@@ -1,0 +1,73 @@
+"""Every optimizer under every kind of plan takes the steps that it takes on a single device."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from factories import tiny_plan
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
+from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.schema import OtherOptimizer, TrainSettings
+
+OTHERS: tuple[OtherOptimizer, ...] = get_args(OtherOptimizer)
+
+SHARDED = {"micro": 1, "accumulation": 4, "data": 2, "sharding": (2, 2)}
+PLANS: dict[str, dict[str, Any]] = {
+    "data": {"micro": 2, "accumulation": 2, "data": 2},
+    "state-sharded": {"micro": 2, "accumulation": 2, "data": 2, "sharding": (1, 2)},
+    "pipeline": {"micro": 1, "accumulation": 8, "pipeline": 2},
+    "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
+}
+PHASES = ((0, 2), (2, 4), (4, LAYERS))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    two = RankPool(tmp_path_factory.mktemp("optimizers"), 2, (2,))
+    yield two
+    two.close()
+
+
+def settings_of(name: OtherOptimizer) -> TrainSettings:
+    """Those of the pool's runs, with the optimizer's own defaults."""
+    kept = SETTINGS.model_dump(exclude={"betas", "momentum", "weight_decay"})
+    return TrainSettings.model_validate(kept | {"optimizer": name})
+
+
+def run(pool: RankPool, name: OtherOptimizer, **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywords of a plan
+    whole = {"precision": "float64", "sequence": SEQUENCE} | plan
+    given = tiny_plan(pool.graph, MACHINE, **whole).model_copy(update={"optimizer": name})
+    return pool.run(given, settings=settings_of(name))
+
+
+def require_equal(pool: RankPool, name: OtherOptimizer, **plan: Any) -> None:  # noqa: ANN401  keywords of a plan
+    precision = plan.get("precision", "float64")
+    alone = run(pool, name, micro=1, accumulation=BATCH, precision=precision)
+    result = compare_to_single_device(
+        run(pool, name, **plan), alone, pool.stack, settings_of(name), precision=precision
+    )
+    assert result.passed, result.first_mismatch
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_sharded_optimizer_equals_one_on_a_single_device(pool: RankPool, name: OtherOptimizer):
+    require_equal(pool, name, **SHARDED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_optimizer_under_any_plan_equals_one_on_a_single_device(
+    pool: RankPool, name: OtherOptimizer, plan: str
+):
+    require_equal(pool, name, **PLANS[plan])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_optimizer_in_phases_equals_one_in_memory(pool: RankPool, name: OtherOptimizer):
+    require_equal(
+        pool, name, micro=4, accumulation=2, precision="float32", recompute="full",
+        offload=OFFLOADED[0], stages=(PHASES,),
+    )  # fmt: skip

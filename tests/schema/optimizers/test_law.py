@@ -1,0 +1,73 @@
+"""The law of each optimizer, and the settings of a request that follow from it."""
+
+from typing import get_args
+
+import pytest
+
+from factories import tiny_graph, tiny_machine
+from windlass.errors import InputErrors
+from windlass.planner.defaults import resolve_defaults
+from windlass.runtime.optimizers.updates import UPDATES
+from windlass.schema.optimizers import OptimizerName, optimizer_law
+from windlass.schema.plan import Batch, Plan, Stage
+from windlass.schema.request import Request, TrainSettings
+
+NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
+PLAN = Plan(graph="g", machine="m", batch=Batch(sequence=8, micro=1), stages=(Stage(phases=((0, 1),)),))  # fmt: skip
+
+
+def resolved(*overrides: str) -> TrainSettings:
+    request = Request.resolve(overrides=overrides)
+    return resolve_defaults(request, tiny_graph(), tiny_machine())[0].train
+
+
+def test_every_optimizer_has_a_law_and_an_update():
+    assert set(UPDATES) == set(NAMES)
+    assert [optimizer_law(name).name for name in NAMES] == list(NAMES)
+
+
+def test_a_plan_without_an_optimizer_is_of_adamw_and_keeps_its_fingerprint():
+    assert optimizer_law(None).name == "adamw"
+    assert "optimizer" not in PLAN.model_dump(exclude_none=True)
+
+
+@pytest.mark.parametrize(("name", "state"), [(None, 8), ("lion", 4), ("sgd", 4)])
+def test_a_moment_is_four_bytes_of_state_for_each_parameter(name: str | None, state: int):
+    plan = PLAN.model_copy(update={"optimizer": name})
+    assert plan.state_bytes(1000) == 1000 * state
+    masters = plan.model_copy(update={"precision": "bfloat16"})
+    assert masters.state_bytes(1000) == 1000 * (state + 4)
+
+
+def test_settings_that_are_left_open_are_those_of_the_optimizer():
+    adamw, lion = resolved(), resolved("train.optimizer=lion")
+    assert (adamw.betas, adamw.weight_decay, adamw.learning_rate) == ((0.9, 0.95), 0.1, 1e-3)
+    assert (lion.betas, lion.weight_decay) == ((0.9, 0.99), 0.3)
+    assert lion.learning_rate == pytest.approx(3e-4)
+    assert resolved("train.optimizer=lion", "train.betas=0.8,0.9").betas == (0.8, 0.9)
+
+
+def test_the_learning_rate_of_an_optimizer_says_where_it_comes_from():
+    request = Request.resolve(overrides=("train.optimizer=lion",))
+    reasons = {d.key: d.reason for d in resolve_defaults(request, tiny_graph(), tiny_machine())[1]}
+    assert "Chen et al. 2023" in reasons["train.learning_rate"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chosen_settings_survive_a_file(name: OptimizerName):
+    settings = resolved(f"train.optimizer={name}")
+    assert TrainSettings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("train.optimizer=sgd", "train.betas=0.5,0.6"),
+        ("train.optimizer=lion", "train.momentum=0.5"),
+        ("train.nesterov=true",),
+        ("train.optimizer=adamx",),
+    ],
+)
+def test_a_setting_that_an_optimizer_has_not_is_refused(overrides: tuple[str, ...]):
+    with pytest.raises(InputErrors, match=r"leave it out|input should be 'adamw'"):
+        Request.resolve(overrides=overrides)
