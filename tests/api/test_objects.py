@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import windlass
 from windlass.api.objects import name_of_model
-from windlass.errors import InputErrors, PlanError, RecordError, RequestError
+from windlass.errors import PlanError, RecordError, RequestError
 from windlass.models import build_layer_stack
 from windlass.schema import Step
 

@@ -13,7 +13,9 @@ from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import Request, TrainSettings
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
-PLAN = Plan(graph="g", machine="m", batch=Batch(sequence=8, micro=1), stages=(Stage(phases=((0, 1),)),))  # fmt: skip
+STAGE = Stage(phases=((0, 1),))
+STAGE = Stage(phases=((0, 1),))
+PLAN = Plan(graph="g", machine="m", batch=Batch(sequence=8, micro=1), stages=(STAGE,))
 
 
 def resolved(*overrides: str) -> TrainSettings:
