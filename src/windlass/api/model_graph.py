@@ -25,7 +25,12 @@ from windlass.capture import (
     stack_graph,
 )
 from windlass.errors import RequestError
-from windlass.models import TransformerConfig, apply_model_arguments, model_config
+from windlass.models import (
+    TransformerConfig,
+    apply_model_arguments,
+    is_users_own,
+    model_config,
+)
 from windlass.schema import (
     Graph,
     Machine,
@@ -110,9 +115,9 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     Raises:
         ModelError: the model is unknown, or cannot be built with the request's dials.
     """
-    if not objects.is_rebuildable or model.sharding_rules or ".py" in model.name:
+    if not objects.is_rebuildable or model.sharding_rules or is_users_own(model.name):
         return None
-    if ":" in model.name or (model.sparsity and (model.sparsity.modules or model.sparsity.mask)):
+    if model.sparsity and (model.sparsity.modules or model.sparsity.mask):
         return None
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
     return replace(config, sparsity=sparsity_of_leg(model.sparsity))
@@ -158,7 +163,7 @@ def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects
 
     A large model is not tried, because that takes its weights.
     """
-    is_users_own = objects.model is not None or ".py" in model.name
+    is_users_own = objects.model is not None or is_users_own(model.name)
     if not is_users_own or graph.parameter_count > _MOST_PARAMETERS_TRIED:
         return graph
     from windlass.models import layer_that_looks_ahead
@@ -274,7 +279,7 @@ def capture_tensor_degrees(
 
 def _cache_entry(model: ModelIdentity) -> tuple[Path, str]:
     """The folder and the key under which a model's graph is cached."""
-    user_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
+    user_file = Path(model.name.partition(":")[0]) if is_users_own(model.name) else None
     return cache_folder() / "graphs", graph_key(model.to_json(), user_file)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from windlass.atomic_files import atomic_write, cache_folder
 from windlass.errors import DataError, RequestError
+from windlass.models import is_users_own
 from windlass.schema import ModelIdentity, ModelRequest, Request, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ class PlannedObjects:
                 sparsity=request.sparsity,
             )
         else:
-            device = "cpu" if seed is not None and ".py" in request.name else "meta"
+            device = "cpu" if seed is not None and is_users_own(request.name) else "meta"
             stack = build_layer_stack(
                 request.name, arguments, device=device, seed=seed or 0,
                 sharding_rules=request.sharding_rules, sparsity=request.sparsity,
+                weightless=seed is None,
             )  # fmt: skip
         if self.loss is not None:
             set_layer_loss(stack.layers[-1], _function(self.loss))

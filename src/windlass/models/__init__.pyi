@@ -9,7 +9,9 @@ from .build import (
 )
 from .catalog import (
     apply_model_arguments,
+    has_config,
     is_causal,
+    is_users_own,
     model_config,
     model_names,
     published_parameter_count,
@@ -96,8 +98,10 @@ __all__ = [
     "chooses_attention",
     "fake_state",
     "fuse_loss",
+    "has_config",
     "is_causal",
     "is_embedding_only",
+    "is_users_own",
     "layer_loss",
     "layer_sharding",
     "layer_stack_of",

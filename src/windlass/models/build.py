@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.catalog import apply_model_arguments, model_config
+from windlass.models.catalog import apply_model_arguments, is_users_own, model_config
+from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
+from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
 from windlass.models.sparsity.sparse_layers import make_sparse
@@ -20,6 +23,9 @@ from windlass.models.user_model import (
 )
 from windlass.schema import SparsityRequest
 
+_FREE_ARGUMENTS = ("dropout", "split_blocks")
+"""Arguments that leave the shape of every weight as it is."""
+
 
 def build_layer_stack(
     name: str,
@@ -29,11 +35,13 @@ def build_layer_stack(
     seed: int = 0,
     sharding_rules: Mapping[str, str] | None = None,
     sparsity: SparsityRequest | None = None,
+    weightless: bool = False,
 ) -> LayerStack:
     """Builds the layer stack of a model.
 
     Args:
-        name: a name of the catalog, or `file.py:function` for a function that returns an
+        name: a name of the catalog, `hf:DIR` for a Hugging Face folder, whose weights are read
+            when a layer is made, or `file.py:function` for a function that returns an
             `nn.Module`.
         arguments: changes to the catalog model's configuration; for a file, keyword arguments of
             the function.
@@ -43,12 +51,15 @@ def build_layer_stack(
         sharding_rules: tensor-parallel rules by pattern of module names, in the syntax of
             `parse_sharding_rule`, in addition to those that catalog models define themselves.
         sparsity: which weights are absent; None keeps all.
+        weightless: whether the files with a Hugging Face model's weights are left alone, because
+            a checkpoint has newer ones or none are needed.
 
     Raises:
         ModelError: the model is unknown, arguments or rules do not fit it, it is not a sequence of
             layers, or weights of a user's model are frozen.
+        InputErrors: every tensor of a Hugging Face folder that does not fit its `config.json`.
     """
-    if ":" in name or name.endswith(".py"):
+    if is_users_own(name):
         user_module = build_user_model(name, arguments, device=device, seed=seed)
         refuse_frozen_weights(user_module, name)
         if sparsity is not None:
@@ -56,6 +67,9 @@ def build_layer_stack(
         stack = layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
         return _with_mask_file(stack, sparsity)
     config = apply_model_arguments(model_config(name), arguments)
+    is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
+    if is_pretrained:
+        _require_own_shape(name, arguments, sparsity)
     with torch.device("meta"):
         module = build_transformer(config)
     if sparsity is not None:
@@ -68,6 +82,8 @@ def build_layer_stack(
         sharding_rules=sharding_rules,
     )
     stack = _with_mask_file(stack, sparsity)
+    if is_pretrained and not weightless:
+        stack = _with_pretrained_weights(stack, config)
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
@@ -107,6 +123,34 @@ def layer_stack_of(
         make_sparse(model, name, sparsity, seed=seed)
     stack = layer_stack_from_module(model, name, sharding_rules=sharding_rules)
     return _with_mask_file(stack, sparsity)
+
+
+def _require_own_shape(
+    name: str, arguments: Mapping[str, int | float], sparsity: SparsityRequest | None
+) -> None:
+    """Refuses to build trained weights in another shape than theirs.
+
+    Raises:
+        ModelError: an argument changes the shape, or weights should be absent.
+    """
+    wrong = [f"`model.{key}`" for key in arguments if key not in _FREE_ARGUMENTS]
+    if sparsity is not None:
+        wrong.append("`sparsity`")
+    if wrong:
+        raise ModelError(
+            f"`{name}` has weights of its own shape, which {' and '.join(wrong)} would change; "
+            f"leave that out, or name `{name.rstrip('/')}/config.json`, whose weights are drawn"
+        )
+
+
+def _with_pretrained_weights(stack: LayerStack, config: TransformerConfig) -> LayerStack:
+    """The stack, which reads its weights from the folder that its configuration is from."""
+    parameters = {
+        f"{name}.{path}": parameter
+        for name, layer in zip(stack.names, stack.layers, strict=True)
+        for path, parameter in layer.named_parameters(remove_duplicate=False)
+    }
+    return replace(stack, weights=open_pretrained(config, parameters, stack.tied_weights))
 
 
 def _with_mask_file(stack: LayerStack, sparsity: SparsityRequest | None) -> LayerStack:

@@ -10,6 +10,8 @@ from typing import Any
 
 from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
 from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.model_folder import is_huggingface
+from windlass.models.huggingface.read_config import huggingface_config
 
 MODEL_ARGUMENTS = (
     "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
@@ -25,11 +27,13 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_config(name: str) -> TransformerConfig:
-    """The configuration of a catalog model.
+    """The configuration of a catalog model, or of a Hugging Face folder (`hf:DIR`).
 
     Raises:
-        ModelError: no model has that name.
+        ModelError: no model has that name, or the folder's cannot be built.
     """
+    if is_huggingface(name):
+        return huggingface_config(name)
     entry = dict(_entry(name))
     for key in ("parameters", "also"):
         entry.pop(key, None)
@@ -77,8 +81,18 @@ def apply_model_arguments(
 
 
 def is_causal(name: str) -> bool:
-    """Whether a model predicts the next token; true for all but the catalog's encoders."""
-    return name not in model_names() or model_config(name).causal
+    """Whether a model predicts the next token; true for all but encoders with a configuration."""
+    return not has_config(name) or model_config(name).causal
+
+
+def has_config(name: str) -> bool:
+    """Whether a configuration describes a model: one of the catalog, or of a Hugging Face folder."""
+    return is_huggingface(name) or name in model_names()
+
+
+def is_users_own(name: str) -> bool:
+    """Whether a name is `file.py:function`, a function in a file of the user's."""
+    return not is_huggingface(name) and (":" in name or name.endswith(".py"))
 
 
 def published_parameter_count(name: str) -> float | None:
@@ -94,8 +108,8 @@ def _entry(name: str) -> Mapping[str, Any]:
     models = _tables()["models"]
     if name not in models:
         raise ModelError(
-            f"unknown model `{shorten(name)}`{_suggestion(name)}; `windlass models` lists all, and "
-            "a file of your own is named `file.py:function`"
+            f"unknown model `{shorten(name)}`{_suggestion(name)}; `windlass models` lists all, a "
+            "file of your own is named `file.py:function`, and a Hugging Face folder `hf:DIR`"
         )
     return models[name]
 

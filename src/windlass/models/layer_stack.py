@@ -1,8 +1,9 @@
 """A model as a stack of layers, the units that pipeline stages and phases are made of."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,13 @@ _TOLERANCE = 1e-4
 """Difference that shows a later token, as a share of the largest output; rounding leaves less."""
 
 
+class WeightSource(Protocol):
+    """Where the weights of a stack come from in place of a seed."""
+
+    def read(self, parameter: str) -> Tensor:
+        """The values of a parameter by its full name, in any floating-point type."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStack:
     """A model as consecutive layers.
@@ -58,6 +66,8 @@ class LayerStack:
     define themselves; `*` matches one name between dots."""
     mask_file: Path | None = None
     """File with the masks of sparse layers; None draws them with the weights."""
+    weights: WeightSource | None = None
+    """Where trained weights are read from; None draws them from the seed."""
 
 
 def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
@@ -150,7 +160,7 @@ def layer_that_looks_ahead(stack: LayerStack) -> str | None:
 def materialize_layer(
     stack: LayerStack, index: int, *, seed: int, device: str, tied: bool = True
 ) -> nn.Module:
-    """One layer of a stack with real weights, each drawn from (seed, parameter name) alone.
+    """One layer of a stack with real weights, each read or drawn from (seed, its name) alone.
 
     Which layers are built, in what order and on what device does not change the weights. A
     parameter that is tied to one of an earlier layer gets the owner's values in memory of its own;
@@ -177,7 +187,7 @@ def materialize_layer(
         for full_name, owner in stack.tied_weights.items()
         if full_name.startswith(f"{name}.")
     }
-    real = init_from_seed(layer, name, seed, empty=owners.keys())
+    real = _real_layer(stack, layer, name, seed, empty=owners.keys())
     if stack.mask_file is not None:
         put_masks(real, name, stack.mask_file, seed=seed)
     for path, owner in owners.items():
@@ -197,7 +207,30 @@ def _owner_parameter(
     module_path, _, leaf = path.rpartition(".")
     module = stack.layers[index].get_submodule(module_path)
     full_name = f"{stack.names[index]}.{module_path}" if module_path else stack.names[index]
-    return init_from_seed(module, full_name, seed).get_parameter(leaf)
+    return _real_layer(stack, module, full_name, seed).get_parameter(leaf)
+
+
+def _real_layer(
+    stack: LayerStack, layer: nn.Module, name: str, seed: int, *, empty: Collection[str] = ()
+) -> nn.Module:
+    """A copy of a layer, or of a module in one, with the weights that its stack says.
+
+    Args:
+        stack: says where weights come from.
+        layer: on the meta device, and not changed.
+        name: its full name.
+        seed: random seed of the weights that are drawn.
+        empty: names of parameters that become empty tensors.
+    """
+    if stack.weights is None:
+        return init_from_seed(layer, name, seed, empty=empty)
+    parameters = dict(layer.named_parameters(remove_duplicate=False))
+    real = init_from_seed(layer, name, seed, empty=parameters.keys())
+    for path, parameter in parameters.items():
+        if path not in empty:
+            values = stack.weights.read(f"{name}.{path}").to(parameter.dtype)
+            set_parameter(real, path, nn.Parameter(values, parameter.requires_grad))
+    return real
 
 
 def _try_layer(layer: nn.Module, x: Tensor) -> tuple[Tensor, bool]:

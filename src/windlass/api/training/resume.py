@@ -36,7 +36,7 @@ from windlass.api.training.setup import (
 )
 from windlass.atomic_files import atomic_write
 from windlass.errors import CheckpointError, RecordError, RequestError
-from windlass.models import is_causal, model_names
+from windlass.models import has_config, is_causal
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
@@ -380,7 +380,7 @@ def write_sample(run: Run) -> None:
     flop = 2 * planned.graph.parameter_count * tokens_passed
     most = _SAMPLE_SHARE * planned.prediction.model_flop * (planned.request.train.steps - run.done)
     name = planned.request.model.name
-    writes = name in model_names() and is_causal(name) and planned.objects.is_rebuildable
+    writes = has_config(name) and is_causal(name) and planned.objects.is_rebuildable
     writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
     if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
         return

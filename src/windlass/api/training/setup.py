@@ -12,7 +12,7 @@ from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import MachineError, PlanError
-from windlass.models import is_causal
+from windlass.models import is_causal, is_users_own
 from windlass.program import (
     Program,
     lower,
@@ -198,7 +198,7 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
     refuse_offloaded_masks(planned)
-    if ".py" in planned.request.model.name and plan.parallel.devices > plan.parallel.pipeline:
+    if is_users_own(planned.request.model.name) and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
     programs = lower(plan, graph)
     device = machine.device

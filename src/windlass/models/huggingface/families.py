@@ -1,0 +1,179 @@
+"""Tables that say how a `model_type` of Hugging Face names its sizes and its tensors."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from windlass.errors import ModelError, did_you_mean, shorten
+
+Layout = Literal["transposed", "rotated_neighbours", "qkv_of_each_head"]
+"""How a type lays out a weight that we keep in another order.
+
+`transposed`: inputs by outputs. `rotated_neighbours`: positions rotate neighbouring features of a
+head, not its two halves. `qkv_of_each_head`: query, key and value of each head lie together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRule:
+    """Where a field of our configuration stands in a `config.json`."""
+
+    key: str
+    """Key; a dot leads into a table."""
+    older: tuple[str, ...] = ()
+    """Keys that earlier versions used."""
+    default: Any = None
+    """Value where no key stands; None leaves the field to our own default."""
+    values: Mapping[str, Any] | None = None
+    """Our value for each of theirs, as JSON writes it; None takes the value as it is."""
+    share_of: str | None = None
+    """The value is a share of this property, which is rounded down."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, the one that is written first."""
+        return (self.key, *self.older)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRule:
+    """The tensors of a Hugging Face model that one parameter of ours is made of."""
+
+    sources: tuple[str, ...]
+    """Their names, in the order in which their rows are joined; `{n}` is a block's number."""
+    layout: Layout | None = None
+    copies: tuple[str, ...] = ()
+    """Further names under which the same tensor may stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """All that is known of one `model_type`."""
+
+    model_type: str
+    architecture: str
+    """Class of `transformers` that has these tensors."""
+    prefix: str
+    """Beginning of the names of all tensors but the head's; a model saved without head lacks it."""
+    fixed: Mapping[str, Any]
+    """Fields of our configuration that all models of the type have alike."""
+    fields: Mapping[str, FieldRule]
+    only: Mapping[str, tuple[Any, ...]]
+    """Values of keys for which our layers compute the same; a key that is missing is fine."""
+    equal: Mapping[str, str]
+    """Keys that must equal a property of our configuration."""
+    unread_keys: frozenset[str]
+    """Keys that do not change what a trained model computes."""
+    unread_tensors: tuple[str, ...]
+    """Ends of names of tensors that hold no weight of ours."""
+    tensors: Mapping[str, TensorRule]
+    """By name of our parameter, in which `block` stands for each block."""
+
+    def rule(self, parameter: str) -> tuple[TensorRule, int | None]:
+        """The rule for a parameter of ours, and the number of its block.
+
+        Args:
+            parameter: its full name; halves of a block may be layers of their own.
+
+        Raises:
+            ModelError: models of this type have no such parameter.
+        """
+        match = _BLOCK.match(parameter)
+        number = int(match[1]) if match else None
+        name = parameter if match is None else f"block.{parameter[match.end() :]}"
+        for pattern, whole in _HALVES:
+            name = pattern.sub(whole, name)
+        if name not in self.tensors:
+            raise ModelError(f"`{self.model_type}` models of Hugging Face have no `{parameter}`")
+        return self.tensors[name], number
+
+
+_BLOCK = re.compile(r"block(\d+)\.")
+_HALVES = (
+    (re.compile(r"^(block\.\w+)\.branch\."), r"\1."),
+    (re.compile(r"^(block\.\w+)\.norm\."), r"\1_norm."),
+)
+"""Names in a block that is split into two layers, and in a whole one."""
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that can be read."""
+    return tuple(sorted(_tables()))
+
+
+def find_family(model_type: object) -> Family:
+    """The family of a `model_type`.
+
+    Raises:
+        ModelError: it is unknown.
+    """
+    if not isinstance(model_type, str) or model_type not in _tables():
+        name = shorten(str(model_type))
+        known = ", ".join(f"`{known}`" for known in model_types())
+        raise ModelError(
+            f"`model_type` = {name!r} is none that can be read{did_you_mean(name, model_types())}; "
+            f"known are {known}, and a module of your own is named `file.py:function`"
+        )
+    return _family(model_type)
+
+
+@cache
+def _family(model_type: str) -> Family:
+    table = _merged(model_type)
+    return Family(
+        model_type=model_type,
+        architecture=table["architecture"],
+        prefix=table["prefix"],
+        fixed=table["fixed"],
+        fields={
+            name: FieldRule(**{**rule, "older": tuple(rule.get("older", ()))})
+            for name, rule in table["fields"].items()
+            if name not in table["fixed"]
+        },
+        only={key: tuple(values) for key, values in table.get("only", {}).items()},
+        equal=table.get("equal", {}),
+        unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
+        unread_tensors=tuple(table["unread_tensors"]),
+        tensors={name: _tensor_rule(rule) for name, rule in table["tensors"].items()},
+    )
+
+
+def _tensor_rule(rule: str | Mapping[str, Any]) -> TensorRule:
+    if isinstance(rule, str):
+        return TensorRule(sources=(rule,))
+    return TensorRule(
+        sources=tuple(rule["from"]),
+        layout=rule.get("layout"),
+        copies=tuple(rule.get("copies", ())),
+    )
+
+
+def _merged(model_type: str) -> dict[str, Any]:
+    """The table of a type, with what it shares with the one that it is `like`."""
+    table = dict(_tables()[model_type])
+    base = table.pop("like", None)
+    if base is None:
+        return table
+    merged = _merged(base)
+    for key, value in table.items():
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    folder = files("windlass.models.huggingface").joinpath("families")
+    return {
+        file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+
+
+@cache
+def _common_keys() -> frozenset[str]:
+    text = files("windlass.models.huggingface").joinpath("common.toml").read_text(encoding="utf-8")
+    return frozenset(tomllib.loads(text)["unread_keys"])

@@ -1,0 +1,94 @@
+"""Names such as `hf:DIR`: the folder or the `config.json` that they mean."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.atomic_files import read_regular_file
+from windlass.errors import ModelError, shorten
+
+PREFIX = "hf:"
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What a name such as `hf:DIR` means."""
+
+    name: str
+    """The name as it was given."""
+    config: Path
+    """Its `config.json`."""
+    weights: Path | None
+    """The folder with its weights; None if the name is that of a `config.json`, which is a shape
+    without weights."""
+
+    def read_config(self) -> dict[str, Any]:
+        """The content of `config.json`; `Any` because it is not validated yet.
+
+        Raises:
+            ModelError: there is no such file, or it is no JSON object.
+        """
+        return read_json(self.config)
+
+
+def is_huggingface(name: str) -> bool:
+    """Whether a model's name is one of a Hugging Face folder or `config.json`."""
+    return name.startswith(PREFIX)
+
+
+def find_model_folder(name: str) -> ModelFolder:
+    """The folder or file that a name means.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json` for the shape alone.
+
+    Raises:
+        ModelError: there is no such folder, or no `config.json` in it.
+    """
+    path = Path(name.removeprefix(PREFIX)).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return ModelFolder(name=name, config=path, weights=None)
+    if not path.is_dir():
+        raise ModelError(
+            f"no folder `{shorten(str(path))}`; `{PREFIX}DIR` reads a Hugging Face model from a "
+            "folder of this machine, so download it first (`hf download NAME --local-dir DIR`)"
+        )
+    if not (path / CONFIG_FILE).is_file():
+        inside = sorted(config.parent.name for config in path.glob(f"*/{CONFIG_FILE}"))
+        hint = f"; did you mean `{PREFIX}{path / inside[0]}`?" if inside else ""
+        raise ModelError(
+            f"`{path}` has no `{CONFIG_FILE}`, which every Hugging Face model has{hint}"
+        )
+    return ModelFolder(name=name, config=path / CONFIG_FILE, weights=path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file of a model's folder.
+
+    Raises:
+        ModelError: it cannot be read, or is no JSON object.
+    """
+    try:
+        content = json.loads(read_regular_file(path), object_pairs_hook=_without_doubles)
+    except OSError as error:
+        raise ModelError(f"`{path}` cannot be read: {(error.strerror or '').lower()}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"`{path}` is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"`{path}` holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON file, whose keys must differ.
+
+    Raises:
+        ValueError: a key stands there twice.
+    """
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands there twice")
+    return table

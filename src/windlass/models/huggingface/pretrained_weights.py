@@ -1,0 +1,138 @@
+"""The weights of a Hugging Face folder as parameters of a layer stack, read one at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.errors import InputErrors
+from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.families import Family, TensorRule, find_family
+from windlass.models.huggingface.model_folder import find_model_folder
+from windlass.models.huggingface.tensor_layouts import join_tensors, split_tensor
+from windlass.models.huggingface.weight_files import StoredTensor, list_tensors, read_tensor
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedWeights:
+    """Weights in files, each of which is read when it is asked for."""
+
+    folder: Path
+    family: Family
+    config: TransformerConfig
+    stored: Mapping[str, StoredTensor]
+    """Every tensor of the folder, by its name there."""
+    has_prefix: bool
+    """Whether names in the folder begin with the family's prefix."""
+
+    def read(self, parameter: str) -> Tensor:
+        """The values of one parameter of ours, in the type that they are stored in.
+
+        Raises:
+            ModelError: a file cannot be read any more.
+        """
+        rule, names = self.sources(parameter)
+        tensors = [read_tensor(name, self.stored[name]) for name in names]
+        return join_tensors(tensors, rule, self.config)
+
+    def sources(self, parameter: str) -> tuple[TensorRule, tuple[str, ...]]:
+        """The rule of a parameter of ours, and the names of its tensors in the folder."""
+        rule, block = self.family.rule(parameter)
+        return rule, tuple(self._stored_name(name, block) for name in rule.sources)
+
+    def copies(self, parameter: str) -> tuple[str, ...]:
+        """Further names in the folder under which a parameter of ours may stand."""
+        rule, block = self.family.rule(parameter)
+        return tuple(self._stored_name(name, block) for name in rule.copies)
+
+    def _stored_name(self, pattern: str, block: int | None) -> str:
+        name = pattern.replace("{n}", str(block))
+        return name if self.has_prefix else name.removeprefix(self.family.prefix)
+
+
+def open_pretrained(
+    config: TransformerConfig, parameters: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> PretrainedWeights:
+    """The weights of the folder that a configuration was read from.
+
+    Args:
+        config: its name is `hf:DIR`.
+        parameters: every parameter of the stack by full name, on any device.
+        tied: full name of each tied parameter, and that of its owner.
+
+    Raises:
+        ModelError: the folder has no weights that can be read.
+        InputErrors: every tensor that is missing, unknown, doubled or of another shape.
+    """
+    folder = find_model_folder(config.name)
+    family = find_family(folder.read_config().get("model_type"))
+    path = folder.config.parent
+    stored = list_tensors(path)
+    weights = PretrainedWeights(
+        folder=path,
+        family=family,
+        config=config,
+        stored=stored,
+        has_prefix=any(name.startswith(family.prefix) for name in stored),
+    )
+    errors = [*_disagreements(weights, parameters, tied)]
+    if errors:
+        raise InputErrors(errors)
+    return weights
+
+
+def _disagreements(
+    weights: PretrainedWeights, parameters: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> Iterator[str]:
+    """Every tensor that does not fit the stack."""
+    known: set[str] = set()
+    for name, parameter in parameters.items():
+        rule, sources = weights.sources(name)
+        known.update(sources)
+        if name in tied:
+            yield from _unequal_copies(weights, sources, weights.sources(tied[name])[1])
+            continue
+        copies = weights.copies(name)
+        known.update(copies)
+        yield from _unequal_copies(weights, copies, sources)
+        parts = split_tensor(parameter.to("meta"), rule, weights.config)
+        for source, part in zip(sources, parts, strict=True):
+            yield from _misfit(weights, source, tuple(part.shape))
+    for name in weights.stored:
+        if name not in known and not name.endswith(weights.family.unread_tensors):
+            yield (
+                f"`{name}` of `{weights.folder}` is no tensor that a `{weights.family.model_type}` "
+                "of its `config.json` has"
+            )
+
+
+def _misfit(weights: PretrainedWeights, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    stored = weights.stored.get(name)
+    if stored is None:
+        yield f"`{weights.folder}` has no `{name}`, which its `config.json` asks for"
+    elif stored.shape != shape:
+        yield f"`{name}` is {list(stored.shape)} in its file, and its `config.json` says {list(shape)}"
+    elif stored.dtype not in _FLOATS:
+        yield f"`{name}` is {stored.dtype}; weights are read as {', '.join(sorted(_FLOATS))}"
+
+
+def _unequal_copies(
+    weights: PretrainedWeights, copies: tuple[str, ...], sources: tuple[str, ...]
+) -> Iterator[str]:
+    """Second names of one tensor under which other values stand."""
+    for copy, source in zip(copies, sources, strict=False):
+        stored = weights.stored
+        if copy in stored and source in stored and not _same(weights, copy, source):
+            yield (
+                f"`{copy}` and `{source}` of `{weights.folder}` are tied by its `config.json`, and "
+                "differ; set `tie_word_embeddings` to false in a copy if they should"
+            )
+
+
+def _same(weights: PretrainedWeights, one: str, other: str) -> bool:
+    tensors = [read_tensor(name, weights.stored[name]) for name in (one, other)]
+    return tensors[0].shape == tensors[1].shape and torch.equal(*tensors)

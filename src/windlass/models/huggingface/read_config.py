@@ -1,0 +1,137 @@
+"""A `config.json` as our configuration; what our layers cannot express is refused by name."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windlass.errors import ModelError
+from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.families import Family, FieldRule, find_family
+from windlass.models.huggingface.model_folder import find_model_folder
+
+_INTEGERS = frozenset({"layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence"})
+
+
+def huggingface_config(name: str) -> TransformerConfig:
+    """The configuration of a model of Hugging Face.
+
+    Dropout is a setting of training, not of the model: it is 0 unless `model.dropout` says more.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: there is no such model, its type is unknown, or it is of a shape that cannot be
+            built; lists all reasons at once.
+    """
+    folder = find_model_folder(name)
+    content = folder.read_config()
+    try:
+        family = find_family(content.get("model_type"))
+    except ModelError as error:
+        raise ModelError(f"{folder.config}: {error}") from None
+    values = dict(_flatten(content))
+    errors = [*_refused_values(family, values), *_unknown_keys(family, values)]
+    entry, missing = _read_fields(family, values)
+    errors += missing
+    config = None
+    if not missing:
+        config = TransformerConfig(name=name, source=str(folder.config), **entry)
+        errors += config.errors() or _unequal(family, values, config)
+    if errors or config is None:
+        heading = f"{folder.config}: this `{family.model_type}` cannot be built as it is:"
+        raise ModelError("\n  ".join([heading, *errors]))
+    return config
+
+
+def _read_fields(
+    family: Family, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The fields of our configuration, and what is wrong with those that cannot be read."""
+    entry: dict[str, Any] = dict(family.fixed)
+    shares: dict[str, float] = {}
+    errors = []
+    for name, rule in family.fields.items():
+        key, value = _value_of(rule, values)
+        if rule.values is not None and value is not None:
+            known, value = value, rule.values.get(_as_key(value))
+            if value is None:
+                expected = ", ".join(f"`{choice}`" for choice in rule.values)
+                errors.append(f"`{key}` is `{_as_key(known)}`; can be read: {expected}")
+        elif name in _INTEGERS and value is not None and not _is_whole(value):
+            errors.append(f"`{key}` is {json.dumps(value)}, must be a whole number")
+        elif rule.share_of is not None:
+            shares[name] = value
+            continue
+        if value is not None:
+            entry[name] = value
+        elif name in ("layers", "width", "heads", "vocabulary") and not errors:
+            errors.append(f"`{key}` is missing")
+    if not errors:
+        entry.setdefault("ffn", 4 * entry["width"])
+        entry.setdefault("kv_heads", entry["heads"])
+        base = TransformerConfig(name="", **entry)
+        for name, share in shares.items():
+            entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
+    return entry, errors
+
+
+def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key of a field that stands in a `config.json`, and its value or the default."""
+    for key in rule.keys:
+        if values.get(key) is not None:
+            return key, values[key]
+    return rule.key, rule.default
+
+
+def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
+    for key, allowed in family.only.items():
+        value = values.get(key)
+        if value is None or value in allowed:
+            continue
+        choices = " or ".join(f"`{json.dumps(choice)}`" for choice in (*allowed, None))
+        yield f"`{key}` is {json.dumps(value)}, which cannot be computed here; only {choices} can"
+
+
+def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that may change what the model computes, and that no table knows."""
+    known = family.unread_keys | family.only.keys() | family.equal.keys()
+    known = known.union(*(rule.keys for rule in family.fields.values()))
+    refused = {key.partition(".")[0] for key in family.only if values.get(key) is not None
+               and values[key] not in family.only[key]}  # fmt: skip
+    for key, value in values.items():
+        top = key.partition(".")[0]
+        if key in known or top in known or top in refused or value in (None, False, "", [], {}):
+            continue
+        yield (
+            f"`{key}` = {json.dumps(value)} is not known for `{family.model_type}`; if it does not "
+            "change what the model computes, remove it from a copy of the file"
+        )
+
+
+def _unequal(
+    family: Family, values: Mapping[str, Any], config: TransformerConfig
+) -> tuple[str, ...]:
+    return tuple(
+        f"`{key}` is {json.dumps(values[key])}; can be read: {getattr(config, name)}, as the other "
+        "sizes say"
+        for key, name in family.equal.items()
+        if values.get(key) is not None and values[key] != getattr(config, name)
+    )
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys with dots, and their values, of a table and the tables in it."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _as_key(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

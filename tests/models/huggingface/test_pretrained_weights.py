@@ -1,0 +1,74 @@
+"""Weights of Hugging Face folders, beside the modules of `transformers` itself."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack, materialize_layer
+
+NEW_NAMES: dict[str, Any] = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": 64, "max_position_embeddings": 24,
+}  # fmt: skip
+OLD_NAMES: dict[str, Any] = {
+    "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64, "n_positions": 24,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", OLD_NAMES),
+    "llama": ("llama", {**NEW_NAMES, "num_key_value_heads": 2, "rope_theta": 5e5}),
+    "llama-tied": ("llama", {**NEW_NAMES, "tie_word_embeddings": True, "mlp_bias": True}),
+    "mistral": ("mistral", {**NEW_NAMES, "num_key_value_heads": 2, "sliding_window": None}),
+    "gptj": ("gptj", {**OLD_NAMES, "rotary_dim": 4}),
+    "gpt-neox": ("gpt_neox", NEW_NAMES),
+    "gpt-neox-serial": (
+        "gpt_neox",
+        {**NEW_NAMES, "use_parallel_residual": False, "tie_word_embeddings": True},
+    ),
+    "bert": ("bert", NEW_NAMES),
+}
+
+
+def saved(name: str, folder: Path, **changes: object) -> nn.Module:
+    """A `transformers` model with random weights, none of which is zero or one."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    model_type, sizes = MODELS[name]
+    config = AutoConfig.for_model(model_type, **{**sizes, **changes})
+    auto = AutoModelForMaskedLM if model_type == "bert" else AutoModelForCausalLM
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = auto.from_config(config, attn_implementation="eager").eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def ours(folder: Path, **arguments: int) -> LayerStack:
+    return build_layer_stack(f"hf:{folder}", arguments, device="cpu")
+
+
+def logits(stack: LayerStack, tokens: Tensor) -> Tensor:
+    x = tokens
+    for layer in stack.layers:
+        x = layer.eval()(x)
+    return x
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
+    model = saved(name, tmp_path)
+    tokens = torch.arange(2 * 20).view(2, 20) % 64
+
+    with torch.no_grad():
+        expected, mine = model(tokens).logits, logits(ours(tmp_path), tokens)
+
+    # Both sum the same products in float32, in another order.
+    assert torch.allclose(mine, expected, atol=1e-5, rtol=1e-5)
+    assert expected.std() > 0.1
