@@ -28,6 +28,8 @@ from windlass.errors import RequestError
 from windlass.models import (
     TransformerConfig,
     apply_model_arguments,
+    find_model_folder,
+    is_huggingface,
     is_users_own,
     model_config,
 )
@@ -163,8 +165,8 @@ def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects
 
     A large model is not tried, because that takes its weights.
     """
-    is_users_own = objects.model is not None or is_users_own(model.name)
-    if not is_users_own or graph.parameter_count > _MOST_PARAMETERS_TRIED:
+    written_by_user = objects.model is not None or is_users_own(model.name)
+    if not written_by_user or graph.parameter_count > _MOST_PARAMETERS_TRIED:
         return graph
     from windlass.models import layer_that_looks_ahead
 
@@ -279,8 +281,12 @@ def capture_tensor_degrees(
 
 def _cache_entry(model: ModelIdentity) -> tuple[Path, str]:
     """The folder and the key under which a model's graph is cached."""
-    user_file = Path(model.name.partition(":")[0]) if is_users_own(model.name) else None
-    return cache_folder() / "graphs", graph_key(model.to_json(), user_file)
+    file = None
+    if is_users_own(model.name):
+        file = Path(model.name.partition(":")[0])
+    elif is_huggingface(model.name):
+        file = find_model_folder(model.name).config
+    return cache_folder() / "graphs", graph_key(model.to_json(), file)
 
 
 def build_requested_model(model: ModelIdentity, *, seed: int | None = None) -> "LayerStack":

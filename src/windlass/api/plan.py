@@ -23,6 +23,7 @@ from windlass.api.objects import (
 )
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
 from windlass.errors import PlanError, RequestError
+from windlass.models import is_huggingface, tokenizer_file
 from windlass.planner import (
     Explanation,
     PlanningResult,
@@ -285,7 +286,7 @@ def plan_request(
     if progress is not None:
         progress("searching", 1, 1)
     return Planned(
-        request=resolved,
+        request=_with_own_tokenizer(resolved),
         graph=graph,
         machine=target,
         result=result,
@@ -294,6 +295,18 @@ def plan_request(
         objects=objects,
         is_kept=kept is not None,
     )
+
+
+def _with_own_tokenizer(request: ResolvedRequest) -> ResolvedRequest:
+    """The request with the tokenizer of its Hugging Face model, unless it names another one."""
+    name, data = request.model.name, request.data
+    if not is_huggingface(name) or "tokenizer" in data.model_fields_set:
+        return request
+    file = tokenizer_file(name)
+    if file is None:
+        return request
+    data = data.model_copy(update={"tokenizer": str(file)})
+    return request.model_copy(update={"data": data})
 
 
 def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
@@ -367,7 +380,7 @@ def _planned_as_given(
     graph, machine = context.graph, context.machine
     resolved, defaults = resolve_defaults(context.request, graph, machine)
     return Planned(
-        request=resolved,
+        request=_with_own_tokenizer(resolved),
         graph=graph,
         machine=machine,
         result=planner.result_of_given_plan(context.plan, resolved, graph, machine),

@@ -48,8 +48,8 @@ def graph_key(model: str, user_file: Path | None) -> str:
 
     Args:
         model: the model request as JSON.
-        user_file: the user's file that builds the model; None for a model of the catalog. The
-            Python files beside it count too, because it may import them.
+        user_file: the user's file that the model is made from; None for a model of the catalog.
+            The Python files beside it count too, because it may import them.
     """
     code = source_digest(*_SOURCE_PACKAGES)
     digest = hashlib.sha256(f"{model} torch {metadata.version('torch')} {code}".encode())

@@ -16,6 +16,7 @@ from windlass.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 # Names that other families give the end of a text, in the order they are looked for.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+_MASK_NAMES = ("[MASK]", "<mask>")
 BYTE_VOCABULARY = 257
 
 TokenIds = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ class Tokenizer:
     """Upper limit of ids, exclusive."""
     end_of_text: int
     """Id of the end of a text."""
+    mask_token: int | None = None
+    """Id that hides a token from an encoder; None if the tokenizer has none."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
@@ -172,7 +175,14 @@ def _with_end_of_text(backend: tokenizers.Tokenizer) -> Tokenizer:
         end = ids[END_OF_TEXT]
     # Ids may have gaps, so the largest decides.
     vocabulary = max(ids.values()) + 1
-    return Tokenizer(backend=backend, bytewise=False, vocabulary=vocabulary, end_of_text=end)
+    mask = next((ids[name] for name in _MASK_NAMES if name in ids), None)
+    return Tokenizer(
+        backend=backend,
+        bytewise=False,
+        vocabulary=vocabulary,
+        end_of_text=end,
+        mask_token=mask,
+    )
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -31,6 +31,11 @@ from .fused_loss.projection import (
 from .fused_loss.sizes import (
     FusedLossSizes,
 )
+from .huggingface.model_folder import (
+    find_model_folder,
+    is_huggingface,
+    tokenizer_file,
+)
 from .init_weights import (
     meta_copy,
 )
@@ -97,10 +102,12 @@ __all__ = [
     "checkpoint_selectively",
     "chooses_attention",
     "fake_state",
+    "find_model_folder",
     "fuse_loss",
     "has_config",
     "is_causal",
     "is_embedding_only",
+    "is_huggingface",
     "is_users_own",
     "layer_loss",
     "layer_sharding",
@@ -120,4 +127,5 @@ __all__ = [
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",
+    "tokenizer_file",
 ]

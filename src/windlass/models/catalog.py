@@ -86,7 +86,7 @@ def is_causal(name: str) -> bool:
 
 
 def has_config(name: str) -> bool:
-    """Whether a configuration describes a model: one of the catalog, or of a Hugging Face folder."""
+    """Whether a model is one of the catalog or of a Hugging Face folder, so that sizes say all."""
     return is_huggingface(name) or name in model_names()
 
 

@@ -1,7 +1,5 @@
 """Weights of Hugging Face folders, beside the modules of `transformers` itself."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.models.layer_stack import LayerStack
 
 NEW_NAMES: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,

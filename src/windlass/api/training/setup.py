@@ -11,8 +11,8 @@ from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder, storage_errors
-from windlass.errors import MachineError, PlanError
-from windlass.models import is_causal, is_users_own
+from windlass.errors import DataError, MachineError, PlanError
+from windlass.models import find_model_folder, is_causal, is_huggingface, is_users_own
 from windlass.program import (
     Program,
     lower,
@@ -145,6 +145,24 @@ def note_sparse_kernels(planned: Planned, progress: Progress | None) -> Planned:
     return replace(planned, notes=(*planned.notes, note))
 
 
+def require_own_tokenizer(planned: Planned) -> None:
+    """Refuses to train weights on tokens that are numbered in another way than theirs.
+
+    Raises:
+        DataError: the model's folder has weights and no tokenizer, and the request names none.
+    """
+    name, data = planned.request.model.name, planned.request.data
+    if not is_huggingface(name) or planned.objects.examples is not None:
+        return
+    folder = find_model_folder(name).weights
+    if folder is not None and "tokenizer" not in data.model_fields_set:
+        raise DataError(
+            f"`{folder}` has no `tokenizer.json`, and the weights know the tokens of their own "
+            "tokenizer alone; write it by `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
+            ", or name one as `data.tokenizer`"
+        )
+
+
 def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
@@ -162,12 +180,16 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
                 f"{planned.graph.vocabulary} entries; give it a larger vocabulary"
             )
         return
-    mask_entries = 0 if is_causal(planned.request.model.name) else 1
+    name = planned.request.model.name
+    mask_entries = 0 if is_causal(name) or tokens.tokenizer.mask_token is not None else 1
     if tokens.vocabulary + mask_entries > planned.graph.vocabulary:
         mask = " and one for the mask token" if mask_entries else ""
+        way_out = "raise `model.vocabulary` or lower `data.vocabulary`"
+        if is_huggingface(name):
+            way_out = "name the tokenizer that belongs to the model as `data.tokenizer`"
         raise PlanError(
             f"the tokenizer has {tokens.vocabulary} entries{mask} and the model only "
-            f"{planned.graph.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
+            f"{planned.graph.vocabulary}; {way_out}"
         )
 
 
@@ -264,8 +286,9 @@ def make_batches(
     if isinstance(tokens, ExampleDataset):
         return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
     if not is_causal(planned.request.model.name):
+        mask = tokens.tokenizer.mask_token
         masking = MlmMasking(
-            mask_token=planned.graph.vocabulary - 1,
+            mask_token=planned.graph.vocabulary - 1 if mask is None else mask,
             vocabulary=tokens.vocabulary,
             ignore_index=IGNORE_INDEX,
         )

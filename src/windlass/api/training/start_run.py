@@ -22,6 +22,7 @@ from windlass.api.training.setup import (
     requested_text_fingerprint,
     require_one_process,
     require_own_runtime,
+    require_own_tokenizer,
     require_vocabulary,
     save_run_data,
     verified_programs,
@@ -79,6 +80,7 @@ def start_run(
     require_own_runtime(planned)
     require_one_process(planned)
     planned = note_sparse_kernels(planned, progress)
+    require_own_tokenizer(planned)
     require_disk_space(planned, folder or Path(root))
     tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
     if tokens is None and folder is not None:

@@ -9,7 +9,7 @@ from windlass.atomic_files import read_regular_file
 from windlass.errors import ModelError, shorten
 
 PREFIX = "hf:"
-CONFIG_FILE = "config.json"
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,19 @@ def find_model_folder(name: str) -> ModelFolder:
             f"`{path}` has no `{CONFIG_FILE}`, which every Hugging Face model has{hint}"
         )
     return ModelFolder(name=name, config=path / CONFIG_FILE, weights=path)
+
+
+def tokenizer_file(name: str) -> Path | None:
+    """The `tokenizer.json` beside a model's `config.json`; None if there is none.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    path = find_model_folder(name).config.with_name(TOKENIZER_FILE)
+    return path if path.is_file() else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _misfit(weights: PretrainedWeights, name: str, shape: tuple[int, ...]) -> It
     if stored is None:
         yield f"`{weights.folder}` has no `{name}`, which its `config.json` asks for"
     elif stored.shape != shape:
-        yield f"`{name}` is {list(stored.shape)} in its file, and its `config.json` says {list(shape)}"
+        yield f"`{name}` is {list(stored.shape)}, and by its `config.json` {list(shape)}"
     elif stored.dtype not in _FLOATS:
         yield f"`{name}` is {stored.dtype}; weights are read as {', '.join(sorted(_FLOATS))}"
 

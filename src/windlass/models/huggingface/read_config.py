@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from windlass.errors import ModelError
@@ -9,7 +10,9 @@ from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family
 from windlass.models.huggingface.model_folder import find_model_folder
 
-_INTEGERS = frozenset({"layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence"})
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+_FIELD_TYPES = {field.name: field.type for field in fields(TransformerConfig)}
+_REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
 def huggingface_config(name: str) -> TransformerConfig:
@@ -44,9 +47,7 @@ def huggingface_config(name: str) -> TransformerConfig:
     return config
 
 
-def _read_fields(
-    family: Family, values: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
+def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The fields of our configuration, and what is wrong with those that cannot be read."""
     entry: dict[str, Any] = dict(family.fixed)
     shares: dict[str, float] = {}
@@ -58,20 +59,20 @@ def _read_fields(
             if value is None:
                 expected = ", ".join(f"`{choice}`" for choice in rule.values)
                 errors.append(f"`{key}` is `{_as_key(known)}`; can be read: {expected}")
-        elif name in _INTEGERS and value is not None and not _is_whole(value):
-            errors.append(f"`{key}` is {json.dumps(value)}, must be a whole number")
+        elif value is not None and (kind := _wrong_kind(name, rule, value)):
+            errors.append(f"`{key}` is {json.dumps(value)}, must be {kind}")
         elif rule.share_of is not None:
             shares[name] = value
             continue
         if value is not None:
             entry[name] = value
-        elif name in ("layers", "width", "heads", "vocabulary") and not errors:
+        elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
     if not errors:
         entry.setdefault("ffn", 4 * entry["width"])
         entry.setdefault("kv_heads", entry["heads"])
         base = TransformerConfig(name="", **entry)
-        for name, share in shares.items():
+        for name, share in () if base.errors() else shares.items():
             entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
     return entry, errors
 
@@ -133,5 +134,11 @@ def _as_key(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _wrong_kind(name: str, rule: FieldRule, value: object) -> str | None:
+    """What a value must be and is not; None if it is right."""
+    wanted = float if rule.share_of else _FIELD_TYPES[name]
+    kind = next((kind for kind in (bool, int, float) if wanted in (kind, kind | None)), None)
+    if kind is None:
+        return None
+    right = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    return None if right and isinstance(value, bool) == (kind is bool) else _KINDS[kind]
