@@ -32,7 +32,8 @@ class ModelRequest(RequestTable):
     """A model by name or file, with overrides of its size."""
 
     name: Name = "gpt-tiny"
-    """A name from the model catalog, or `file.py:function` that returns an `nn.Module`."""
+    """A name from the model catalog, `hf:DIR` for a Hugging Face folder, or `file.py:function` that
+    returns an `nn.Module`."""
     layers: int | None = Field(default=None, ge=1, le=_MAX_LAYERS)
     """Number of blocks; None, here and below, means the model's own."""
     width: Size | None = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack
+from windlass.models.layer_stack import LayerStack, materialize_layer
 
 NEW_NAMES: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
@@ -70,3 +70,34 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     # Both sum the same products in float32, in another order.
     assert torch.allclose(mine, expected, atol=1e-5, rtol=1e-5)
     assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_split_blocks_read_the_same_weights(name: str, tmp_path: Path):
+    saved(name, tmp_path)
+    tokens = torch.arange(20)[None]
+
+    with torch.no_grad():
+        whole, split = ours(tmp_path), ours(tmp_path, split_blocks=True)
+
+        assert len(split.layers) == len(whole.layers) + 2
+        assert torch.equal(logits(split, tokens), logits(whole, tokens))
+
+
+def test_a_layer_that_is_made_alone_has_the_weights_of_the_files(tmp_path: Path):
+    saved("llama-tied", tmp_path)
+    whole = ours(tmp_path)
+    bare = build_layer_stack(f"hf:{tmp_path}", {}, device="meta")
+
+    for index, layer in enumerate(whole.layers):
+        alone = materialize_layer(bare, index, seed=7, device="cpu").state_dict()
+        assert all(torch.equal(alone[name], value) for name, value in layer.state_dict().items())
+
+
+def test_a_model_saved_without_its_head_is_read(tmp_path: Path):
+    model = saved("gpt2", tmp_path)
+    model.base_model.save_pretrained(tmp_path / "base")
+    tokens = torch.arange(20)[None]
+
+    with torch.no_grad():
+        assert torch.equal(logits(ours(tmp_path / "base"), tokens), logits(ours(tmp_path), tokens))

@@ -145,17 +145,20 @@ def note_sparse_kernels(planned: Planned, progress: Progress | None) -> Planned:
     return replace(planned, notes=(*planned.notes, note))
 
 
-def require_own_tokenizer(planned: Planned) -> None:
-    """Refuses to train weights on tokens that are numbered in another way than theirs.
+def require_pretrained_model(planned: Planned) -> None:
+    """Refuses a Hugging Face folder whose weights cannot be trained; others pass.
 
     Raises:
-        DataError: the model's folder has weights and no tokenizer, and the request names none.
+        ModelError: the folder has no weights that can be read.
+        InputErrors: every tensor that does not fit its `config.json`.
+        DataError: the folder has no tokenizer, and the request names none.
     """
-    name, data = planned.request.model.name, planned.request.data
-    if not is_huggingface(name) or planned.objects.examples is not None:
+    name, request = planned.request.model.name, planned.request
+    folder = find_model_folder(name).weights if is_huggingface(name) else None
+    if folder is None:
         return
-    folder = find_model_folder(name).weights
-    if folder is not None and "tokenizer" not in data.model_fields_set:
+    planned.objects.stack(request.model_identity, seed=request.train.seed)
+    if planned.objects.examples is None and "tokenizer" not in request.data.model_fields_set:
         raise DataError(
             f"`{folder}` has no `tokenizer.json`, and the weights know the tokens of their own "
             "tokenizer alone; write it by `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"

@@ -22,11 +22,12 @@ from windlass.api.training.setup import (
     requested_text_fingerprint,
     require_one_process,
     require_own_runtime,
-    require_own_tokenizer,
+    require_pretrained_model,
     require_vocabulary,
     save_run_data,
     verified_programs,
 )
+from windlass.models import find_model_folder, is_huggingface
 from windlass.program import Program
 from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
 
@@ -80,7 +81,8 @@ def start_run(
     require_own_runtime(planned)
     require_one_process(planned)
     planned = note_sparse_kernels(planned, progress)
-    require_own_tokenizer(planned)
+    if parent is None:
+        require_pretrained_model(planned)
     require_disk_space(planned, folder or Path(root))
     tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
     if tokens is None and folder is not None:
@@ -99,7 +101,7 @@ def start_run(
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
     run_folder = create_run_folder(
         Path(root),
-        planned.request.model.name,
+        _short_name(planned.request.model.name),
         documents=run_documents(planned, programs) | input_documents(planned, tokens),
         meta=run_metadata(planned, tokens) | meta,
         folder=folder,
@@ -107,3 +109,8 @@ def start_run(
     run_folder.seal(save_run_data(tokens, run_folder.path))
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
+
+
+def _short_name(model: str) -> str:
+    """The part of a model's name that a run's folder bears: of a long path, its end."""
+    return find_model_folder(model).config.resolve().parent.name if is_huggingface(model) else model

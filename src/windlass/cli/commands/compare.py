@@ -50,7 +50,7 @@ def compare(
     For example: `windlass machines compare gpt3-13b --on h100 dgx-h100 train.batch=256`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=256`.
         on: Machines; `all` takes every one of the catalogue, and of each family the smallest.
         options: Device memory budget and request file.
@@ -89,7 +89,7 @@ def batch(
     For example: `windlass batch gpt3-13b --on dgx-h100 --sizes 64 256 1024`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `parallel.data=4`.
         on: The machine; `here` if not given.
         sizes: Global batches in sequences.

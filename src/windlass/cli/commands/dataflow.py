@@ -49,7 +49,7 @@ def dataflow(
     For example: `windlass dataflow gpt3-13b --on sn30-rdu --role feed-forward`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.sequence=4096` or `sparsity.level=0.875`.
         on: Machines, of which one device counts; `all` takes every device of the catalogue, and
             `here` is the one if none is given.

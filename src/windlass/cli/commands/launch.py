@@ -74,7 +74,7 @@ def launch(
     For example: `windlass launch gpt2-124m parallel.data=8 --nodes 2 --per-node 4 --slurm`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`.
         cluster: Size of the cluster, and what starts its processes.
         scheduler: What the job asks Slurm or Kubernetes for.

@@ -82,7 +82,7 @@ def plan(
     For example: `windlass plan gpt3-13b --on dgx-h100 train.batch=256 --picture plan.html`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
         on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
         options: Device memory budget, request file, and a plan file in place of a search.
@@ -142,7 +142,7 @@ def fit(
     For example: `windlass fit gpt2-1.5b --on v100 train.batch=8`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
         on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
         options: Device memory budget, request file, and a plan file in place of a search.

@@ -59,7 +59,7 @@ def train(
     For example: `windlass train gpt-tiny train.steps=200 --memory 2GiB`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         on: The machine; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.

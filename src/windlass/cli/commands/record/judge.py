@@ -70,7 +70,7 @@ def noise(
     example: `windlass noise gpt-tiny --plan plan.toml --seeds 5`.
 
     Args:
-        model: A name (`windlass models` lists them), or your own `file.py:function`.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         seeds: Number of runs.
         steps: Steps of each run, of the requested number.
