@@ -9,20 +9,26 @@ from hypothesis import given, settings, strategies as st
 from made_text import words
 from pyarrow import parquet
 
-from windlass.data.readers import SourceFile, TextDocument, UnreadableDocument, read_documents
+from windlass.data.readers import (
+    SourceFile,
+    TextDocument,
+    TextRows,
+    UnreadableDocument,
+    read_documents,
+)
 from windlass.data.sources import find_corpus
 from windlass.errors import DataError
 
 
 def texts(source: Path | str, text_field: str = "text") -> dict[str, str]:
     """All documents by name; fails on an error."""
-    items = list(find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None))
+    items = list(find_corpus(str(source)).documents(rows=TextRows(text_field), limit_bytes=None))
     assert not [item for item in items if isinstance(item, UnreadableDocument)]
     return {item.name: item.text for item in items if isinstance(item, TextDocument)}
 
 
 def errors(source: Path | str, text_field: str = "text") -> list[str]:
-    items = find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None)
+    items = find_corpus(str(source)).documents(rows=TextRows(text_field), limit_bytes=None)
     return [item.message for item in items if isinstance(item, UnreadableDocument)]
 
 
@@ -285,7 +291,7 @@ def test_a_limit_takes_full_documents_up_to_the_one_that_reaches_it(limit: int):
     corpus = find_corpus("stdlib")
     sizes = [
         item.nbytes
-        for item in corpus.documents(text_field="text", limit_bytes=limit)
+        for item in corpus.documents(rows=TextRows("text"), limit_bytes=limit)
         if isinstance(item, TextDocument)
     ]
     assert sum(sizes[:-1]) < limit <= sum(sizes)

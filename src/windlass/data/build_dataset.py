@@ -13,23 +13,27 @@ from typing import BinaryIO
 import numpy as np
 
 from windlass.atomic_files import atomic_write, fsync_folder
+from windlass.data.chat import ChatRows, EncodedDocument, encode_documents
 from windlass.data.content_hashes import DataProgress
-from windlass.data.readers import CHUNK_BYTES, TextDocument, UnreadableDocument
+from windlass.data.readers import CHUNK_BYTES, RowFormat, TextDocument, UnreadableDocument
 from windlass.data.sources import Corpora
 from windlass.data.token_files import (
+    CHAT_TEMPLATE_FILE,
     HELD_OUT_BYTES_FILE,
     LENGTH_TYPE,
     META_FILE,
     SEAL_FILE,
     TOKENIZER_FILE,
+    WEIGHT_TYPE,
     DatasetMeta,
     SourceMeta,
     SplitMeta,
     document_files,
     file_meta,
     token_file,
+    weights_file,
 )
-from windlass.data.tokenizer import TokenIds, Tokenizer, train_tokenizer
+from windlass.data.tokenizer import Tokenizer, train_tokenizer
 from windlass.errors import raise_data_errors
 
 _MAX_ERRORS = 20
@@ -43,7 +47,7 @@ class CorpusReader:
     """Reads corpora and splits them into training and held-out documents."""
 
     corpora: Corpora
-    text_field: str
+    rows: RowFormat
     limit_bytes: int | None
     held_out: float
     """Share of documents to hold out, without a validation corpus: those whose name's hash is below
@@ -98,7 +102,7 @@ class CorpusReader:
 
     def _items(self) -> Iterator[tuple[int, TextDocument | UnreadableDocument]]:
         for index, corpus in enumerate(self.corpora.every):
-            for item in corpus.documents(text_field=self.text_field, limit_bytes=self.limit_bytes):
+            for item in corpus.documents(rows=self.rows, limit_bytes=self.limit_bytes):
                 yield index, item
 
     def _shortages(self, totals: list["_CorpusTotals"]) -> Iterator[str]:
@@ -213,25 +217,27 @@ def write_token_files(
     folder.mkdir(parents=True)
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 2**16 else "<u4")
     with ExitStack() as stack:
-        train = _SplitWriter(stack, folder, "train", dtype, tokenizer, reader.corpora)
-        held_out = _SplitWriter(stack, folder, "held_out", dtype, tokenizer, reader.corpora)
+        train = _SplitWriter(stack, folder, "train", dtype, tokenizer, reader)
+        held_out = _SplitWriter(stack, folder, "held_out", dtype, tokenizer, reader)
         lengths = _ByteLengthWriter(stack, folder / HELD_OUT_BYTES_FILE, tokenizer)
         done = 0
         for documents in _encoding_batches(reader.documents()):
-            encoded = tokenizer.encode_batch([document.text for _, document in documents])
-            for (corpus, document), ids in zip(documents, encoded, strict=True):
+            encoded = encode_documents(tokenizer, [document for _, document in documents])
+            for (corpus, document), tokens in zip(documents, encoded, strict=True):
                 if summary.is_held_out(corpus, document.name):
-                    held_out.add(corpus, document, ids)
-                    lengths.add(document, ids)
+                    lengths.add(document, tokens)
+                    held_out.add(corpus, document, tokens)
                 else:
-                    train.add(corpus, document, ids)
+                    train.add(corpus, document, tokens)
             done += sum(document.nbytes for _, document in documents)
             progress("encoding", done, summary.nbytes)
         lengths.close()
         train.close()
         held_out.close()
     tokenizer.save(folder / TOKENIZER_FILE)
-    meta = _meta(folder, tokenizer, dtype, train, held_out)
+    if isinstance(reader.rows, ChatRows):
+        atomic_write(folder / CHAT_TEMPLATE_FILE, reader.rows.template.source)
+    meta = _meta(folder, reader.rows, tokenizer, dtype, train, held_out, lengths.target_bytes)
     content = meta.to_json().encode()
     atomic_write(folder / META_FILE, content)
     atomic_write(folder / SEAL_FILE, hashlib.sha256(content).hexdigest())
@@ -264,10 +270,13 @@ class _SplitWriter:
         name: str,
         dtype: np.dtype[np.generic],
         tokenizer: Tokenizer,
-        corpora: Corpora,
+        reader: CorpusReader,
     ) -> None:
+        corpora = reader.corpora
         self.counts = np.zeros(tokenizer.vocabulary, dtype=np.int64)
         """How often each token occurs."""
+        self.target_counts = np.zeros_like(self.counts)
+        """How often each token is learned."""
         self.text_hashes = array("Q")
         """64-bit hash of each document's text."""
         self._folder, self._name, self._dtype = folder, name, dtype
@@ -275,19 +284,25 @@ class _SplitWriter:
         self._names_sources = len(corpora.training) > 1
         self._by_source = np.zeros((len(self._sources), 3), dtype=np.int64)
         """Documents, tokens and bytes of each source, `Int[source 3]`."""
-        self._end = np.array([tokenizer.end_of_text], dtype=dtype)
         self._file = stack.enter_context((folder / token_file(name)).open("xb"))
         self._names = stack.enter_context((folder / document_files(name)[1]).open("xb"))
+        self._weights: BinaryIO | None = None
+        if isinstance(reader.rows, ChatRows):
+            self._weights = stack.enter_context((folder / weights_file(name)).open("xb"))
         self._digest = hashlib.sha256()
         self._starts, self._name_starts = array("q", [0]), array("q", [0])
 
-    def add(self, source: int, document: TextDocument, ids: TokenIds) -> None:
-        """Appends a document and an end of text; the documents of a source follow each other."""
-        stored = np.concatenate([ids.astype(self._dtype), self._end])
+    def add(self, source: int, document: TextDocument, tokens: EncodedDocument) -> None:
+        """Appends a document; the documents of a source follow each other."""
+        stored = learned = tokens.ids.astype(self._dtype)
         content = stored.tobytes()
         self._file.write(content)
         self._digest.update(content)
+        if self._weights is not None and tokens.weights is not None:
+            self._weights.write(tokens.weights.astype(WEIGHT_TYPE).tobytes())
+            learned = stored[tokens.weights > 0]
         self.counts += np.bincount(stored, minlength=len(self.counts))
+        self.target_counts += np.bincount(learned, minlength=len(self.counts))
         text_hash = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
         self.text_hashes.append(int.from_bytes(text_hash, "little"))
         prefix = f"{self._sources[source]}: " if self._names_sources else ""
@@ -299,8 +314,8 @@ class _SplitWriter:
 
     def close(self) -> None:
         """Flushes all files to disk."""
-        _flush_and_close(self._file)
-        _flush_and_close(self._names)
+        for file in (self._file, self._names, *((self._weights,) if self._weights else ())):
+            _flush_and_close(file)
         with (self._folder / document_files(self._name)[0]).open("xb") as file:
             np.save(file, np.array([self._starts, self._name_starts], dtype="<i8"))
             _flush_and_close(file)
@@ -318,6 +333,7 @@ class _SplitWriter:
             tokens=tokens,
             nbytes=nbytes,
             duplicates=documents - len(np.unique(np.array(self.text_hashes))),
+            targets=int(self.target_counts.sum()) if self._weights else None,
             sha256=self._digest.hexdigest(),
         )
 
@@ -329,14 +345,22 @@ class _ByteLengthWriter:
         self._file = stack.enter_context(path.open("xb"))
         self._tokenizer = tokenizer
         self._by_id = tokenizer.bytes_per_id()
+        self.target_bytes = 0
+        """Bytes of all tokens that are learned."""
 
-    def add(self, document: TextDocument, ids: TokenIds) -> None:
-        """Appends a document and an end of text, which stands for no byte."""
-        if self._by_id is None:
-            lengths = self._tokenizer.bytes_per_token(document.text)
+    def add(self, document: TextDocument, tokens: EncodedDocument) -> None:
+        """Appends a document; an end of text stands for no byte."""
+        lengths = tokens.lengths
+        if lengths is not None and tokens.weights is not None:
+            self.target_bytes += int(lengths[tokens.weights > 0].sum())
         else:
-            lengths = self._by_id[ids]
-        self._file.write(np.append(lengths, 0).astype(LENGTH_TYPE).tobytes())
+            ids, self.target_bytes = tokens.ids[:-1], self.target_bytes + document.nbytes
+            by_id = self._by_id
+            lengths = np.append(
+                by_id[ids] if by_id is not None else self._tokenizer.bytes_per_token(document.text),
+                0,
+            )
+        self._file.write(lengths.astype(LENGTH_TYPE).tobytes())
 
     def close(self) -> None:
         """Flushes the file to disk."""
@@ -351,16 +375,19 @@ def _flush_and_close(file: BinaryIO) -> None:
 
 def _meta(
     folder: Path,
+    rows: RowFormat,
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
     train: _SplitWriter,
     held_out: _SplitWriter,
+    target_bytes: int,
 ) -> DatasetMeta:
     train_meta, held_out_meta = train.meta(), held_out.meta()
-    shares = train.counts[train.counts > 0] / train_meta.tokens
+    learned, predicted = train.target_counts, held_out.target_counts
+    shares = learned[learned > 0] / learned.sum()
     # Add-one smoothing, or a token that never occurs in training would have infinite loss.
-    smoothed = np.log((train.counts + 1) / (train_meta.tokens + tokenizer.vocabulary))
-    held_out_nats = -float(held_out.counts @ smoothed)
+    smoothed = np.log((learned + 1) / (learned.sum() + tokenizer.vocabulary))
+    held_out_nats = -float(predicted @ smoothed)
     return DatasetMeta(
         vocabulary=tokenizer.vocabulary,
         end_of_text=tokenizer.end_of_text,
@@ -371,7 +398,8 @@ def _meta(
         unused_entries=int((train.counts == 0).sum()),
         bytes_per_token=train_meta.nbytes / train_meta.tokens,
         unigram_nats=-float(shares @ np.log(shares)),
-        held_out_unigram_nats=held_out_nats / held_out_meta.tokens,
-        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / held_out_meta.nbytes,
+        held_out_unigram_nats=held_out_nats / int(predicted.sum()),
+        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / target_bytes,
         files={path.name: file_meta(path) for path in sorted(folder.iterdir())},
+        chat_template=rows.template.name if isinstance(rows, ChatRows) else None,
     )

@@ -16,7 +16,9 @@ from windlass.atomic_files import (
     storage_errors,
 )
 from windlass.data.build_dataset import CorpusReader, train_corpus_tokenizer, write_token_files
+from windlass.data.chat import ChatRows, find_chat_template
 from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
+from windlass.data.readers import RowFormat, TextRows
 from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
@@ -47,6 +49,8 @@ class DatasetRecipe(Document):
     held_out: float | None
     """Share of documents to hold out; None with a corpus for validation."""
     limit_bytes: int | None
+    chat_template: str | None = None
+    """Hash of the template of conversations, and of the special tokens that it may name."""
 
 
 def prepare_dataset(
@@ -64,18 +68,20 @@ def prepare_dataset(
         InputErrors: several documents cannot be read.
         StorageError: the disk is full or not writable.
     """
-    corpora = find_corpora(data)
+    corpora, rows = find_corpora(data), _row_format(data)
+    if not rows.reads_text:
+        corpora = corpora.tables()
     report = progress or _ignore_progress
     hashed = tuple(hash_files(corpus.files, cache, report) for corpus in corpora.every)
     _refuse_validation_in_training(corpora, hashed)
-    recipe = _recipe(data, corpora, hashed)
+    recipe = _recipe(data, corpora, hashed, rows)
     folder = cache / recipe.fingerprint()
     tokens = open_dataset(folder)
     if tokens is not None:
         return tokens
     reader = CorpusReader(
         corpora=corpora,
-        text_field=data.text_field,
+        rows=rows,
         limit_bytes=data.limit_bytes,
         held_out=data.held_out,
     )
@@ -107,7 +113,20 @@ def text_fingerprint(data: DataRequest, *, cache: Path) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _recipe(data: DataRequest, corpora: Corpora, hashed: _HashedCorpora) -> DatasetRecipe:
+def _row_format(data: DataRequest) -> RowFormat:
+    """How the request's tables are read.
+
+    Raises:
+        DataError: there is no such chat template, or it is none.
+    """
+    if data.format == "text":
+        return TextRows(data.text_field)
+    return ChatRows(find_chat_template(data.tokenizer, data.chat_template))
+
+
+def _recipe(
+    data: DataRequest, corpora: Corpora, hashed: _HashedCorpora, rows: RowFormat
+) -> DatasetRecipe:
     files = (file for corpus in corpora.every for file in corpus.files)
     tables = any(file.path.suffix in TABLE_SUFFIXES for file in files)
     tokenizer = data.tokenizer
@@ -116,11 +135,12 @@ def _recipe(data: DataRequest, corpora: Corpora, hashed: _HashedCorpora) -> Data
             tuple((content.name, content.nbytes, content.sha256) for content in corpus)
             for corpus in hashed
         ),
-        text_field=data.text_field if tables else None,
+        text_field=data.text_field if tables and rows.reads_text else None,
         tokenizer=tokenizer if tokenizer in ("byte", "bpe") else _tokenizer_hash(tokenizer),
         vocabulary=data.vocabulary if tokenizer == "bpe" else None,
         held_out=data.held_out if corpora.validation is None else None,
         limit_bytes=data.limit_bytes,
+        chat_template=rows.template.fingerprint if isinstance(rows, ChatRows) else None,
     )
 
 

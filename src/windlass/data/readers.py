@@ -2,12 +2,12 @@
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from windlass.errors import DataError
 
@@ -42,6 +42,15 @@ class SourceFile:
             return sum(batch.num_rows for batch in reader)
 
 
+class TargetSpan(NamedTuple):
+    """Characters of a document whose tokens are targets."""
+
+    start: int
+    end: int
+    weight: float = 1.0
+    """Weight of each of these tokens in the loss."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDocument:
     """One document."""
@@ -50,6 +59,8 @@ class TextDocument:
     text: str
     nbytes: int
     """Bytes of the text in UTF-8."""
+    targets: tuple[TargetSpan, ...] | None = None
+    """What of a conversation is learned, in order; None learns all of a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,70 @@ class UnreadableDocument:
     """The reason why a document cannot be read, in its place."""
 
     message: str
+
+
+class RowFormat(Protocol):
+    """How the rows of a table become documents."""
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a file that is no table is a text, too."""
+
+    def columns(self, names: Sequence[str]) -> tuple[str, ...] | str:
+        """Those of a table's columns that documents are made of, or what is wrong with them."""
+
+    def document(
+        self, name: str, where: str, row: Mapping[str, object]
+    ) -> "TextDocument | UnreadableDocument | None":
+        """The document in a row; None if it is empty.
+
+        Args:
+            name: name of the document.
+            where: place of the row, for a message.
+            row: values by column.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TextRows:
+    """Each row has its text in one field."""
+
+    field: str
+    reads_text: bool = True
+
+    def columns(self, names: Sequence[str]) -> tuple[str, ...] | str:
+        """The column with the text, or that there is none."""
+        if self.field in names:
+            return (self.field,)
+        fields = ", ".join(f"`{name}`" for name in names) or "none"
+        if _is_chat(names):
+            way_out = "read conversations with `data.format=chat`"
+        else:
+            way_out = "name yours as `data.text_field`"
+        return f"no field `{self.field}`; fields are {fields}; {way_out}"
+
+    def document(
+        self, name: str, where: str, row: Mapping[str, object]
+    ) -> "TextDocument | UnreadableDocument | None":
+        """The text of a row; None if it is empty."""
+        value = row[self.field]
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            return UnreadableDocument(
+                message=f"{where}: `{self.field}` is of type {type(value).__name__}, not text"
+            )
+        try:
+            return TextDocument(name=name, text=value, nbytes=len(value.encode()))
+        except UnicodeEncodeError as error:
+            return UnreadableDocument(
+                message=f"{where}: `{self.field}` has half a surrogate pair at character "
+                f"{error.start}"
+            )
+
+
+def _is_chat(names: Sequence[str]) -> bool:
+    return "messages" in names or {"prompt", "completion"} <= set(names)
 
 
 def looks_like_text(path: Path) -> bool:
@@ -74,13 +149,13 @@ def looks_like_text(path: Path) -> bool:
 
 
 def read_documents(
-    file: SourceFile, text_field: str
+    file: SourceFile, rows: RowFormat
 ) -> Iterator[TextDocument | UnreadableDocument]:
     """The documents of a file, or why one cannot be read; empty documents are skipped.
 
     Args:
         file: the file, read as JSON lines, Parquet, Arrow or text by its suffix.
-        text_field: field of a table that holds the text.
+        rows: what the rows of a table hold.
 
     Raises:
         DataError: a package that the format needs is missing.
@@ -88,14 +163,16 @@ def read_documents(
     try:
         match file.path.suffix:
             case ".jsonl":
-                yield from _json_lines(file, text_field)
+                yield from _json_lines(file, rows)
             case ".parquet":
-                yield from _parquet(file, text_field)
+                yield from _parquet(file, rows)
             case ".arrow":
                 with _arrow_file(file.path) as reader:
-                    yield from _table(file, text_field, reader.schema.names, reader)
-            case _:
+                    yield from _table(file, rows, reader.schema.names, reader)
+            case _ if rows.reads_text:
                 yield from _text_file(file)
+            case _:
+                yield UnreadableDocument(message=f"`{file.path}` is no table of conversations")
     except OSError as error:
         yield UnreadableDocument(message=f"`{file.path}` cannot be read: {error.strerror or error}")
 
@@ -154,19 +231,19 @@ def _first_bad_byte(content: bytes) -> int:
     return len(content)
 
 
-def _json_lines(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
+def _json_lines(file: SourceFile, rows: RowFormat) -> Iterator[TextDocument | UnreadableDocument]:
     offset = 0
     with file.path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
-                item = _json_line(file, text_field, number, offset, line)
+                item = _json_line(file, rows, number, offset, line)
                 if item is not None:
                     yield item
             offset += len(line)
 
 
 def _json_line(
-    file: SourceFile, text_field: str, number: int, offset: int, line: bytes
+    file: SourceFile, rows: RowFormat, number: int, offset: int, line: bytes
 ) -> TextDocument | UnreadableDocument | None:
     where = f"{file.path}:{number}"
     decoded = _decoded(file.name, file.path, offset, line)
@@ -187,61 +264,41 @@ def _json_line(
         return UnreadableDocument(
             message=f"{where}: holds a {type(row).__name__}, not an object with fields"
         )
-    if text_field not in row:
-        return UnreadableDocument(message=f"{where}: {_no_field(text_field, row)}")
-    return _cell(f"{file.name}:{number}", where, text_field, row[text_field])
+    columns = rows.columns(tuple(row))
+    if isinstance(columns, str):
+        return UnreadableDocument(message=f"{where}: {columns}")
+    return rows.document(f"{file.name}:{number}", where, row)
 
 
-def _parquet(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
+def _parquet(file: SourceFile, rows: RowFormat) -> Iterator[TextDocument | UnreadableDocument]:
     _arrow_package(file.path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(file.path) as table:
             names = table.schema_arrow.names
-            columns = [text_field] if text_field in names else []
-            batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
-            yield from _table(file, text_field, names, batches)
+            columns = rows.columns(names)
+            wanted = [] if isinstance(columns, str) else list(columns)
+            batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=wanted)
+            yield from _table(file, rows, names, batches)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         yield UnreadableDocument(message=f"`{file.path}` is not a Parquet file: {error}")
 
 
 def _table(
-    file: SourceFile, text_field: str, names: list[str], batches: Iterable[Any]
+    file: SourceFile, rows: RowFormat, names: Sequence[str], batches: Iterable[Any]
 ) -> Iterator[TextDocument | UnreadableDocument]:
     """Documents of record batches (`Any` because pyarrow has no types)."""
-    if text_field not in names:
-        yield UnreadableDocument(message=f"`{file.path}`: {_no_field(text_field, names)}")
+    columns = rows.columns(names)
+    if isinstance(columns, str):
+        yield UnreadableDocument(message=f"`{file.path}`: {columns}")
         return
     number = 0
     for batch in batches:
-        for value in batch.column(text_field).to_pylist():
-            item = _cell(f"{file.name}:{number}", f"{file.path}: row {number}", text_field, value)
+        for row in batch.select(list(columns)).to_pylist():
+            item = rows.document(f"{file.name}:{number}", f"{file.path}: row {number}", row)
             number += 1
             if item is not None:
                 yield item
-
-
-def _cell(
-    name: str, where: str, text_field: str, value: object
-) -> TextDocument | UnreadableDocument | None:
-    """The document in one field; None if it is empty."""
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        return UnreadableDocument(
-            message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text"
-        )
-    try:
-        return TextDocument(name=name, text=value, nbytes=len(value.encode()))
-    except UnicodeEncodeError as error:
-        return UnreadableDocument(
-            message=f"{where}: `{text_field}` has half a surrogate pair at character {error.start}"
-        )
-
-
-def _no_field(text_field: str, names: Iterable[str]) -> str:
-    fields = ", ".join(f"`{name}`" for name in names) or "none"
-    return f"no field `{text_field}`; fields are {fields}; name yours as `data.text_field`"
 
 
 @contextmanager

@@ -5,10 +5,11 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windlass.data.readers import (
+    RowFormat,
     SourceFile,
     TextDocument,
     UnreadableDocument,
@@ -40,18 +41,23 @@ class Corpus:
     skip_undecodable: bool = False
     """Whether a file that is not UTF-8 is skipped; otherwise it is an error."""
 
+    def tables(self) -> "Corpus":
+        """The corpus with its tables alone."""
+        files = tuple(file for file in self.files if file.path.suffix in TABLE_SUFFIXES)
+        return replace(self, files=files)
+
     def documents(
-        self, *, text_field: str, limit_bytes: int | None
+        self, *, rows: RowFormat, limit_bytes: int | None
     ) -> Iterator[TextDocument | UnreadableDocument]:
         """All documents, or why one cannot be read, in the corpus's order.
 
         Args:
-            text_field: field of a table that holds the text.
+            rows: what the rows of a table hold.
             limit_bytes: stops after the document that reaches this many bytes; None reads all.
         """
         nbytes = 0
         for file in self.files:
-            for item in read_documents(file, text_field):
+            for item in read_documents(file, rows):
                 if isinstance(item, UnreadableDocument):
                     if not self.skip_undecodable:
                         yield item
@@ -74,6 +80,26 @@ class Corpora:
     def every(self) -> tuple[Corpus, ...]:
         """The training corpora, then the one for validation."""
         return (*self.training, *((self.validation,) if self.validation else ()))
+
+    def tables(self) -> "Corpora":
+        """The same corpora without the files that are no tables.
+
+        Raises:
+            DataError: a corpus has no table.
+            InputErrors: several have none.
+        """
+        raise_data_errors(
+            [
+                f"no conversations in `{corpus.source}`: `data.format=chat` reads `.jsonl` and "
+                "`.parquet` files, folders of them, and Hugging Face data sets"
+                for corpus in self.every
+                if not corpus.tables().files
+            ]
+        )
+        return Corpora(
+            training=tuple(corpus.tables() for corpus in self.training),
+            validation=self.validation and self.validation.tables(),
+        )
 
 
 def find_corpora(data: DataRequest) -> Corpora:

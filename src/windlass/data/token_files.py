@@ -23,7 +23,8 @@ from windlass.errors import WindlassError
 META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.json"
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
 _Item = TypeVar("_Item", bound=np.generic)
-LENGTH_TYPE = np.dtype("<u4")
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+LENGTH_TYPE, WEIGHT_TYPE = np.dtype("<u4"), np.dtype("<f4")
 StoredTokenIds = npt.NDArray[np.unsignedinteger[Any]]
 _LARGE_BYTES = 64 * 2**20
 """Size above which a file is read again only if its state on disk has changed. Smaller ones are
@@ -61,6 +62,8 @@ class SplitMeta(Document):
     """SHA-256 of the token file."""
     duplicates: int
     """Documents whose text is that of an earlier one, by a hash of 64 bits."""
+    targets: int | None = None
+    """Tokens that are learned; None means all."""
 
     @property
     def source(self) -> str:
@@ -89,6 +92,8 @@ class DatasetMeta(Document):
     held_out_unigram_bits_per_byte: float
     """The same loss in bits per byte of held-out text."""
     files: dict[str, FileMeta]
+    chat_template: str | None = None
+    """Name of the template that conversations were rendered by; None is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -117,6 +122,21 @@ class DocumentIndex:
         return tuple(self.name(index) for index in range(low, min(high, len(self))))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Conversations:
+    """What the tokens of conversations have beside those of text.
+
+    A token's weight is that of predicting it, `Float[token]`; 0 is not learned.
+    """
+
+    train_weights: npt.NDArray[np.float32]
+    held_out_weights: npt.NDArray[np.float32]
+    held_out_documents: DocumentIndex
+    """Document index of the held-out split."""
+    template: str
+    """Source of the template that rendered them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenDataset:
     """A tokenised corpus on disk."""
@@ -130,6 +150,8 @@ class TokenDataset:
     """Bytes of text that each held-out token stands for, 0 for an end of text, `Int[token]`."""
     documents: DocumentIndex
     """Document index of the training split."""
+    conversations: "Conversations | None" = None
+    """What else there is of conversations; None is text."""
     tokenizer: Tokenizer
     meta: DatasetMeta
     fingerprint: str
@@ -139,6 +161,11 @@ class TokenDataset:
 def token_file(split: str) -> str:
     """Name of the file with the ids of split `train` or `held_out`."""
     return f"{split}.bin"
+
+
+def weights_file(split: str) -> str:
+    """Name of the file with the weights of a split's tokens as targets."""
+    return f"{split}.weights.bin"
 
 
 def document_files(split: str) -> tuple[str, str]:
@@ -160,6 +187,7 @@ def open_dataset(folder: Path) -> TokenDataset | None:
             held_out=_mapped(folder / token_file("held_out"), np.dtype(meta.dtype)),
             held_out_bytes=_mapped(folder / HELD_OUT_BYTES_FILE, LENGTH_TYPE),
             documents=_documents(folder, "train"),
+            conversations=_conversations(folder) if meta.chat_template else None,
             tokenizer=tokenizer,
             meta=meta,
             fingerprint=_fingerprint(meta),
@@ -220,6 +248,17 @@ def _documents(folder: Path, split: str) -> DocumentIndex:
     )
 
 
+def _conversations(folder: Path) -> Conversations:
+    return Conversations(
+        train_weights=_mapped(folder / weights_file("train"), WEIGHT_TYPE),
+        held_out_weights=_mapped(folder / weights_file("held_out"), WEIGHT_TYPE),
+        held_out_documents=_documents(folder, "held_out"),
+        template=(folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"),
+    )
+
+
 def _fingerprint(meta: DatasetMeta) -> str:
-    parts = (meta.train.sha256, meta.held_out.sha256, meta.files[TOKENIZER_FILE].sha256)
+    parts = [meta.train.sha256, meta.held_out.sha256, meta.files[TOKENIZER_FILE].sha256]
+    if meta.chat_template:
+        parts += [meta.files[weights_file(split)].sha256 for split in ("train", "held_out")]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]

@@ -95,12 +95,9 @@ class Tokenizer:
         offsets = self.backend.encode(text, add_special_tokens=False).offsets
         if not offsets:
             return np.zeros(0, dtype=np.int64)
-        characters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        width = 1 + (characters >= 0x80) + (characters >= 0x800) + (characters >= 0x10000)
-        bytes_before = np.concatenate([[0], np.cumsum(width)])
         ends = np.maximum.accumulate(np.array([end for _, end in offsets], dtype=np.int64))
-        ends[-1] = len(characters)
-        return np.diff(bytes_before[ends], prepend=0)
+        ends[-1] = len(text)
+        return np.diff(bytes_before_characters(text)[ends], prepend=0)
 
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json` atomically.
@@ -109,6 +106,13 @@ class Tokenizer:
             StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.backend.to_str(pretty=True))
+
+
+def bytes_before_characters(text: str) -> TokenIds:
+    """Bytes in UTF-8 before each character, and of the whole text, `Int[character + 1]`."""
+    characters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    width = 1 + (characters >= 0x80) + (characters >= 0x800) + (characters >= 0x10000)
+    return np.concatenate([[0], np.cumsum(width)])
 
 
 def byte_tokenizer() -> Tokenizer:

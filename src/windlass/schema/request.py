@@ -37,6 +37,11 @@ _HELD_OUT = 0.05
 _MAX_ENTRIES = 2**20
 """Largest vocabulary that a tokenizer is trained for."""
 
+DataFormat = Literal["text", "chat"]
+"""What a source holds: text that is learned whole, or conversations."""
+LongDocuments = Literal["truncate", "drop"]
+"""What becomes of a conversation that is longer than a sequence."""
+
 
 class DataRequest(RequestTable):
     """The text to train on and how it is tokenized."""
@@ -51,8 +56,17 @@ class DataRequest(RequestTable):
     validation: Name | None = None
     """Text to evaluate on, named like a `source`; all of `source` is trained on then. None holds
     out a part of `source`."""
+    format: DataFormat = "text"
+    """`text`, or `chat`: tables with `messages`, or with `prompt` and `completion`, of which the
+    answers are learned."""
     text_field: Name = "text"
     """The field of a table that holds the text."""
+    chat_template: Name | None = None
+    """How conversations become text: `plain`, `chatml`, or the path of a Jinja file. None takes the
+    template beside the `tokenizer.json`, or one of these two where there is none."""
+    long_documents: LongDocuments = "truncate"
+    """What becomes of a conversation that is longer than a sequence: its end is cut off
+    (`truncate`), or it is left out (`drop`)."""
     tokenizer: Name = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
     vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
@@ -83,6 +97,10 @@ class DataRequest(RequestTable):
             raise ValueError(
                 f"`weights` = {list(weights)}: each should be a positive number; leave a source "
                 "out of `source` to give it no weight"
+            )
+        if self.format == "text" and (self.chat_template or self.long_documents != "truncate"):
+            raise ValueError(
+                "`chat_template` and `long_documents` are for conversations; set `format` to `chat`"
             )
         if self.validation is not None and self.held_out != _HELD_OUT:
             raise ValueError(

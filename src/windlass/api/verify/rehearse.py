@@ -130,7 +130,7 @@ def downscale_plan(
     graph = with_tensor_shards(model, capture(model), small.plan)
     text = DataRequest(
         source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
-        text_field=request.data.text_field,
+        format=request.data.format, text_field=request.data.text_field,
     )  # fmt: skip
     request = request.model_copy(update={"model": small.model, "sparsity": None, "data": text})
     if plan.model is not None and plan.model.sparsity is not None:

@@ -1,0 +1,16 @@
+"""Conversations as training text: chat templates, and which of their tokens are learned."""
+
+from windlass.data.chat.chat_rows import ChatRows
+from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
+from windlass.data.chat.encode_documents import EncodedDocument, TargetWeights, encode_documents
+from windlass.data.chat.find_template import find_chat_template
+
+__all__ = [
+    "ChatRows",
+    "ChatTemplate",
+    "EncodedDocument",
+    "TargetWeights",
+    "TemplateFault",
+    "encode_documents",
+    "find_chat_template",
+]
