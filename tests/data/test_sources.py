@@ -68,7 +68,9 @@ def test_a_lone_text_is_split_into_chunks_that_join_to_the_text(
     path = tmp_path_factory.getbasetemp() / "lone.txt"
     path.write_bytes((content * repeat).encode())
     items = list(
-        read_documents(SourceFile(name="lone.txt", path=path, single_document=False), "text")
+        read_documents(
+            SourceFile(name="lone.txt", path=path, single_document=False), TextRows("text")
+        )
     )
     pieces = [item for item in items if isinstance(item, TextDocument)]
     assert len(pieces) == len(items)

@@ -24,8 +24,12 @@ from windlass.data.excerpt import (
 from windlass.data.mlm_masking import (
     MlmMasking,
 )
+from windlass.data.packing import (
+    DocumentBatches,
+)
 from windlass.data.read_ahead import (
     ReadAhead,
+    TrainingBatches,
 )
 from windlass.data.statistics import (
     DatasetStatistics,
@@ -57,6 +61,7 @@ from windlass.data.tokenizer import (
 __all__ = [
     "Batches",
     "DatasetStatistics",
+    "DocumentBatches",
     "EncodedChoice",
     "ExampleBatches",
     "ExampleDataset",
@@ -68,6 +73,7 @@ __all__ = [
     "TaskScore",
     "TokenBatch",
     "TokenDataset",
+    "TrainingBatches",
     "code_tasks",
     "dataset_statistics",
     "document_files",

@@ -18,7 +18,6 @@ from windlass.data.content_hashes import DataProgress
 from windlass.data.readers import CHUNK_BYTES, RowFormat, TextDocument, UnreadableDocument
 from windlass.data.sources import Corpora
 from windlass.data.token_files import (
-    CHAT_TEMPLATE_FILE,
     HELD_OUT_BYTES_FILE,
     LENGTH_TYPE,
     META_FILE,
@@ -35,6 +34,7 @@ from windlass.data.token_files import (
 )
 from windlass.data.tokenizer import Tokenizer, train_tokenizer
 from windlass.errors import raise_data_errors
+from windlass.schema import CHAT_TEMPLATE_FILE
 
 _MAX_ERRORS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
@@ -399,7 +399,7 @@ def _meta(
         bytes_per_token=train_meta.nbytes / train_meta.tokens,
         unigram_nats=-float(shares @ np.log(shares)),
         held_out_unigram_nats=held_out_nats / int(predicted.sum()),
-        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / target_bytes,
+        held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / max(1, target_bytes),
         files={path.name: file_meta(path) for path in sorted(folder.iterdir())},
         chat_template=rows.template.name if isinstance(rows, ChatRows) else None,
     )

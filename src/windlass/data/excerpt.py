@@ -30,6 +30,8 @@ def write_excerpt(
 ) -> None:
     """Writes a token folder with the beginnings of another one's texts, each as one document.
 
+    Conversations become text: all of their tokens are targets.
+
     Statistics of the text stay those of the other one.
 
     Args:
@@ -57,7 +59,8 @@ def write_excerpt(
         (folder / HELD_OUT_BYTES_FILE).write_bytes(lengths.tobytes())
         tokens.tokenizer.save(folder / TOKENIZER_FILE)
         files = {path.name: file_meta(path) for path in sorted(folder.iterdir())}
-        content = tokens.meta.model_copy(update={**splits, "files": files}).to_json().encode()
+        update = {**splits, "files": files, "chat_template": None}
+        content = tokens.meta.model_copy(update=update).to_json().encode()
         atomic_write(folder / META_FILE, content)
         atomic_write(folder / SEAL_FILE, hashlib.sha256(content).hexdigest())
 

@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from windlass.data.batches import Batches, TokenBatch
 from windlass.data.examples import ExampleBatches
+from windlass.data.packing import DocumentBatches
+
+TrainingBatches = Batches | ExampleBatches | DocumentBatches
+"""The samples of every step: windows of text, examples, or conversations."""
 
 Examples = tuple[TokenBatch, TokenBatch]
 """Inputs and targets of a micro-batch."""
@@ -28,9 +32,7 @@ class ReadAhead:
         count: micro-batches of a step.
     """
 
-    def __init__(
-        self, batches: Batches | ExampleBatches, *, first: int, micro: int, count: int
-    ) -> None:
+    def __init__(self, batches: TrainingBatches, *, first: int, micro: int, count: int) -> None:
         self._batches, self._first, self._micro, self._count = batches, first, micro, count
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-batch")
         self._ahead: tuple[_Place, Future[Examples]] | None = None

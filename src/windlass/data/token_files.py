@@ -19,11 +19,11 @@ from windlass.data.readers import SourceFile
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import WindlassError
+from windlass.schema import CHAT_TEMPLATE_FILE
 
 META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.json"
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
 _Item = TypeVar("_Item", bound=np.generic)
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
 LENGTH_TYPE, WEIGHT_TYPE = np.dtype("<u4"), np.dtype("<f4")
 StoredTokenIds = npt.NDArray[np.unsignedinteger[Any]]
 _LARGE_BYTES = 64 * 2**20

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from windlass.data import Batches, ExampleBatches, ReadAhead
+from windlass.data import ReadAhead, TrainingBatches
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.distributed.process_groups import DistContext
@@ -53,7 +53,7 @@ class ComputeHandlers:
         templates: tuple[LayerTemplate, ...],
         *,
         optimizer: Optimizer,
-        batches: Batches | ExampleBatches,
+        batches: TrainingBatches,
         stop: Callable[[], bool],
         dist: DistContext,
         activations: ActivationOffloader | None = None,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data import Batches, ExampleBatches, TokenBatch
+from windlass.data import TokenBatch, TrainingBatches
 from windlass.models import IGNORE_INDEX
 from windlass.program import chunks_of_stage
 from windlass.runtime.distributed.p2p import P2PCommunicator
@@ -31,7 +31,7 @@ def evaluate(
     context: RankContext,
     store: ParamStore,
     templates: tuple[LayerTemplate, ...],
-    batches: Batches | ExampleBatches,
+    batches: TrainingBatches,
     *,
     no_grad_layers: frozenset[int],
     dist: DistContext,
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _held_out_batches(
-    context: RankContext, batches: Batches | ExampleBatches, dist: DistContext
+    context: RankContext, batches: TrainingBatches, dist: DistContext
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Inputs, targets and number of targets of each held-out micro-batch of this rank."""
     plan, micro = context.plan, context.plan.batch.micro

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data import Batches, ExampleBatches
+from windlass.data import TrainingBatches
 from windlass.errors import CheckpointError, OutOfMemory, PlanError, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
@@ -68,7 +68,7 @@ class TimelineRecorder:
 
 def train_loop(
     context: RankContext,
-    batches: Batches | ExampleBatches,
+    batches: TrainingBatches,
     *,
     resume: Checkpoint | None = None,
     stop: Callable[[], bool] = never_stop,
@@ -136,7 +136,7 @@ class _Run:
     def __init__(
         self,
         context: RankContext,
-        batches: Batches | ExampleBatches,
+        batches: TrainingBatches,
         stop: Callable[[], bool],
         heartbeat: HeartbeatSlots | None,
         wrap_handlers: HandlerWrapper | None,

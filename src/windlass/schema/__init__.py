@@ -156,6 +156,7 @@ from windlass.schema.run_inputs import (
 )
 from windlass.schema.run_record import (
     ATTEMPTS_FOLDER,
+    CHAT_TEMPLATE_FILE,
     CHECKPOINT_FOLDER,
     CONFIG_FILE,
     CONVERTED_CHECKPOINT_FOLDER,
@@ -221,6 +222,7 @@ __all__ = [
     "BLOCK_PATTERNS",
     "BLOCK_SIZES",
     "CACHED_BYTES",
+    "CHAT_TEMPLATE_FILE",
     "CHECKPOINT_FOLDER",
     "CODE_FILE",
     "CONFIG_FILE",

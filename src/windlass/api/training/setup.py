@@ -10,7 +10,7 @@ from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
-from windlass.atomic_files import cache_folder, storage_errors
+from windlass.atomic_files import atomic_write, cache_folder, storage_errors
 from windlass.errors import DataError, MachineError, PlanError
 from windlass.models import find_model_folder, is_causal, is_huggingface, is_users_own
 from windlass.program import (
@@ -21,6 +21,7 @@ from windlass.program import (
     verify_programs,
 )
 from windlass.schema import (
+    CHAT_TEMPLATE_FILE,
     CHECKPOINT_FOLDER,
     EXAMPLES_FILE,
     HOST_TIER,
@@ -35,7 +36,13 @@ from windlass.torch_ext import install_allocator, trim_heap
 from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
-    from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
+    from windlass.data import (
+        Batches,
+        DocumentBatches,
+        ExampleDataset,
+        TokenDataset,
+        TrainingBatches,
+    )
     from windlass.models import LayerStack
     from windlass.runtime import Checkpoint, MemoryLimit
     from windlass.torch_ext import Device
@@ -75,10 +82,11 @@ def load_run_tokens(folder: Path) -> "TokenDataset | ExampleDataset | None":
     return load_examples(folder / EXAMPLES_FILE) or open_dataset(folder / TOKENS_FOLDER)
 
 
-def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> str:
-    """Writes what a run folder keeps of its data, and returns the name of the file.
+def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tuple[str, ...]:
+    """Writes what a run folder keeps of its data, and returns the names of the files.
 
-    Examples are kept as they are; of a text, which its source holds, only the tokenizer.
+    Examples are kept as they are; of a text, which its source holds, only the tokenizer, and of
+    conversations their template.
 
     Raises:
         StorageError: the disk is full.
@@ -88,9 +96,12 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> str:
     if isinstance(tokens, ExampleDataset):
         with storage_errors(folder / EXAMPLES_FILE):
             tokens.save(folder / EXAMPLES_FILE)
-        return EXAMPLES_FILE
+        return (EXAMPLES_FILE,)
     tokens.tokenizer.save(folder / TOKENIZER_FILE)
-    return TOKENIZER_FILE
+    if tokens.conversations is None:
+        return (TOKENIZER_FILE,)
+    atomic_write(folder / CHAT_TEMPLATE_FILE, tokens.conversations.template)
+    return (TOKENIZER_FILE, CHAT_TEMPLATE_FILE)
 
 
 def require_one_process(planned: Planned) -> None:
@@ -259,7 +270,7 @@ def _tensor_budget_bytes(planned: Planned) -> int:
     return budget_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
-def prepare_batches(planned: Planned) -> "Batches":
+def prepare_batches(planned: Planned) -> "Batches | DocumentBatches":
     """The batches of a run, whose tokens come from the cache or are made now.
 
     Raises:
@@ -269,25 +280,51 @@ def prepare_batches(planned: Planned) -> "Batches":
 
 
 @overload
-def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches": ...
+def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches | DocumentBatches": ...
 @overload
 def make_batches(
     planned: Planned, tokens: "TokenDataset | ExampleDataset"
-) -> "Batches | ExampleBatches": ...
-def make_batches(
-    planned: Planned, tokens: "TokenDataset | ExampleDataset"
-) -> "Batches | ExampleBatches":
+) -> "TrainingBatches": ...
+def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "TrainingBatches":
     """The batches of a run, from its tokens.
+
+    Raises:
+        DataError: the text is too short, or the conversations have no answer.
+        PlanError: conversations for a model that predicts masked tokens.
+    """
+    from windlass.data import DocumentBatches, ExampleBatches, ExampleDataset
+
+    settings = planned.request.train
+    if isinstance(tokens, ExampleDataset):
+        return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
+    if tokens.conversations is None:
+        return make_windows(planned, tokens)
+    if not is_causal(planned.request.model.name):
+        raise PlanError(
+            f"`{planned.request.model.name}` predicts masked tokens, and answers are learned by "
+            "models that predict each next token; take one of those, or `data.format=text`"
+        )
+    data = planned.request.data
+    return DocumentBatches(
+        tokens,
+        sequence=planned.plan.batch.sequence,
+        batch=settings.batch,
+        seed=settings.seed,
+        weights=data.weights,
+        drop_long=data.long_documents == "drop",
+    )
+
+
+def make_windows(planned: Planned, tokens: "TokenDataset") -> "Batches":
+    """Batches of windows, which take no notice of where documents begin and end.
 
     Raises:
         DataError: the text is too short.
     """
-    from windlass.data import Batches, ExampleBatches, ExampleDataset, MlmMasking
+    from windlass.data import Batches, MlmMasking
     from windlass.models import IGNORE_INDEX
 
     settings, masking = planned.request.train, None
-    if isinstance(tokens, ExampleDataset):
-        return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
     if not is_causal(planned.request.model.name):
         mask = tokens.tokenizer.mask_token
         masking = MlmMasking(
@@ -305,9 +342,16 @@ def make_batches(
     )
 
 
+def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
+    """What is worth knowing of a run's batches, a sentence each."""
+    from windlass.data import DocumentBatches
+
+    return batches.notes if isinstance(batches, DocumentBatches) else ()
+
+
 def make_training_loop(
     planned: Planned,
-    batches: "Batches | ExampleBatches",
+    batches: "TrainingBatches",
     programs: tuple[Program, ...],
     folder: RunFolder,
     checkpoint: "Checkpoint | None",
@@ -393,7 +437,7 @@ def _memory_limit(planned: Planned) -> "MemoryLimit":
 def _training_loop(
     planned: Planned,
     stack: "LayerStack",
-    batches: "Batches | ExampleBatches",
+    batches: "TrainingBatches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
@@ -419,7 +463,7 @@ def _training_loop(
 def _attempt(
     planned: Planned,
     stack: "LayerStack",
-    batches: "Batches | ExampleBatches",
+    batches: "TrainingBatches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",

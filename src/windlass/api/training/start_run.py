@@ -1,5 +1,6 @@
 """Starts a new run: creates its folder once everything that it needs is known to be there."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from windlass.api.training.parent import (
 )
 from windlass.api.training.run_files import input_documents, run_documents, run_metadata
 from windlass.api.training.setup import (
+    data_notes,
     load_run_tokens,
     make_batches,
     note_sparse_kernels,
@@ -32,7 +34,7 @@ from windlass.program import Program
 from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
 
 if TYPE_CHECKING:
-    from windlass.data import Batches, ExampleBatches, ExampleDataset, TokenDataset
+    from windlass.data import ExampleDataset, TokenDataset, TrainingBatches
     from windlass.runtime import Checkpoint
 
 
@@ -45,7 +47,7 @@ class StartedRun(NamedTuple):
     programs: tuple[Program, ...]
     """One for each rank."""
     tokens: "TokenDataset | ExampleDataset"
-    batches: "Batches | ExampleBatches"
+    batches: "TrainingBatches"
     checkpoint: "Checkpoint | None"
     """Where it starts; None starts from the beginning."""
 
@@ -99,6 +101,7 @@ def start_run(
     if parent is not None:
         require_tokens_of_parent(parent, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
+    planned = replace(planned, notes=(*planned.notes, *data_notes(batches)))
     run_folder = create_run_folder(
         Path(root),
         _short_name(planned.request.model.name),
@@ -106,7 +109,7 @@ def start_run(
         meta=run_metadata(planned, tokens) | meta,
         folder=folder,
     )
-    run_folder.seal(save_run_data(tokens, run_folder.path))
+    run_folder.seal(*save_run_data(tokens, run_folder.path))
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
 

@@ -10,7 +10,7 @@ from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.legs import as_single_leg
-from windlass.api.training.setup import make_batches, prepare_tokens
+from windlass.api.training.setup import make_windows, prepare_tokens
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
 from windlass.errors import PlanError
@@ -146,7 +146,7 @@ class Verifier:
             run,
             planned.plan,
             build_requested_model(planned.request.model_identity, seed=settings.seed),
-            make_batches(planned, open_dataset(excerpt) or tokens),
+            make_windows(planned, open_dataset(excerpt) or tokens),
             settings,
             schedule=schedule,
         )

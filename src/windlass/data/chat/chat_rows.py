@@ -98,9 +98,12 @@ class ChatRows:
                 f"the chat template {self.template.name} marks {len(marked)} answers of a "
                 f"conversation with {len(turns)}"
             )
-        return text, [
+        targets = [
             TargetSpan(*span) for turn, span in zip(turns, spans, strict=True) if turn >= context
         ]
+        if all(span.start == span.end for span in targets):
+            raise _RowFault(f"the chat template {self.template.name} renders nothing of its answer")
+        return text, targets
 
     def _answers_by_prefix(
         self,
@@ -137,7 +140,7 @@ def _messages(value: object, field: str) -> list[Message]:
         for fault in _message_faults(message)
     ]
     if faults:
-        raise _RowFault(", ".join(faults))
+        raise _RowFault("; ".join(faults))
     # Tables give every message all fields, None where it has none.
     return [{key: item for key, item in each.items() if item is not None} for each in value]
 

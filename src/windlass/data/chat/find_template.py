@@ -7,9 +7,9 @@ from typing import Any
 
 from windlass.atomic_files import read_regular_file
 from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
-from windlass.data.token_files import CHAT_TEMPLATE_FILE
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
 from windlass.errors import DataError
+from windlass.schema import CHAT_TEMPLATE_FILE
 
 _CONFIG_FILE, _SPECIAL_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")

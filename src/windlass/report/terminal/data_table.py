@@ -53,6 +53,11 @@ def _facts(statistics: "DatasetStatistics") -> Table:
         "byte)",
         "fingerprint": statistics.tokens_fingerprint,
     }
+    if meta.chat_template is not None:
+        learned = (meta.train.targets or 0) / meta.train.tokens
+        facts["answers"] = (
+            f"{100 * learned:.3g} % of the training tokens; chat template {meta.chat_template}"
+        )
     table = fact_table()
     for name, words in facts.items():
         table.add_row(name, Text(words))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.data import Batches
+from windlass.data import TrainingBatches
 from windlass.errors import ModelError
-from windlass.models import LayerStack, materialize_layer
+from windlass.models import IGNORE_INDEX, LayerStack, materialize_layer
 from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]
@@ -34,7 +34,7 @@ class ReferenceStep:
     """Expected results of the first step of a run."""
 
     loss: float
-    """Mean over the micro-batches, in nats per token."""
+    """Mean over the targets of the step, in nats per token."""
     gradient_norm: float
     """2-norm over all gradients, before clipping."""
     gradients: Mapping[str, Tensor]
@@ -71,7 +71,7 @@ class _Gradients:
 
 def reference_step(
     stack: LayerStack,
-    batches: Batches,
+    batches: TrainingBatches,
     *,
     seed: int,
     precision: Precision,
@@ -108,7 +108,8 @@ def reference_step(
     losses: list[float] = []
     output_gradients: list[Tensor] = []
     loss_scale = _FLOAT16_SCALE if precision == "float16" else 1.0
-    scale = torch.tensor(loss_scale / batch.accumulation)
+    total = sum(int((each != IGNORE_INDEX).sum()) for each in targets)
+    scale = torch.tensor(loss_scale / total)
     for index in reversed(range(count)):
         report(_LABEL, 2 * count - 1 - index, 2 * count)
         layer = _make_layer(stack, index, seed, precision)
@@ -126,7 +127,7 @@ def reference_step(
         del layer
     report(_LABEL, 2 * count, 2 * count)
     return ReferenceStep(
-        loss=math.fsum(losses) / len(losses),
+        loss=math.fsum(losses) / total,
         gradient_norm=gradients.norm,
         gradients=gradients.kept,
     )
@@ -163,7 +164,10 @@ def _forward(layer: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    """Sum over all targets that count."""
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
 
 
 def _backward(

@@ -1,0 +1,176 @@
+"""Chat templates render and mark what transformers renders and marks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chat_texts import CONVERSATIONS, TEMPLATES, save_tokenizer
+from windlass.data.chat import ChatRows, ChatTemplate, encode_documents, find_chat_template
+from windlass.data.readers import TextDocument, UnreadableDocument
+from windlass.data.tokenizer import load_tokenizer
+from windlass.errors import DataError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "<|end|>"}
+
+
+def rows(source: str) -> ChatRows:
+    return ChatRows(ChatTemplate(name="`test`", source=source, special_tokens=SPECIAL))
+
+
+def document(source: str, row: dict[str, object]) -> TextDocument | UnreadableDocument:
+    return rows(source).document("row", "row", row)
+
+
+def learned(source: str, row: dict[str, object]) -> list[str]:
+    found = document(source, row)
+    assert isinstance(found, TextDocument), found
+    return [found.text[span.start : span.end] for span in found.targets or ()]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_and_tokens_are_those_of_transformers(name: str, tmp_path: Path):
+    from transformers import PreTrainedTokenizerFast
+
+    template = TEMPLATES[name]
+    path = save_tokenizer(tmp_path, template)
+    oracle = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    found = find_chat_template(str(path), None)
+    tokenizer = load_tokenizer(path)
+    for messages in CONVERSATIONS:
+        theirs = oracle.apply_chat_template(messages, tokenize=False)
+        ours = ChatRows(found).document("row", "row", {"messages": messages})
+        assert isinstance(ours, TextDocument), ours
+        assert ours.text == theirs
+        (encoded,) = encode_documents(tokenizer, [ours])
+        expected = oracle.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=found.marks_answers
+        )
+        assert encoded.ids.tolist() == expected["input_ids"]
+        if found.marks_answers:
+            assert (encoded.weights > 0).astype(int).tolist() == expected["assistant_masks"]
+        prompt = oracle.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
+        assert found.render(messages[:-1], generation_prompt=True).text == prompt
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "marks" not in name])
+def test_without_marks_an_answer_is_what_its_turn_adds_up_to_its_end_mark(name: str):
+    for messages in CONVERSATIONS:
+        end = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "instruct": "<|end|>"}[name]
+        answers = [m["content"].strip() for m in messages if m["role"] == "assistant"]
+        found = learned(TEMPLATES[name], {"messages": messages})
+        assert all(answer.endswith(end) for answer in found)
+        assert [answer.removesuffix(end).strip() for answer in found] == answers
+
+
+def test_marked_and_prefix_answers_of_one_template_are_the_same():
+    for messages in CONVERSATIONS:
+        row = {"messages": messages}
+        assert learned(TEMPLATES["chatml"], row) == learned(TEMPLATES["chatml-marks"], row)
+
+
+def test_a_prompt_is_read_and_its_completion_learned_with_the_end_of_text():
+    row: dict[str, object] = {"prompt": "2 + 2 = ", "completion": "4"}
+    assert learned(TEMPLATES["chatml"], row) == ["4<|end|>"]
+    chat = {
+        "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "completion": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}],
+    }
+    assert learned(TEMPLATES["chatml"], chat) == ["d<|im_end|>"]
+
+
+def test_the_bytes_of_targets_are_those_of_the_answers_text():
+    row = {
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "é日🙂"}]
+    }
+    found = document(TEMPLATES["chatml"], row)
+    assert isinstance(found, TextDocument)
+    from windlass.data.tokenizer import byte_tokenizer
+
+    (encoded,) = encode_documents(byte_tokenizer(), [found])
+    assert encoded.lengths[encoded.weights > 0].sum() == len("é日🙂<|im_end|>".encode())
+    assert encoded.lengths.sum() == found.nbytes
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer: none of its 1 messages"),
+        ({"messages": [{"role": "assitant", "content": "a"}]}, "did you mean `assistant`?"),
+        ({"messages": [{"role": "assistant"}]}, "message 0 has no `content`"),
+        ({"messages": [{"role": "assistant", "content": [1]}]}, "has a list as `content`"),
+        ({"messages": ["a"]}, "message 0 is a text, not an object"),
+        ({"messages": []}, "`messages` is an empty list"),
+        ({"messages": {"role": "user"}}, "`messages` is an object, not a list"),
+        ({"prompt": "a", "completion": ""}, "`completion` is empty"),
+        ({"prompt": "a", "completion": []}, "`prompt` is a text and `completion` an empty list"),
+        ({"prompt": "a", "completion": "\ud800"}, "half a surrogate pair"),
+    ],
+)
+def test_a_row_that_is_no_conversation_says_why(row: dict[str, object], words: str):
+    found = document(TEMPLATES["chatml"], row)
+    assert isinstance(found, UnreadableDocument)
+    assert found.message.startswith("row: ")
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content }}", "has no element 7"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ strftime_now('%Y') }}", "`strftime_now` is undefined".replace("`", "'")),
+        ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
+    ],
+)
+def test_what_a_template_cannot_do_is_the_fault_of_a_row(source: str, words: str):
+    found = document(source, {"messages": CONVERSATIONS[0]})
+    assert isinstance(found, UnreadableDocument)
+    assert "chat template `test`: " in found.message
+    assert words in found.message
+
+
+def test_a_template_that_drops_earlier_answers_needs_marks():
+    source = "{{ messages[-1]['role'] + messages[-1]['content'] }}"
+    found = document(source, {"messages": CONVERSATIONS[1]})
+    assert isinstance(found, UnreadableDocument)
+    assert "mark answers in the template with `{% generation %}`" in found.message
+
+
+def test_a_jinja_file_goes_before_the_configuration_and_a_wanted_one_before_both(tmp_path: Path):
+    path = str(save_tokenizer(tmp_path, TEMPLATES["chatml"]))
+    assert "tokenizer_config.json" in find_chat_template(path, None).name
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}", encoding="utf-8")
+    assert find_chat_template(path, None).source == "{{ eos_token }}"
+    assert "im_start" in find_chat_template(path, "chatml").source
+    assert find_chat_template(path, None).special_tokens == SPECIAL
+
+
+def test_without_a_template_one_stands_in_and_is_named(tmp_path: Path):
+    assert find_chat_template("byte", None).name == "`plain`, since the tokenizer has none"
+    path = str(save_tokenizer(tmp_path, None))
+    assert find_chat_template(path, None).name.startswith("`chatml`, since the tokenizer has its")
+    messages = CONVERSATIONS[0]
+    for wanted in ("plain", "chatml"):
+        template = find_chat_template("byte", wanted)
+        assert len(template.render(messages).answers) == 1
+        prompt = template.render(messages[:-1], generation_prompt=True).text
+        assert template.render(messages).text.startswith(prompt)
+
+
+def test_a_template_that_is_none_says_what_is_wrong(tmp_path: Path):
+    path = tmp_path / "t.jinja"
+    path.write_text("{% for %}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"is no Jinja template: line 1"):
+        find_chat_template("byte", str(path))
+    with pytest.raises(DataError, match=r"write `plain`, `chatml`, or the path"):
+        find_chat_template("byte", "chatlm")
+    tokenizer = save_tokenizer(tmp_path, None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
+    with pytest.raises(DataError, match="holds a list, not an object"):
+        find_chat_template(str(tokenizer), None)

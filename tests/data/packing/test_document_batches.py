@@ -1,0 +1,155 @@
+"""Rows of conversations: what a batch holds, and what is left out."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_text import prepare
+
+from windlass.data import DocumentBatches, TokenDataset, open_dataset
+from windlass.data.examples import IGNORED_TARGET
+from windlass.errors import DataError, InputErrors
+
+Prepared = Callable[..., TokenDataset]
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Prepared:
+    """Prepares sums as conversations of one to three turns, with bytes as tokens."""
+
+    def make(count: int = 60, **settings: object) -> TokenDataset:
+        draw, path = random.Random(0), tmp_path / "sums.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for _ in range(count):
+                turns = []
+                for _ in range(draw.randint(1, 3)):
+                    a, b = draw.randint(0, 99), draw.randint(0, 99)
+                    turns.append({"role": "user", "content": f"{a} + {b}?"})
+                    turns.append({"role": "assistant", "content": f"It is {a + b}."})
+                file.write(json.dumps({"messages": turns}) + "\n")
+        settings = {"tokenizer": "byte", "held_out": 0.2, "format": "chat", **settings}
+        return prepare(str(path), cache=tmp_path / "cache", **settings)
+
+    return make
+
+
+def answers(tokens: TokenDataset, targets: np.ndarray) -> list[str]:
+    """The text of each row's targets."""
+    decode = tokens.tokenizer.backend.decode
+    return [
+        decode(row[row != IGNORED_TARGET].tolist(), skip_special_tokens=False) for row in targets
+    ]
+
+
+def test_a_row_is_one_conversation_whose_answers_alone_are_targets(conversations: Prepared):
+    tokens = conversations()
+    batches = DocumentBatches(tokens, sequence=128, batch=4, seed=3)
+    inputs, targets = batches.samples(1)
+    for row, learned in zip(inputs, answers(tokens, targets), strict=True):
+        text = tokens.tokenizer.backend.decode(row.tolist(), skip_special_tokens=False)
+        said = [part.split("assistant:\n")[1] for part in text.split("user:\n")[1:]]
+        # The last end of text of a conversation is a target, and the next ones fill the row.
+        expected = "".join(each.split("<|endoftext|>")[0] + "<|endoftext|>" for each in said)
+        assert learned == expected
+    assert (targets != IGNORED_TARGET).sum(axis=1).tolist() == batches.target_counts(1).tolist()
+
+
+def test_a_target_follows_its_input_in_the_document(conversations: Prepared):
+    batches = DocumentBatches(conversations(), sequence=128, batch=5, seed=3)
+    inputs, targets = batches.samples(2)
+    rows, places = np.nonzero(targets[:, :-1] != IGNORED_TARGET)
+    assert (inputs[rows, places + 1] == targets[rows, places]).all()
+
+
+def test_an_epoch_has_each_conversation_once_in_an_order_of_its_own(conversations: Prepared):
+    tokens = conversations()
+    batches = DocumentBatches(tokens, sequence=128, batch=1, seed=3)
+    count = tokens.meta.train.documents
+    epochs = [
+        [batches.document_names(step, 0) for step in range(first + 1, first + count + 1)]
+        for first in (0, count)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert len(set(epochs[0])) == count
+    assert epochs[0] != epochs[1]
+
+
+def test_micro_batches_have_the_samples_of_the_batch(conversations: Prepared):
+    batches = DocumentBatches(conversations(), sequence=64, batch=6, seed=1)
+    whole = batches.samples(3)
+    parts = [batches.samples(3, first, 2) for first in (0, 2, 4)]
+    for index, array in enumerate(whole):
+        assert np.array_equal(array, np.concatenate([part[index] for part in parts]))
+
+
+def test_long_conversations_lose_their_end_or_are_left_out_and_are_counted(
+    conversations: Prepared,
+):
+    tokens = conversations()
+    lengths = np.concatenate(
+        [
+            np.diff(index.starts)
+            for index in (tokens.documents, tokens.conversations.held_out_documents)
+        ]
+    )
+    longer = int((lengths - 1 > 64).sum())
+    cut = DocumentBatches(tokens, sequence=64, batch=2, seed=0)
+    assert f"{longer} conversations are longer than 64 tokens and lose their end" in cut.notes
+    dropped = DocumentBatches(tokens, sequence=64, batch=2, seed=0, drop_long=True)
+    assert f"{longer} conversations are longer than 64 tokens and are left out" in dropped.notes
+
+
+def test_a_sequence_in_which_no_answer_fits_is_refused(conversations: Prepared):
+    with pytest.raises(InputErrors, match=r"has an answer within 8 tokens; raise `train.sequence`"):
+        DocumentBatches(conversations(), sequence=8, batch=2, seed=0)
+
+
+def test_bits_per_byte_count_the_bytes_of_answers(conversations: Prepared):
+    tokens = conversations()
+    batches = DocumentBatches(tokens, sequence=128, batch=2, seed=0)
+    learned = [t for _, part in batches.held_out_batches(99) for t in answers(tokens, part)]
+    count = sum(len(tokens.tokenizer.backend.encode(text).ids) for text in learned)
+    nbytes = sum(len(text.replace("<|endoftext|>", "").encode()) for text in learned)
+    bits = batches.bits_per_byte(1.0, 99)
+    assert bits == pytest.approx(count / np.log(2) / nbytes, rel=1e-12)
+
+
+def test_conversations_are_found_again_and_depend_on_their_template(conversations: Prepared):
+    tokens = conversations()
+    assert conversations().folder == tokens.folder
+    other = conversations(chat_template="chatml")
+    assert other.folder != tokens.folder
+    assert other.fingerprint != tokens.fingerprint
+    (tokens.folder / "train.weights.bin").write_bytes(b"")
+    assert open_dataset(tokens.folder) is None
+
+
+def test_several_sources_have_their_shares(conversations: Prepared, tmp_path: Path):
+    conversations()
+    lines = (tmp_path / "sums.jsonl").read_text(encoding="utf-8").splitlines()
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, part in zip(paths, (lines[:40], lines[40:]), strict=True):
+        path.write_text("\n".join(part).replace("It is", path.stem), encoding="utf-8")
+    tokens = prepare(
+        tuple(map(str, paths)), cache=tmp_path / "cache", tokenizer="byte", format="chat"
+    )
+    batches = DocumentBatches(tokens, sequence=128, batch=1000, seed=0, weights=(1.0, 3.0))
+    names = [batches.document_names(1, sample)[0] for sample in range(1000)]
+    assert sum("a.jsonl" in name for name in names) == 250
+
+
+def test_all_broken_rows_are_reported_at_once(tmp_path: Path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"messages": []}\n{oops\n{"text": "a"}\n', encoding="utf-8")
+    with pytest.raises(InputErrors) as caught:
+        prepare(str(path), cache=tmp_path / "cache", tokenizer="byte", format="chat")
+    assert [f"{path}:{row}:" in str(caught.value) for row in (1, 2, 3)] == [True] * 3
+
+
+def test_text_is_no_conversation(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    with pytest.raises(DataError, match="no conversations in"):
+        prepare(str(tmp_path / "a.txt"), cache=tmp_path, tokenizer="byte", format="chat")
