@@ -60,6 +60,10 @@ from .doctor.doctor import (
     doctor,
     require_report_file,
 )
+from .inference.evaluate import (
+    evaluate,
+    score,
+)
 from .judging.judge import (
     LiveJudge,
     follow_verdict,
@@ -182,9 +186,6 @@ from .training.resume import (
 from .training.run import (
     Run,
 )
-from .training.score import (
-    score,
-)
 from .training.train import (
     train,
 )
@@ -258,6 +259,7 @@ __all__ = [
     "draw_figure",
     "draw_plan",
     "draw_sweep",
+    "evaluate",
     "evaluate_tables",
     "export",
     "find_machine",

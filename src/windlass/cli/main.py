@@ -26,6 +26,7 @@ _COMMANDS = {
     "resume": "train:resume",
     "launch": "launch:launch",
     "sample": "record.show:sample",
+    "evaluate": "record.evaluate:evaluate",
     "export": "record.exchange:export",
     "plan": "plan:plan",
     "fit": "plan:fit",

@@ -36,10 +36,12 @@ from windlass.data.statistics import (
     dataset_statistics,
 )
 from windlass.data.tasks import (
+    ChoiceLikelihood,
     EncodedChoice,
+    TargetItem,
     Task,
     TaskItem,
-    TaskScore,
+    TextItem,
     code_tasks,
     encode_choices,
     load_task,
@@ -60,6 +62,7 @@ from windlass.data.tokenizer import (
 
 __all__ = [
     "Batches",
+    "ChoiceLikelihood",
     "DatasetStatistics",
     "DocumentBatches",
     "EncodedChoice",
@@ -68,9 +71,10 @@ __all__ = [
     "MlmMasking",
     "ReadAhead",
     "SplitMeta",
+    "TargetItem",
     "Task",
     "TaskItem",
-    "TaskScore",
+    "TextItem",
     "TokenBatch",
     "TokenDataset",
     "TrainingBatches",

@@ -51,6 +51,7 @@ from .layer_stack import (
 )
 from .loss import (
     IGNORE_INDEX,
+    in_loss_precision,
     layer_loss,
     set_layer_loss,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "find_model_folder",
     "fuse_loss",
     "has_config",
+    "in_loss_precision",
     "is_causal",
     "is_embedding_only",
     "is_huggingface",

@@ -65,6 +65,9 @@ from windlass.runtime.inference.generate import (
     SamplingOptions,
     generate_text,
 )
+from windlass.runtime.inference.inference_model import (
+    InferenceModel,
+)
 from windlass.runtime.inference.score import (
     log_likelihoods,
 )
@@ -126,6 +129,7 @@ __all__ = [
     "HeartbeatWriter",
     "HookContext",
     "HostWatchdog",
+    "InferenceModel",
     "InstrumentedRun",
     "LocalLauncher",
     "Manifest",

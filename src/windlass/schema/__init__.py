@@ -38,6 +38,11 @@ from windlass.schema.answers.largest_model import (
 from windlass.schema.answers.measurement import (
     Measurement,
 )
+from windlass.schema.answers.task_score import (
+    OutputType,
+    TaskMetric,
+    TaskScore,
+)
 from windlass.schema.answers.verification import (
     MOMENT_TOLERANCE,
     TOLERANCE,
@@ -161,6 +166,7 @@ from windlass.schema.run_record import (
     CONFIG_FILE,
     CONVERTED_CHECKPOINT_FOLDER,
     ENVIRONMENT_FILE,
+    EVALUATIONS_FOLDER,
     EXAMPLES_FILE,
     GRAPH_FILE,
     JOBSET_FILE,
@@ -231,6 +237,7 @@ __all__ = [
     "DEVIATIONS_OF_80_PERCENT",
     "DEVICE_TIER",
     "ENVIRONMENT_FILE",
+    "EVALUATIONS_FOLDER",
     "EXAMPLES_FILE",
     "GRAPH_FILE",
     "HOST_TIER",
@@ -328,6 +335,7 @@ __all__ = [
     "OptimizerName",
     "OtherAttention",
     "OtherOptimizer",
+    "OutputType",
     "ParallelRequest",
     "Parallelism",
     "ParameterInfo",
@@ -364,6 +372,8 @@ __all__ = [
     "StackMemory",
     "Stage",
     "Step",
+    "TaskMetric",
+    "TaskScore",
     "TensorAxis",
     "TensorGrid",
     "Tier",

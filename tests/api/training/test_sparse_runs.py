@@ -10,8 +10,7 @@ import windlass
 from command_line import TINY
 from windlass.errors import CheckpointError, ModelError, RequestError
 from windlass.models import build_layer_stack
-from windlass.runtime import latest_checkpoint
-from windlass.runtime.inference.generate import checkpoint_logits
+from windlass.runtime import InferenceModel, latest_checkpoint
 from windlass.schema import CHECKPOINT_FOLDER
 from windlass.sparsity import load_masks
 
@@ -67,7 +66,6 @@ def test_an_exported_run_is_the_dense_model_that_computes_the_same(
     sparse = run.planned.objects.stack(run.planned.request.model_identity, seed=None)
     checkpoint = latest_checkpoint(run.folder / CHECKPOINT_FOLDER)
     assert checkpoint is not None
-    logits_of = checkpoint_logits(sparse, checkpoint, precision="float32", device="cpu")
     tensors = load_file(weights)
     kept = load_masks(masks)
     for name, layer in zip(dense.names, dense.layers, strict=True):
@@ -82,7 +80,7 @@ def test_an_exported_run_is_the_dense_model_that_computes_the_same(
     x = tokens = torch.arange(16).reshape(2, 8)
     for layer in dense.layers:
         x = layer.eval()(x)
-    torch.testing.assert_close(x, logits_of(tokens))
+    torch.testing.assert_close(x, InferenceModel(sparse, checkpoint).logits(tokens))
 
 
 def test_a_run_starts_from_the_masks_of_another(home: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.data.tasks import (
+    ChoiceLikelihood,
     Task,
     TaskItem,
     encode_choices,
@@ -43,6 +44,10 @@ def test_solved_questions_stand_before_the_question() -> None:
         task.with_shots(3)
 
 
+def likelihoods(*rows: tuple[float, ...]) -> list[list[ChoiceLikelihood]]:
+    return [[ChoiceLikelihood(nats, is_greedy=False) for nats in row] for row in rows]
+
+
 @pytest.mark.parametrize("bytewise", [True, False])
 def test_prompt_and_choice_are_tokenized_as_one_text(bytewise: bool) -> None:
     texts = [item.context + item.choices[item.answer] for item in ITEMS] * 20
@@ -71,7 +76,7 @@ def test_the_likeliest_choice_is_the_answer_also_per_character() -> None:
         TaskItem(context="x", choices=("aa", "bb"), answer=1),
     )
 
-    score = score_choices(made_task(items=items), [[-6.0, -5.0], [-1.0, -1.0]])
+    score = score_choices(made_task(items=items), likelihoods((-6.0, -5.0), (-1.0, -1.0)))
 
     assert score.correct == (False, False)  # the first choice wins a tie
     assert score.correct_normalised == (True, False)

@@ -12,6 +12,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from windlass.runtime.inference.generate import SamplingOptions, generate_text
+from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
@@ -42,7 +43,11 @@ def trained(
 def text(
     trained: Trained, prompt: bytes = b"word1 word", count: int = 40, **options: float
 ) -> list[int]:
-    return list(generate_text(*trained, list(prompt), SamplingOptions(count=count, **options)))
+    return list(
+        generate_text(
+            InferenceModel(*trained), list(prompt), SamplingOptions(count=count, **options)
+        )
+    )
 
 
 def test_the_same_seed_generates_the_same_text(trained: Trained):

@@ -11,6 +11,7 @@ from windlass.data.batches import Batches
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.score import log_likelihoods
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
@@ -71,7 +72,7 @@ def test_a_score_is_the_sum_that_a_plain_loop_over_logits_gives(
         EncodedChoice(tuple(b"word1 "), tuple(b"w")),
     ]
 
-    found = log_likelihoods(stack, checkpoint, choices)
+    found = [one.nats for one in log_likelihoods(InferenceModel(stack, checkpoint), choices)]
 
     assert found == pytest.approx([plainly(plain, one) for one in choices], abs=SUM_ERROR)
 
@@ -82,9 +83,12 @@ def test_a_score_does_not_depend_on_what_else_is_scored(
     one = EncodedChoice(tuple(b"word1 w"), tuple(b"ord2"))
     others = [EncodedChoice(tuple(b"word"), tuple(b"1 word2 wor")) for _ in range(300)]
 
-    (alone,) = log_likelihoods(*trained, [one])
+    model = InferenceModel(*trained)
 
-    assert log_likelihoods(*trained, [*others, one])[-1] == pytest.approx(alone, abs=SUM_ERROR)
+    (alone,) = log_likelihoods(model, [one])
+
+    last = log_likelihoods(model, [*others, one])[-1]
+    assert last.nats == pytest.approx(alone.nats, abs=SUM_ERROR)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +102,4 @@ def test_what_has_no_likelihood_is_refused(
     reason: str,
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        log_likelihoods(*trained, [EncodedChoice(before, choice)])
+        log_likelihoods(InferenceModel(*trained), [EncodedChoice(before, choice)])

@@ -6,15 +6,14 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from windlass.api.inference.evaluate import score
 from windlass.api.machines import Progress
 from windlass.api.recipes.recipe_plan import RecipeArm, RecipePlan, request_of
 from windlass.api.runs import load
 from windlass.api.sweeping.sweep import Sweep
-from windlass.api.training.score import score
 from windlass.api.training.setup import prepare_tokens
 from windlass.data import (
     Task,
-    TaskScore,
     code_tasks,
     held_out_texts,
     load_task,
@@ -32,7 +31,7 @@ from windlass.judge import (
     comparison_sentence,
 )
 from windlass.report import ArmFacts, ArmScore, ArmsReport
-from windlass.schema import CHECKPOINT_FOLDER
+from windlass.schema import CHECKPOINT_FOLDER, TaskScore
 from windlass.sweep import ARM, Trial
 
 _QUESTIONS, _SHOTS = 120, (0, 2)

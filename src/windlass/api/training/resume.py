@@ -326,7 +326,13 @@ def sample(
         CheckpointError: it has no complete checkpoint.
     """
     from windlass.data import load_tokenizer
-    from windlass.runtime import SamplingOptions, generate_text, latest_checkpoint, merge_shards
+    from windlass.runtime import (
+        InferenceModel,
+        SamplingOptions,
+        generate_text,
+        latest_checkpoint,
+        merge_shards,
+    )
 
     record = load(run, root=root)
     planned = planned_from_record(record)
@@ -349,9 +355,9 @@ def sample(
     stack = objects_of_record(record, model=model).stack(identity, seed=None)
     tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
+        merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
         generated = generate_text(
-            stack,
-            merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER),
+            InferenceModel(stack, merged),
             tokenizer.encode(prompt) or [tokenizer.end_of_text],
             SamplingOptions(
                 count=tokens,

@@ -1,21 +1,18 @@
-"""Tasks of several choices, scored by the likelihood that a model gives each choice."""
+"""Tasks, scored by the likelihood that a model gives each choice, target or text."""
 
 from windlass.data.tasks.code_tasks import code_tasks
-from windlass.data.tasks.task import (
-    EncodedChoice,
-    Task,
-    TaskItem,
-    encode_choices,
-    load_task,
-    save_task,
-)
-from windlass.data.tasks.task_score import TaskScore, score_choices, standard_error
+from windlass.data.tasks.encode_choices import EncodedChoice, encode_choices
+from windlass.data.tasks.task import Task, load_task, save_task
+from windlass.data.tasks.task_items import TargetItem, TaskItem, TextItem
+from windlass.data.tasks.task_score import ChoiceLikelihood, score_choices, standard_error
 
 __all__ = [
+    "ChoiceLikelihood",
     "EncodedChoice",
+    "TargetItem",
     "Task",
     "TaskItem",
-    "TaskScore",
+    "TextItem",
     "code_tasks",
     "encode_choices",
     "load_task",

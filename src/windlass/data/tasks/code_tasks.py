@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from windlass.data.tasks.task import Task, TaskItem
+from windlass.data.tasks.task import Task
+from windlass.data.tasks.task_items import TaskItem
 from windlass.errors import DataError
 
 _CONTEXT_LINES = 4

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from windlass.data import EncodedChoice
-from windlass.models import LayerStack
-from windlass.runtime.checkpoint.checkpoint import Checkpoint
-from windlass.runtime.inference.generate import checkpoint_logits
-from windlass.schema import Precision
+from windlass.data import ChoiceLikelihood, EncodedChoice
+from windlass.models import in_loss_precision
+from windlass.runtime.inference.inference_model import InferenceModel
 
 _BATCH_TOKENS = 4096
 """Tokens that pass through the model at once, padding included."""
@@ -19,47 +17,39 @@ _PADDING = 0
 
 
 def log_likelihoods(
-    stack: LayerStack,
-    checkpoint: Checkpoint,
-    choices: Sequence[EncodedChoice],
-    *,
-    precision: Precision = "float32",
-    device: str = "cpu",
-) -> list[float]:
+    model: InferenceModel, choices: Sequence[EncodedChoice]
+) -> list[ChoiceLikelihood]:
     """`sum_t log p(choice_t | context, choice_<t)` of each choice, in nats.
 
     A context that is too long for the model is cut to its last tokens.
 
     Args:
-        stack: the model that the checkpoint belongs to; it predicts the next token.
-        checkpoint: checkpoint to load the weights from.
+        model: the model, which predicts the next token; likelihoods are summed in float64.
         choices: at least one token each, and one before it.
-        precision: precision that layers compute in; likelihoods are summed in float64.
-        device: torch device name.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model.
         ValueError: a choice or its context has no token, or a choice has more than the model
             accepts.
     """
-    rows = [_row(choice, stack.max_sequence) for choice in choices]
-    logits_of = checkpoint_logits(stack, checkpoint, precision=precision, device=device)
-    sums = [0.0] * len(rows)
+    rows = [_row(choice, model.max_sequence) for choice in choices]
+    found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(rows)
     for batch in _batches([len(row) - 1 for row in rows]):
         longest = max(len(rows[index]) for index in batch)
         padded = [rows[index] + [_PADDING] * (longest - len(rows[index])) for index in batch]
         tokens = torch.tensor(padded)
-        logits = logits_of(tokens[:, :-1])
+        logits = model.logits(tokens[:, :-1])
         for place, index in enumerate(batch):
             end, count = len(rows[index]) - 1, len(choices[index].tokens)
-            sums[index] = _sum(logits[place, end - count : end], choices[index].tokens)
-    return sums
+            found[index] = _likelihood(logits[place, end - count : end], choices[index].tokens)
+    return found
 
 
-def _sum(logits: Tensor, tokens: Sequence[int]) -> float:
+def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
     """The log-likelihood of tokens under the logits `Float[t v]` that predict them."""
-    chosen = log_softmax(logits.float(), dim=-1).cpu()
-    return float(chosen[range(len(tokens)), list(tokens)].double().sum())
+    all_tokens = log_softmax(in_loss_precision(logits), dim=-1).cpu()
+    chosen = torch.tensor(tokens)
+    nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).double().sum()
+    return ChoiceLikelihood(float(nats), bool((all_tokens.argmax(-1) == chosen).all()))
 
 
 def _row(choice: EncodedChoice, longest: int | None) -> list[int]:

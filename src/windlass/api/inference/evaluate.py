@@ -1,0 +1,139 @@
+"""`evaluate` asks a trained model the questions of tasks, and says how well it answers them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.inference.language_model import LanguageModel, load_language_model
+from windlass.api.machines import Progress
+from windlass.api.runs import RUNS
+from windlass.errors import InputErrors, RequestError
+from windlass.schema import EVALUATIONS_FOLDER, TaskScore
+
+if TYPE_CHECKING:
+    from windlass.data import EncodedChoice, Task
+
+_MAX_MESSAGES = 5
+
+
+def evaluate(
+    run: str | Path,
+    *tasks: "Task | Path | str",
+    shots: int | None = None,
+    step: int | None = None,
+    root: Path | str = RUNS,
+    progress: Progress | None = None,
+) -> tuple[TaskScore, ...]:
+    """How well a run's model answers some tasks; the scores are kept in the run's folder.
+
+    Likelihoods are the model's own, in float32.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        tasks: tasks, or their TOML files.
+        shots: solved questions before each question; None means as many as a task says.
+        step: step of the checkpoint; None means the newest good one.
+        root: the folder that holds the run folders.
+        progress: called with how many tasks are done.
+
+    Returns:
+        A score for each task, in their order; `metrics` has its numbers.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        RequestError: no task is named, one cannot be read, or the model has no tokenizer or does
+            not predict the next token.
+        InputErrors: lines of a task that are none, or choices that are too long for the model.
+        CheckpointError: it has no such checkpoint, or none that is whole.
+        StorageError: the folder cannot be written.
+    """
+    from windlass.data import load_task
+
+    if not tasks:
+        raise RequestError("no task is named; name the TOML file of one")
+    asked = [load_task(Path(task)) if isinstance(task, str | Path) else task for task in tasks]
+    asked = asked if shots is None else [task.with_shots(shots) for task in asked]
+    model = load_language_model(run, step=step, root=root)
+    encoded = [_encode(model, task) for task in asked]
+    scores = []
+    for number, (task, choices) in enumerate(zip(asked, encoded, strict=True)):
+        if progress is not None:
+            progress("evaluating", number, len(asked))
+        scores.append(_score(model, task, choices))
+        name = f"step-{model.step:08d}.{task.name}.{task.shots}-shot.json"
+        scores[-1].save(model.folder / EVALUATIONS_FOLDER / name)
+    return tuple(scores)
+
+
+def score(
+    run: str | Path,
+    task: "Task | Path | str",
+    *,
+    shots: int | None = None,
+    step: int | None = None,
+    root: Path | str = RUNS,
+) -> TaskScore:
+    """How well a run's model answers one task; `evaluate` takes several, and keeps the scores.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        task: a task, or its TOML file.
+        shots: solved questions before each question; None means as many as the task says.
+        step: step of the checkpoint; None means the newest good one.
+        root: the folder that holds the run folders.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        RequestError: its model does not predict the next token, it has no tokenizer, or the task
+            cannot be read.
+        InputErrors: lines of the task that are none, or choices that are too long for the model.
+        CheckpointError: it has no such checkpoint, or none that is whole.
+    """
+    from windlass.data import load_task
+
+    asked = load_task(Path(task)) if isinstance(task, str | Path) else task
+    asked = asked if shots is None else asked.with_shots(shots)
+    model = load_language_model(run, step=step, root=root)
+    return _score(model, asked, _encode(model, asked))
+
+
+def _encode(model: LanguageModel, task: "Task") -> "list[list[EncodedChoice]]":
+    """The choices of a task as tokens.
+
+    Raises:
+        InputErrors: choices that are longer than what the model reads.
+    """
+    from windlass.data import encode_choices
+
+    encoded = encode_choices(task, model.tokenizer, model.model.max_sequence)
+    _require_short(task, encoded, model.model.max_sequence)
+    return encoded
+
+
+def _score(
+    model: LanguageModel, task: "Task", encoded: "Sequence[Sequence[EncodedChoice]]"
+) -> TaskScore:
+    from windlass.data import score_choices
+    from windlass.runtime import log_likelihoods
+
+    flat = [choice for choices in encoded for choice in choices]
+    values = iter(log_likelihoods(model.model, flat))
+    answers = [[next(values) for _ in choices] for choices in encoded]
+    return score_choices(task, answers, step=model.step)
+
+
+def _require_short(task: "Task", encoded: "list[list[EncodedChoice]]", longest: int | None) -> None:
+    """Refuses choices that are longer than what a model reads.
+
+    Raises:
+        InputErrors: the first of them.
+    """
+    messages = [
+        f"question {number} of task `{task.name}` has a choice of {len(choice.tokens)} tokens, and "
+        f"the model reads {longest}; leave it out"
+        for number, choices in enumerate(encoded, start=1)
+        for choice in choices
+        if longest is not None and len(choice.tokens) > longest
+    ]
+    if messages:
+        raise InputErrors(messages[:_MAX_MESSAGES])
