@@ -64,6 +64,10 @@ from .inference.evaluate import (
     evaluate,
     score,
 )
+from .inference.language_model import (
+    LanguageModel,
+    load_language_model,
+)
 from .judging.judge import (
     LiveJudge,
     follow_verdict,
@@ -227,6 +231,7 @@ __all__ = [
     "Fit",
     "Instrumentation",
     "KubernetesJob",
+    "LanguageModel",
     "LiveJudge",
     "Measurement",
     "Noise",
@@ -276,6 +281,7 @@ __all__ = [
     "largest_model",
     "launch",
     "load",
+    "load_language_model",
     "load_plan",
     "load_sweep",
     "machines",

@@ -57,6 +57,7 @@ from windlass.data.token_files import (
     open_dataset,
 )
 from windlass.data.tokenizer import (
+    Tokenizer,
     load_tokenizer,
 )
 
@@ -78,6 +79,7 @@ __all__ = [
     "TokenBatch",
     "TokenDataset",
     "TrainingBatches",
+    "Tokenizer",
     "code_tasks",
     "dataset_statistics",
     "document_files",

@@ -1,7 +1,7 @@
 """Exchanges runs with other trackers and training loops.
 
-`windlass.integrations.transformers` and `windlass.integrations.lightning` are imported by name,
-because each needs its package.
+`windlass.integrations.transformers`, `lightning` and `lm_eval` are imported by name, because each
+needs its package.
 """
 
 from windlass.integrations.portable_run import (

@@ -13,6 +13,7 @@ from windlass.schema import (
     CODE_FILE,
     DATA_FILE,
     ENVIRONMENT_FILE,
+    EVALUATIONS_FOLDER,
     GRAPH_FILE,
     MACHINE_FILE,
     MEASURED_TIMELINE_FILE,
@@ -31,6 +32,7 @@ from windlass.schema import (
     Request,
     RunState,
     Step,
+    TaskScore,
     Timeline,
     fact_table_html,
 )
@@ -83,6 +85,8 @@ class RunRecord:
     measured_timeline: Timeline | None = None
     sample: str | None = None
     """Text that the model wrote at the end of the run; None if none was kept."""
+    evaluations: tuple[TaskScore, ...] = ()
+    """Scores of its checkpoints on tasks, by step, then by the name of the task."""
     faults: tuple[str, ...] = ()
     """One sentence for each file that is damaged or changed, and for steps that are lost."""
     changed_files: Mapping[str, ChangedFile] = field(default_factory=lambda: MappingProxyType({}))
@@ -167,9 +171,16 @@ def load_run(folder: Path) -> RunRecord:
         predicted_timeline=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
         measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         sample=_sample(folder / SAMPLE_FILE),
+        evaluations=_evaluations(folder / EVALUATIONS_FOLDER, faults),
         faults=tuple(faults),
         changed_files=changed,
     )
+
+
+def _evaluations(folder: Path, faults: list[str]) -> tuple[TaskScore, ...]:
+    """The scores in a folder, whose names begin with their steps."""
+    scores = (_document(TaskScore, path, faults) for path in sorted(folder.glob("*.json")))
+    return tuple(score for score in scores if score is not None)
 
 
 def _sample(path: Path) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 import windlass
 from command_line import TINY
-from windlass.data import Task, TaskItem, save_task
+from windlass.data import Task, TaskItem, TextItem, save_task
 from windlass.errors import CheckpointError, InputErrors, RequestError
 
 ITEM = TaskItem(context="3 times 3 is", choices=(" 9", " zebra"), answer=0)
@@ -35,6 +35,21 @@ def test_a_run_is_scored_on_a_task_from_any_of_its_checkpoints(home: Path) -> No
     assert last == windlass.score(run, made_task(), step=12)
     assert last.answer_nats != windlass.score(run, path, step=6).answer_nats
     assert last.answer_nats != windlass.score(run, path, shots=1).answer_nats
+
+
+def test_scores_are_kept_with_the_run(home: Path) -> None:
+    run = made_run(home)
+    texts = Task(
+        name="texts", items=(TextItem(text="3 times 3 is 9"),), output_type="loglikelihood_rolling"
+    )
+
+    late = windlass.evaluate(run, made_task(), texts)
+    early = windlass.evaluate(run, made_task(), step=6)
+
+    assert windlass.load(run).evaluations == (*early, *late)
+    assert [score.step for score in (*early, *late)] == [6, 12, 12]
+    with pytest.raises(RequestError, match="no task is named"):
+        windlass.evaluate(run)
 
 
 def test_what_cannot_be_scored_is_refused_in_one_sentence(home: Path) -> None:

@@ -55,7 +55,15 @@ def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
     again = windlass("sample", "run", "--prompt", "def ", "--tokens", "8")
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("def ")
-    assert "finished" in windlass("show", "run").stdout
+    (tmp_path / "names.toml").write_text('name = "names"\noutput_type = "loglikelihood"\n')
+    (tmp_path / "items.jsonl").write_text('{"context": "def ", "target": "main"}\n' * 2)
+    scored = windlass("evaluate", "run", "names.toml")
+    assert scored.returncode == 0, scored.stderr
+    row = re.search(
+        r"6 +names +0 +acc +0.0000 +± 0.0000\s+bits_per_byte +\d+\.\d{4}", scored.stdout
+    )
+    assert row, scored.stdout
+    assert row[0] in windlass("show", "run").stdout
 
 
 @pytest.mark.parametrize("more", [(), ("phases=3",)], ids=["in memory", "in phases"])

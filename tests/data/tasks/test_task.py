@@ -2,14 +2,17 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
 
 from windlass.data.tasks import (
     ChoiceLikelihood,
+    TargetItem,
     Task,
     TaskItem,
+    TextItem,
     encode_choices,
     load_task,
     save_task,
@@ -84,6 +87,72 @@ def test_the_likeliest_choice_is_the_answer_also_per_character() -> None:
     assert score.answer_nats == pytest.approx((6.0 + 1.0) / (len("long answer") + len("bb")))
     assert score.bits_per_byte == pytest.approx(score.answer_nats / math.log(2))
     assert score.chance == 0.5
+
+
+def test_a_target_is_right_if_each_of_its_tokens_is_the_likeliest() -> None:
+    items = (TargetItem(context="a", target="bc"), TargetItem(context="a", target="é"))
+    task = Task(name="targets", items=items, output_type="loglikelihood")
+
+    score = score_choices(
+        task, [[ChoiceLikelihood(-1.0, is_greedy=True)], [ChoiceLikelihood(-3.0, is_greedy=False)]]
+    )
+
+    found = {metric.name: metric for metric in score.metrics}
+    assert found["acc"].value == 0.5
+    assert found["perplexity"].value == pytest.approx(math.exp(2.0))
+    assert found["bits_per_byte"].value == pytest.approx(4 / 4 / math.log(2))
+    # Half of all pairs that are drawn from two are equal; the others have their mean.
+    means = [1.0, 2.0, 2.0, 3.0]
+    spread = statistics.pstdev(map(math.exp, means))
+    assert found["perplexity"].standard_error == pytest.approx(spread, rel=0.01)
+
+
+@pytest.mark.parametrize("longest", [None, 1, 3, 4, 100])
+def test_the_windows_of_a_text_predict_each_of_its_tokens_once(longest: int | None) -> None:
+    text, tokenizer = "ten tokens", byte_tokenizer()
+    task = Task(name="texts", items=(TextItem(text=text),), output_type="loglikelihood_rolling")
+
+    (windows,) = encode_choices(task, tokenizer, longest)
+
+    assert [token for window in windows for token in window.tokens] == list(text.encode())
+    assert windows[0].context == (tokenizer.end_of_text,)
+    row = [tokenizer.end_of_text, *text.encode()]
+    for window in windows:
+        read = [*window.context, *window.tokens]
+        assert longest is None or len(read) <= longest + 1
+        assert any(row[at : at + len(read)] == read for at in range(len(row)))
+    assert longest is None or len(windows) == math.ceil(len(text) / longest)
+
+
+def test_a_text_is_as_likely_as_its_windows_together() -> None:
+    task = Task(name="texts", items=(TextItem(text="two words"),),
+                output_type="loglikelihood_rolling")  # fmt: skip
+
+    score = score_choices(task, likelihoods((-2.0, -4.0)))
+
+    values = {metric.name: metric.value for metric in score.metrics}
+    assert values["word_perplexity"] == pytest.approx(math.exp(6 / 2))
+    assert values["byte_perplexity"] == pytest.approx(math.exp(6 / 9))
+    assert values["bits_per_byte"] == pytest.approx(6 / 9 / math.log(2))
+
+
+def test_nothing_stands_before_a_whole_text() -> None:
+    task = Task(name="texts", items=(TextItem(text="a"),), output_type="loglikelihood_rolling")
+
+    with pytest.raises(RequestError, match="whole texts, which nothing stands before"):
+        task.with_shots(1)
+
+
+def test_what_stands_before_a_choice_does_not_count_in_its_length() -> None:
+    items = (TaskItem(context="x is", choices=("a", "bcd"), answer=0),)
+    task = Task(name="t", items=items, examples=items, shots=1, target_delimiter=" = ")
+
+    ((first, second),) = encode_choices(task, byte_tokenizer())
+    score = score_choices(task, likelihoods((-2.0, -5.9)))
+
+    assert bytes(first.context).decode() == "x is = a\n\nx is"
+    assert (bytes(first.tokens), bytes(second.tokens)) == (b" = a", b" = bcd")
+    assert score.correct_normalised == (False,)
 
 
 def test_the_standard_error_is_that_of_a_sample() -> None:

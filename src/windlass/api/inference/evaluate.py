@@ -105,8 +105,8 @@ def _encode(model: LanguageModel, task: "Task") -> "list[list[EncodedChoice]]":
     """
     from windlass.data import encode_choices
 
-    encoded = encode_choices(task, model.tokenizer, model.model.max_sequence)
-    _require_short(task, encoded, model.model.max_sequence)
+    encoded = encode_choices(task, model.tokenizer, model.max_sequence)
+    _require_short(task, encoded, model.max_sequence)
     return encoded
 
 
@@ -114,10 +114,9 @@ def _score(
     model: LanguageModel, task: "Task", encoded: "Sequence[Sequence[EncodedChoice]]"
 ) -> TaskScore:
     from windlass.data import score_choices
-    from windlass.runtime import log_likelihoods
 
     flat = [choice for choices in encoded for choice in choices]
-    values = iter(log_likelihoods(model.model, flat))
+    values = iter(model.log_likelihoods(flat))
     answers = [[next(values) for _ in choices] for choices in encoded]
     return score_choices(task, answers, step=model.step)
 

@@ -1,5 +1,6 @@
 """The model of a run with its tokenizer, loaded from any of its checkpoints."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from windlass.schema import CHECKPOINT_FOLDER, MERGED_CHECKPOINT_FOLDER, TOKENIZ
 from windlass.tracking import RunRecord
 
 if TYPE_CHECKING:
-    from windlass.data import Tokenizer
+    from windlass.data import ChoiceLikelihood, EncodedChoice, Tokenizer
     from windlass.runtime import Checkpoint, InferenceModel
 
 
@@ -29,6 +30,59 @@ class LanguageModel:
     """The step of the checkpoint."""
     model: "InferenceModel"
     tokenizer: "Tokenizer"
+
+    @property
+    def max_sequence(self) -> int | None:
+        """Longest sequence that it reads; None if it sets no limit."""
+        return self.model.max_sequence
+
+    def log_likelihoods(self, choices: "Sequence[EncodedChoice]") -> "list[ChoiceLikelihood]":
+        """How likely it finds each choice behind its context.
+
+        Args:
+            choices: at least one token each, and one before it.
+
+        Raises:
+            ValueError: a choice has no token, or more than the model reads.
+        """
+        from windlass.runtime import log_likelihoods
+
+        return log_likelihoods(self.model, choices)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Iterator[int]:
+        """Tokens that it writes behind a prompt, up to an end of text.
+
+        Args:
+            prompt: at least one token.
+            count: most tokens to write.
+            temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
+            top_k: sample only from this many of the likeliest tokens; None samples from all.
+            top_p: sample only from the likeliest tokens that together have this probability.
+            seed: the same seed writes the same tokens.
+
+        Raises:
+            ValueError: the prompt has no token.
+        """
+        from windlass.runtime import SamplingOptions, generate_text
+
+        options = SamplingOptions(
+            count=count,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            end_token=self.tokenizer.end_of_text,
+        )
+        return generate_text(self.model, prompt, options)
 
 
 def load_language_model(

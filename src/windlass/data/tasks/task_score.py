@@ -136,7 +136,8 @@ def _bootstrap(values: Sequence[float]) -> float | None:
 
 def _resampled(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:
     """Means of resamples, `Float[resample]`."""
-    twister = np.random.RandomState(np.array([seed], dtype=np.uint32))
+    # A list is a key of the generator, as in Python's own; a number alone would be another one.
+    twister = np.random.RandomState([seed])
     draws = twister.random_sample((_CHUNK, len(values)))
     means: npt.NDArray[np.float64] = values[(draws * len(values)).astype(np.int64)].mean(axis=1)
     return means

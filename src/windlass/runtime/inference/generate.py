@@ -19,6 +19,8 @@ class SamplingOptions:
     """Divisor of the logits; 0 always takes the most likely token."""
     top_k: int | None = None
     """Number of most likely tokens to draw from; None draws from all."""
+    top_p: float | None = None
+    """Probability that the most likely tokens to draw from have together; None draws from all."""
     seed: int = 0
     """Seed of the draws."""
     end_token: int | None = None
@@ -60,4 +62,9 @@ def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) 
         threshold = logits.topk(options.top_k).values[-1]
         logits = logits.masked_fill(logits < threshold, float("-inf"))
     probabilities = torch.softmax(logits / options.temperature, dim=0)
+    if options.top_p is not None and options.top_p < 1:
+        values, order = probabilities.sort(descending=True, stable=True)
+        # A token counts whose likelier ones together have less than that probability.
+        unlikely = values.cumsum(0) - values >= options.top_p
+        probabilities[order[unlikely]] = 0
     return int(torch.multinomial(probabilities, 1, generator=generator))

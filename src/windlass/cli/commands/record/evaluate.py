@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import ProgressBars, print_json, print_line, print_table
+from windlass.cli.console import ProgressBars, print_json, print_scores
 from windlass.cli.flags import AsJson
-from windlass.schema import TaskMetric, TaskScore
 
 
 def evaluate(
@@ -33,24 +32,4 @@ def evaluate(
     if as_json:
         print_json(scores)
         return
-    print_line(f"step    {scores[0].step}")
-    heads = ("task", "n-shot", "metric", "value", "stderr")
-    print_table(heads, (row for score in scores for row in _rows(score)))
-
-
-def _rows(score: TaskScore) -> list[tuple[str, ...]]:
-    """A row for each metric; the first one names the task."""
-    return [
-        (
-            score.task if not index else "",
-            str(score.shots) if not index else "",
-            metric.name,
-            f"{metric.value:.4f}",
-            _error(metric),
-        )
-        for index, metric in enumerate(score.metrics)
-    ]
-
-
-def _error(metric: TaskMetric) -> str:
-    return f"± {metric.standard_error:.4f}" if metric.standard_error is not None else ""
+    print_scores(scores)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import console, print_json, print_written
+from windlass.cli.console import console, print_json, print_scores, print_written
 from windlass.cli.flags import AsJson
 from windlass.report import record_table
 
@@ -19,10 +19,12 @@ def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -
     """
     record = api.load(run, root=runs)
     if as_json:
-        names = ("id", "folder", "state", "plan", "prediction", "steps", "faults")
+        names = ("id", "folder", "state", "plan", "prediction", "steps", "evaluations", "faults")
         print_json({name: getattr(record, name) for name in names})
         return
     console.print(record_table(record))
+    if record.evaluations:
+        print_scores(record.evaluations)
 
 
 def report(run: str = "last", *, runs: Path = api.RUNS, trace: Path | None = None) -> None:
