@@ -132,7 +132,10 @@ def _update_launches(plan: Plan, kind: LayerKind) -> int:
     converts = plan.parameter_itemsize != _MASTER_BYTES
     in_pieces = converts or not optimizer_law(plan.optimizer).fused
     pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if in_pieces else 1
-    calls, law = len(decays) + max(0, pieces - 1), optimizer_law(plan.optimizer)
+    law = optimizer_law(plan.optimizer)
+    own = sum(1 for p in kind.parameters if p.tied_to is None)
+    # Weights are updated together only where none reads a norm of its own.
+    calls = (len(decays) if law.scope == "element" else own) + max(0, pieces - 1)
     return calls * (_CALL_LAUNCHES + law.calls - 1 + (_CONVERSION_LAUNCHES if converts else 0))
 
 

@@ -219,6 +219,9 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
     if plan.precision == "float64" and plan.moments != "float32":
         yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
     yield from moment_errors(plan.optimizer or "adamw", plan.moments)
+    parts = plan.sharding.optimizer * int(plan.parallel.tensor)
+    if plan.is_offloaded("optimizer") and parts > 1:
+        yield from offloaded_optimizer_errors(plan.optimizer or "adamw")
     parameters, gradients = plan.offload.parameters, plan.offload.gradients
     if plan.is_offloaded("parameters") and not plan.is_offloaded("optimizer"):
         yield (
@@ -246,6 +249,16 @@ def moment_errors(optimizer: OptimizerName, moments: MomentFormat) -> Iterator[s
         yield (
             f"`moments` = {moments} with `train.optimizer` = {optimizer}: only AdamW's two moments "
             "are stored in fewer bits; set `moments` = float32, or `train.optimizer` = adamw"
+        )
+
+
+def offloaded_optimizer_errors(optimizer: OptimizerName) -> Iterator[str]:
+    """Why an optimizer's state cannot be offloaded where ranks hold parts of weights."""
+    if optimizer_law(optimizer).scope != "element":
+        yield (
+            f"`train.optimizer` = {optimizer} with offloaded state of which ranks hold parts: its "
+            "norms of whole weights are summed in device memory only; set `offload.optimizer` = "
+            f"{DEVICE_TIER}, or `sharding.optimizer` = 1 and `parallel.tensor` = 1"
         )
 
 

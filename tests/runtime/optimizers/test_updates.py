@@ -9,6 +9,7 @@ from torch import Tensor
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import MasterParameter, StateFormat, new_master_parameter
+from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.schema import TrainSettings, optimizer_law
 from windlass.torch_ext import device_for
 
@@ -75,11 +76,34 @@ def _lion(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.
     return Lion(weights, betas=s.betas, weight_decay=decay)
 
 
+def _lamb(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    """Theirs corrects the bias of no moment, which without decay is a scale of the update.
+
+    Weights of one dimension are not scaled, so that LAMB is Adam there.
+    """
+    from pytorch_optimizer import Lamb
+
+    if weights[0].dim() < 2:
+        return _adamw(weights, s, 0.0)
+    lamb = Lamb(weights, betas=s.betas, eps=s.epsilon, weight_decay=decay)
+    lamb.clamp = 1e9
+    lamb.param_groups[0]["adam_debias"] = True
+    return lamb
+
+
+def _plain(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    """The paper's formulas, weight by weight."""
+    del decay
+    return plain_optimizer(weights, s)
+
+
 ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
     ("adamw", {}, _adamw),
     ("sgd", {}, _sgd),
     ("sgd", {"nesterov": True, "momentum": 0.8}, _sgd),
     ("lion", {}, _lion),
+    ("lamb", {}, _plain),
+    ("lamb", {"weight_decay": 0.0, "epsilon": 1e-15}, _lamb),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 from factories import tiny_graph, tiny_machine
 from windlass.errors import InputErrors
 from windlass.planner.defaults import resolve_defaults
+from windlass.program.validate_plan import offloaded_optimizer_errors
 from windlass.runtime.optimizers.updates import UPDATES
 from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import Batch, Plan, Stage
@@ -24,7 +25,7 @@ def resolved(*overrides: str) -> TrainSettings:
 
 
 def test_every_optimizer_has_a_law_and_an_update():
-    assert set(UPDATES) == set(NAMES)
+    assert set(UPDATES) == {n for n in NAMES if optimizer_law(n).scope == "element"}
     assert [optimizer_law(name).name for name in NAMES] == list(NAMES)
 
 
@@ -33,7 +34,7 @@ def test_a_plan_without_an_optimizer_is_of_adamw_and_keeps_its_fingerprint():
     assert "optimizer" not in PLAN.model_dump(exclude_none=True)
 
 
-@pytest.mark.parametrize(("name", "state"), [(None, 8), ("lion", 4), ("sgd", 4)])
+@pytest.mark.parametrize(("name", "state"), [(None, 8), ("lion", 4), ("sgd", 4), ("lamb", 8)])
 def test_a_moment_is_four_bytes_of_state_for_each_parameter(name: str | None, state: int):
     plan = PLAN.model_copy(update={"optimizer": name})
     assert plan.state_bytes(1000) == 1000 * state
@@ -53,6 +54,19 @@ def test_the_learning_rate_of_an_optimizer_says_where_it_comes_from():
     request = Request.resolve(overrides=("train.optimizer=lion",))
     reasons = {d.key: d.reason for d in resolve_defaults(request, tiny_graph(), tiny_machine())[1]}
     assert "Chen et al. 2023" in reasons["train.learning_rate"]
+
+
+def test_the_rate_of_lamb_goes_with_the_root_of_the_batch():
+    rates = [
+        resolved("train.optimizer=lamb", f"train.batch={b}").learning_rate for b in (512, 8192)
+    ]
+    assert rates == pytest.approx([5 / (2**3 * 1000), 5 / (2 * 1000)])
+
+
+def test_lamb_keeps_its_state_in_device_memory_where_ranks_hold_parts_of_it():
+    assert not list(offloaded_optimizer_errors("lion"))
+    (error,) = offloaded_optimizer_errors("lamb")
+    assert "set `offload.optimizer` = device" in error
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,6 +34,7 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
+    optimizer_law,
 )
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -217,7 +218,9 @@ class OpenChoices:
     def optimizer_tiers(self, precision: Precision) -> tuple[str, ...]:
         """Tiers for optimizer state, weights staying on the device."""
         pin = self.request.offload.optimizer
-        tiers = offload_tiers(self.machine) if precision != "float64" else ()
+        by_element = optimizer_law(self.request.train.optimizer).scope == "element"
+        offloads = precision != "float64" and (by_element or self.machine.devices == 1)
+        tiers = offload_tiers(self.machine) if offloads else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
         return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
 

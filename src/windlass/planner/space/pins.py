@@ -23,6 +23,7 @@ from windlass.schema import (
     Plan,
     Request,
     ResolvedRequest,
+    optimizer_law,
 )
 from windlass.stacks import load_stack, stack_names
 from windlass.units import format_bytes
@@ -197,6 +198,9 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
+    if machine.devices > 1 and optimizer_law(request.train.optimizer).scope != "element":
+        pin = f"`train.optimizer` = {request.train.optimizer}"
+        yield pin, "on several devices it updates whole weights in device memory"
 
 
 def _device_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:

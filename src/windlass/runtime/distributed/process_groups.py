@@ -228,6 +228,16 @@ class ProcessGroups:
         if self.tensor_parallel.degree > 1:
             dist.all_reduce(tensor, group=self._groups.of_collective("all"))
 
+    def sum_over_shards(self, tensor: Tensor) -> None:
+        """Sums a tensor in place over the ranks that hold parts of the same weights.
+
+        They are those of the tensor parallelism, and those that share the optimizer state. It is
+        not counted in `sent_bytes`.
+        """
+        self.sum_over_tensor_parallel(tensor)
+        if self._groups.size("scatter") > 1:
+            dist.all_reduce(tensor, group=self._groups.of_collective("scatter"))
+
     def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
         dist.all_reduce(tensor, op)

@@ -6,7 +6,7 @@ rank updates, and `all_gather_params` combines the parts of a shard after the up
 parameter sharding the shard is the full layer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from windlass.runtime.parameters import (
     ModelParameter,
     block_norms,
     checkpoint_tensors,
+    master_dtype,
     new_master_parameter,
     state_format,
 )
@@ -51,6 +52,25 @@ class _LocalLayer:
     """The part of it that this rank updates, `[optim_shard_elements]`."""
     parameters: tuple[MasterParameter, ...]
     """The segments of that part, with their optimizer state."""
+
+
+class _ShardRanks:
+    """The ranks that hold parts of one layer's weights, for the optimizer."""
+
+    def __init__(self, local: _LocalLayer, groups: ProcessGroups, dtype: torch.dtype) -> None:
+        self._local, self._groups, self._dtype = local, groups, dtype
+
+    def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Sums over all parts of each weight; of equal parts the first counts."""
+        shard = self._local.shard
+        counted = {s.name for s in shard.segments if shard.is_responsible_for(s)}
+        zero = self._local.working.new_zeros(2, dtype=self._dtype)
+        rows = [own.get(w.name, zero) if w.name in counted else zero for w in shard.parameters]
+        if not rows:
+            return {}
+        sums = torch.stack(rows)
+        self._groups.sum_over_shards(sums)
+        return {weight.name: row for weight, row in zip(shard.parameters, sums, strict=True)}
 
 
 class ShardedStore:
@@ -231,7 +251,9 @@ class ShardedStore:
         """Updates this rank's part of a layer."""
         self._before_update(layer)
         with torch.no_grad():
-            self._optimizer.update(self._local[layer].parameters, step, clip_divisor)
+            local = self._local[layer]
+            ranks = _ShardRanks(local, self._groups, master_dtype(self._plan.precision))
+            self._optimizer.update(local.parameters, step, clip_divisor, ranks)
 
     def flush_deferred_updates(self, program: Program) -> None:
         """Does nothing: no update is deferred."""

@@ -7,6 +7,7 @@ one part is updated, the next is read and the previous one is written.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,8 +47,8 @@ _BUFFER_OF = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
 """Index of the buffer of a set, and offset in it, for each kind of region."""
 _GRADIENT_BUFFER = 3
 
-ApplyUpdate = Callable[[ParameterPart], None]
-"""Takes one optimizer step for a part of one parameter, in place."""
+UpdatePass = Callable[[ParameterPart], None]
+"""One pass of an optimizer step, for a part of one parameter, in place."""
 
 
 class StagingBuffers:
@@ -71,8 +72,8 @@ class StagingBuffers:
 class LayerUpdate:
     """One optimizer step for a layer, as the store asks for it."""
 
-    apply: ApplyUpdate
-    """The optimizer."""
+    passes: Sequence[UpdatePass]
+    """The optimizer: one pass over all parts, or several, of which the first reads gradients."""
     weights: Sequence[Tensor]
     """The copies of the weights that the layer computes with; overwritten by the update."""
     gradients: Sequence[Tensor | None] | None
@@ -273,24 +274,17 @@ class OffloadedLayerState:
             if request.gradients is None and any(request.has_gradient):
                 gradients = stack.enter_context(self._gradient_store().open())
 
-            def read(buffers: list[Tensor], part: _Part) -> None:
-                for memory, offset in self._byte_ranges(buffers, part):
-                    source.read(memory, offset)
-                    stats.read_bytes += memory.numel()
-                if gradients is not None and request.has_gradient[part.weight]:
-                    memory, offset = self._gradient_range(buffers[_GRADIENT_BUFFER], part)
-                    gradients.read(memory, offset)
-                    stats.read_bytes += memory.numel()
-
-            def compute(buffers: list[Tensor], part: _Part) -> None:
-                self._update_part(buffers, part, request, staging)
-
             def write(buffers: list[Tensor], part: _Part) -> None:
                 for memory, offset in self._byte_ranges(buffers, part):
                     target.write(memory, offset)
                     stats.written_bytes += memory.numel()
 
-            queue.pipelined(list(self._parts()), staging.sets, read, compute, write)
+            for index, update_pass in enumerate(request.passes):
+                # What the first pass has written, the next one reads.
+                handles = (source, gradients) if index == 0 else (target, None)
+                read = partial(self._read_part, handles, request, stats)
+                compute = partial(self._update_part, update_pass, request, staging)
+                queue.pipelined(list(self._parts()), staging.sets, read, compute, write)
             counts = zip(self._updates, request.has_gradient, strict=True)
             self._updates = [count + has for count, has in counts]
             if target is not source:
@@ -315,8 +309,31 @@ class OffloadedLayerState:
         offset = self._gradient_region.extents[part.weight].offset + size * part.first
         return memory[: round_up_to_page(size * part.elements)], offset
 
+    def _read_part(
+        self,
+        handles: tuple[StoreHandle, StoreHandle | None],
+        request: LayerUpdate,
+        stats: TransferStats,
+        buffers: list[Tensor],
+        part: _Part,
+    ) -> None:
+        """Reads one part of the state, and of the gradients if a store of them is given."""
+        state, gradients = handles
+        for memory, offset in self._byte_ranges(buffers, part):
+            state.read(memory, offset)
+            stats.read_bytes += memory.numel()
+        if gradients is not None and request.has_gradient[part.weight]:
+            memory, offset = self._gradient_range(buffers[_GRADIENT_BUFFER], part)
+            gradients.read(memory, offset)
+            stats.read_bytes += memory.numel()
+
     def _update_part(
-        self, buffers: list[Tensor], part: _Part, request: LayerUpdate, staging: StagingBuffers
+        self,
+        update_pass: UpdatePass,
+        request: LayerUpdate,
+        staging: StagingBuffers,
+        buffers: list[Tensor],
+        part: _Part,
     ) -> None:
         """Updates one part that has been read into the buffers."""
         index, count = part.weight, part.elements
@@ -330,7 +347,7 @@ class OffloadedLayerState:
                 gradient = _narrow(gradient, part)
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
-            request.apply(
+            update_pass(
                 ParameterPart(
                     name=self._layout.masters.extents[index].name, offset=part.first,
                     master=master, moments=moments, gradient=gradient,

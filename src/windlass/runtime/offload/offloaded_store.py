@@ -273,7 +273,7 @@ class OffloadedStore:
         else:
             memory = loaded.memory
         request = LayerUpdate(
-            apply=partial(self._optimizer.update_part, step=step, clip_divisor=clip_divisor),
+            passes=self._optimizer.part_passes(step=step, clip_divisor=clip_divisor),
             weights=self._updated_weights(layer),
             gradients=gradients,
             has_gradient=has_gradient,

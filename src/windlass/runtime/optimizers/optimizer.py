@@ -1,5 +1,6 @@
 """The optimizer of a run, for one layer at a time, and the global gradient norm."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -7,8 +8,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from windlass.runtime.optimizers import lamb
 from windlass.runtime.optimizers.learning_rate import learning_rate
-from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters
+from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
+from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
 from windlass.runtime.parameters import MasterParameter, ModelParameter
 from windlass.schema import MomentFormat, TrainSettings, optimizer_law
 from windlass.torch_ext import PART_ELEMENTS, Device, MomentCodec, StoredMoment, dither_key
@@ -37,7 +40,10 @@ class Optimizer:
         self, settings: TrainSettings, device: Device, moments: MomentFormat = "float32"
     ) -> None:
         self._settings, self._device = settings, device
-        self._law, self._update = optimizer_law(settings.optimizer), UPDATES[settings.optimizer]
+        self._law, self._update = (
+            optimizer_law(settings.optimizer),
+            UPDATES.get(settings.optimizer, adamw),
+        )
         self.codec = None if moments == "float32" else MomentCodec(device.torch_device)
         """Encodes and decodes moments; None where they are stored in float32."""
         self._buffer: Tensor | None = None
@@ -93,7 +99,11 @@ class Optimizer:
         return torch.full((), divisor, device=self._device.torch_device)
 
     def update(
-        self, weights: Iterable[MasterParameter], step: int, clip_divisor: Tensor | None
+        self,
+        weights: Iterable[MasterParameter],
+        step: int,
+        clip_divisor: Tensor | None,
+        ranks: WeightRanks | None = None,
     ) -> None:
         """Takes one step for parameters that have a gradient, and drops the gradients.
 
@@ -101,9 +111,13 @@ class Optimizer:
             weights: parameters of one layer.
             step: step number, counted from 1.
             clip_divisor: divisor of all gradients; None for 1.
+            ranks: the ranks that hold parts of the same weights; None if these are whole.
         """
         rate = learning_rate(self._settings, step)
         present = [weight for weight in weights if weight.gradient is not None]
+        if self._law.scope == "tensor":
+            self._update_by_norm(present, step, clip_divisor, ranks or SingleRank())
+            return
         for decays in (True, False):
             decay = self._decay(decays)
             chunks = (
@@ -116,24 +130,75 @@ class Optimizer:
             for group in _groups(chunks, self._cached_elements, self._device.piece_elements):
                 self._step(group, rate, decay, clip_divisor)
 
-    def update_part(self, part: "ParameterPart", *, step: int, clip_divisor: Tensor | None) -> None:
-        """Takes one step for a part of one parameter, in place.
+    def part_passes(
+        self, *, step: int, clip_divisor: Tensor | None
+    ) -> tuple[Callable[["ParameterPart"], None], ...]:
+        """What takes one step for whole weights part by part, in place: one or more passes.
+
+        Each is called with every part of a layer's weights before the next one. Only the first
+        reads gradients.
 
         Args:
-            part: master weights, moments and gradient of the part.
             step: step number, counted from 1; determines the learning rate.
             clip_divisor: divisor of all gradients; None for 1.
         """
-        decay, rate = self._decay(part.decays), learning_rate(self._settings, step)
-        # Filled on the device: copying a number to it would make the host wait.
-        updates = torch.full((), float(part.updates), device=part.master.device)
-        chunk = Chunk(
-            part.name, part.offset, part.master, part.moments, part.gradient, None, updates
-        )
-        if self.codec is not None:
-            self._step_encoded(self.codec, chunk, step, rate, decay, clip_divisor)
-        else:
-            self._step([chunk], rate, decay, clip_divisor)
+        rate = learning_rate(self._settings, step)
+        if self._law.scope == "tensor":
+            return self._norm_passes(rate, clip_divisor)
+
+        def update(part: ParameterPart) -> None:
+            chunk, decay = _chunk_of(part), self._decay(part.decays)
+            if self.codec is not None:
+                self._step_encoded(self.codec, chunk, step, rate, decay, clip_divisor)
+            else:
+                self._step([chunk], rate, decay, clip_divisor)
+
+        return (update,)
+
+    def _norm_passes(
+        self, rate: float, clip_divisor: Tensor | None
+    ) -> tuple[Callable[["ParameterPart"], None], ...]:
+        """The passes of an update that reads norms of whole weights."""
+        squares: dict[str, list[Tensor]] = defaultdict(list)
+
+        def step_of(part: ParameterPart) -> Hyperparameters:
+            return Hyperparameters(self._settings, rate, self._decay(part.decays), clip_divisor)
+
+        def observe(part: ParameterPart) -> None:
+            squares[part.name].append(lamb.observe(_chunk_of(part), part.gradient, step_of(part)))
+
+        def apply(part: ParameterPart) -> None:
+            ratio = lamb.trust_ratio(_total(squares[part.name])) if part.decays else None
+            lamb.apply(_chunk_of(part), ratio, step_of(part))
+
+        return observe, apply
+
+    def _update_by_norm(
+        self,
+        weights: Sequence[MasterParameter],
+        step: int,
+        clip_divisor: Tensor | None,
+        ranks: WeightRanks,
+    ) -> None:
+        """Takes one step of an update that reads norms of whole weights."""
+        rate = learning_rate(self._settings, step)
+        steps = {
+            decays: Hyperparameters(self._settings, rate, self._decay(decays), clip_divisor)
+            for decays in (True, False)
+        }
+        chunks = [(weight, tuple(self._chunks(weight))) for weight in weights]
+        squares: dict[str, Tensor] = {}
+        for weight, parts in chunks:
+            hyper = steps[weight.decays]
+            sums = [lamb.observe(c, self._float([c.gradient])[0], hyper) for c in parts]
+            squares[weight.name] = _total(sums)
+        totals = ranks.sum(squares)
+        for weight, parts in chunks:
+            ratio = lamb.trust_ratio(totals[weight.name]) if weight.decays else None
+            for chunk in parts:
+                lamb.apply(chunk, ratio, steps[weight.decays])
+                if chunk.working is not None:
+                    chunk.working.copy_(chunk.master)
 
     def _decay(self, decays: bool) -> float:
         return self._settings.weight_decay if decays else 0.0
@@ -263,7 +328,7 @@ class Optimizer:
 
 
 class ParameterPart(NamedTuple):
-    """A contiguous part of one parameter with its optimizer state, for `Optimizer.update_part`."""
+    """A contiguous part of one parameter with its optimizer state, for `Optimizer.part_passes`."""
 
     name: str
     """Full name of the parameter."""
@@ -279,6 +344,17 @@ class ParameterPart(NamedTuple):
     """Updates that the parameter has had before this one."""
     decays: bool
     """Whether weight decay applies."""
+
+
+def _chunk_of(part: ParameterPart) -> Chunk:
+    # Filled on the device: copying a number to it would make the host wait.
+    updates = torch.full((), float(part.updates), device=part.master.device)
+    return Chunk(part.name, part.offset, part.master, part.moments, part.gradient, None, updates)
+
+
+def _total(squares: Sequence[Tensor]) -> Tensor:
+    """`Float[2]`: sums over all rows of a weight's chunks, in order."""
+    return torch.cat(list(squares), dim=1).sum(dim=1)
 
 
 def _flat(tensor: Tensor) -> Tensor:

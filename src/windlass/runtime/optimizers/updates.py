@@ -117,7 +117,7 @@ def lion(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters
 
 
 UPDATES: Mapping[OptimizerName, Update] = {"adamw": adamw, "lion": lion, "sgd": sgd}
-"""The update of each optimizer by its name."""
+"""The update of each optimizer whose elements do not read each other, by its name."""
 
 
 def _moments(chunks: Sequence[Chunk], which: int) -> list[Tensor]:

@@ -37,6 +37,8 @@ def plain_optimizer(
             )  # fmt: skip
         case "lion":
             return _PlainOptimizer(groups, decay, lambda *args: _lion(settings, *args))
+        case "lamb":
+            return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
 
 
 class _PlainOptimizer(torch.optim.Optimizer):
@@ -69,3 +71,16 @@ def _lion(
     direction = ((beta1 * m + (1 - beta1) * g) / settings.epsilon).clamp(-1, 1)
     w.sub_(group["lr"] * (direction + group["weight_decay"] * w))
     state["m"] = beta2 * m + (1 - beta2) * g
+
+
+def _lamb(
+    settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    beta1, beta2 = settings.betas
+    t = state["t"] = state.get("t", 0) + 1
+    m = state["m"] = beta1 * state.get("m", torch.zeros_like(w)) + (1 - beta1) * g
+    v = state["v"] = beta2 * state.get("v", torch.zeros_like(w)) + (1 - beta2) * g**2
+    u = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + settings.epsilon)
+    u = u + group["weight_decay"] * w
+    scale = w.norm() / u.norm() if w.dim() > 1 and w.norm() > 0 and u.norm() > 0 else 1.0
+    w.sub_(group["lr"] * scale * u)

@@ -14,12 +14,13 @@ from pydantic import Field
 
 from windlass.document import Document
 
-OtherOptimizer = Literal["lion", "sgd"]
+OtherOptimizer = Literal["lion", "sgd", "lamb"]
 OptimizerName = Literal["adamw", OtherOptimizer]
 
-UpdateScope = Literal["element"]
-"""What the update of one element reads. `element`: its own weight, gradient and moments, so that
-every kind of sharding is free."""
+UpdateScope = Literal["element", "tensor"]
+"""What the update of one element reads beside its own weight, gradient and moments. `element`:
+nothing, so that every kind of sharding is free. `tensor`: norms of the whole weight, which ranks
+that hold parts of it sum."""
 
 
 class DefaultRate(Document):

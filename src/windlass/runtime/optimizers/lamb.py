@@ -1,0 +1,88 @@
+"""LAMB: Adam's update of a weight, scaled so that its norm follows that of the weight.
+
+    m, v   as Adam's
+    u      = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w
+    w      <- w - rate |w| / |u| u
+
+Source: You et al. 2020, arXiv:1904.00962, algorithm 2, with the norm itself as its function of the
+weight. Weights that never decay, norms and biases, are not scaled, as in the authors' code. The
+norms are of whole weights, so an update takes two passes: `observe`, then `apply`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
+
+_ROW = 4096
+"""Elements whose squares are summed sequentially; sums of rows do not depend on how a weight is
+divided into chunks, each of which begins at a row."""
+
+
+def observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters) -> Tensor:
+    """Updates the moments of a chunk, and returns sums of squares.
+
+    Args:
+        chunk: a piece of a weight.
+        gradient: its gradient in the master's precision, which may be overwritten.
+        step: hyperparameters.
+
+    Returns:
+        `Float[2 rows]`: sums over each row of the chunk, of the weight and of its update.
+    """
+    beta1, beta2 = step.settings.betas
+    if step.clip_divisor is not None:
+        gradient.div_(step.clip_divisor)
+    mean, square = (moment.values for moment in chunk.moments)
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    return torch.stack((_row_squares(chunk.master), _row_squares(_direction(chunk, step))))
+
+
+def trust_ratio(squares: Tensor) -> Tensor:
+    """`Float[]`: norm of a whole weight over that of its update; 1 where one of them is 0.
+
+    Args:
+        squares: sums of squares of the weight and of its update, `Float[2]`.
+    """
+    weight, update = squares.sqrt().unbind()
+    return torch.where((weight > 0) & (update > 0), weight / update, 1.0)
+
+
+def apply(chunk: Chunk, ratio: Tensor | None, step: Hyperparameters) -> None:
+    """Updates the master weights of a chunk, whose moments are up to date.
+
+    Args:
+        chunk: a piece of a weight.
+        ratio: trust ratio of the weight, `Float[]`; None for 1.
+        step: hyperparameters.
+    """
+    update = _direction(chunk, step)
+    if ratio is not None:
+        update.mul_(ratio)
+    chunk.master.add_(update, alpha=-step.rate)
+    chunk.updates.add_(1)
+
+
+def _direction(chunk: Chunk, step: Hyperparameters) -> Tensor:
+    """The update of a chunk before it is scaled, in its shape."""
+    settings = step.settings
+    mean, square = (moment.values for moment in chunk.moments)
+    updates = (chunk.updates + 1).to(mean.dtype)
+    # As exp(t log beta) - 1: the difference of 1 and a power close to it would lose digits.
+    unbiased1, unbiased2 = (-torch.expm1(updates * math.log(beta)) for beta in settings.betas)
+    root = (square / unbiased2).sqrt_().add_(settings.epsilon)
+    update = (mean / unbiased1).div_(root)
+    return update.add_(chunk.master, alpha=step.decay) if step.decay else update
+
+
+def _row_squares(values: Tensor) -> Tensor:
+    """`Float[rows]`: sum of squares of each row of 4096 elements, the last of which is shorter."""
+    flat = values.reshape(-1)
+    even = len(flat) // _ROW * _ROW
+    sums = torch.linalg.vector_norm(flat[:even].view(-1, _ROW), dim=1)
+    if even < len(flat):
+        sums = torch.cat((sums, torch.linalg.vector_norm(flat[even:]).view(1)))
+    return sums.square_()
