@@ -31,6 +31,10 @@ from .fused_loss.projection import (
 from .fused_loss.sizes import (
     FusedLossSizes,
 )
+from .huggingface.export_layout import (
+    ExportLayout,
+    export_layout,
+)
 from .huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
@@ -86,6 +90,7 @@ from .tensor_parallel.sharding_rules import (
 __all__ = [
     "IGNORE_INDEX",
     "BlockLayout",
+    "ExportLayout",
     "FusedLossSizes",
     "LayerStack",
     "ParamShard",
@@ -102,6 +107,7 @@ __all__ = [
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
+    "export_layout",
     "fake_state",
     "find_model_folder",
     "fuse_loss",

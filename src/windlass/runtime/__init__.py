@@ -16,6 +16,10 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.export_huggingface import (
+    export_huggingface,
+    require_new_folder,
+)
 from windlass.runtime.checkpoint.export_weights import (
     export_masks,
     export_weights,
@@ -154,6 +158,7 @@ __all__ = [
     "convert_checkpoint",
     "create_store_file",
     "destroy_process_group",
+    "export_huggingface",
     "export_masks",
     "export_weights",
     "faulty_layer",
@@ -175,6 +180,7 @@ __all__ = [
     "rank_placements",
     "reference_step",
     "remove_temporaries",
+    "require_new_folder",
     "train_loop",
     "train_with_restart",
     "verify_checkpoint",

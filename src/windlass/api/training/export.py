@@ -1,20 +1,30 @@
-"""`export` writes the weights of a run as one file, and its masks as another."""
+"""`export` writes the weights of a run as a file or a folder, and its masks as another file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from windlass.api.objects import model_arguments
 from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run_files import planned_from_record
 from windlass.errors import CheckpointError, RequestError
-from windlass.schema import CHECKPOINT_FOLDER, MERGED_CHECKPOINT_FOLDER
+from windlass.models import apply_model_arguments, has_config, model_config
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    MERGED_CHECKPOINT_FOLDER,
+    TOKENIZER_FILE,
+    ModelIdentity,
+)
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from windlass.models import LayerStack
+    from windlass.runtime import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +47,14 @@ def export(
     root: Path | str = RUNS,
     model: "nn.Module | Callable[..., nn.Module] | None" = None,
 ) -> ExportedFiles:
-    """Writes the weights of a run's newest good checkpoint as one safetensors file.
+    """Writes the weights of a run's newest good checkpoint as a file or a folder.
 
     Absent weights are zeros there: names and shapes are those of the dense model.
 
     Args:
         run: folder, name, the first characters of its id, or `last`.
-        to: file of the weights; None writes none.
+        to: a safetensors file with our names, or `hf` or `hf:DIR` for a folder that
+            `transformers` loads (a new one in the run folder unless named); None writes none.
         masks: file of the masks, which `sparsity.mask` takes; None writes none.
         root: the folder that holds the run folders.
         model: the model of a run that was given it as an object.
@@ -52,9 +63,10 @@ def export(
         RequestError: no file is named, or the model was an object that is not given here.
         RecordError: no such run, or one of its files has changed.
         CheckpointError: it has no complete checkpoint, or no sparse layer for `masks`.
+        ModelError: Hugging Face has no such model.
         StorageError: a file cannot be written.
     """
-    from windlass.runtime import export_masks, export_weights, latest_checkpoint, merge_shards
+    from windlass.runtime import export_masks, latest_checkpoint, merge_shards
 
     if to is None and masks is None:
         raise RequestError("name the file to write: `--to FILE`, `--masks FILE`, or both")
@@ -65,14 +77,62 @@ def export(
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
     identity = request_at_step(planned.request, checkpoint.manifest.step).model_identity
     stack = objects_of_record(record, model=model).stack(identity, seed=None)
-    weights_file, masks_file = (None if name is None else Path(name) for name in (to, masks))
+    masks_file = None if masks is None else Path(masks)
+    target = None if to is None else _target(str(to), record.folder, checkpoint.manifest.step)
     layers = 0
     with TemporaryDirectory(dir=record.folder) as folder:
         merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
         if masks_file is not None:
             layers = export_masks(merged, stack, masks_file)
-        if weights_file is not None:
-            export_weights(merged, stack, weights_file)
+        if target is not None:
+            _write(target, merged, stack, identity, record.folder / TOKENIZER_FILE)
     return ExportedFiles(
-        step=checkpoint.manifest.step, weights=weights_file, masks=masks_file, sparse_layers=layers
+        step=checkpoint.manifest.step,
+        weights=target and target.path,
+        masks=masks_file,
+        sparse_layers=layers,
     )
+
+
+class _Target(NamedTuple):
+    format: Literal["safetensors", "hf"]
+    path: Path
+
+
+def _target(to: str, run: Path, step: int) -> _Target:
+    """What `--to` names: `hf`, `hf:DIR`, or a file."""
+    if to == "hf":
+        return _Target("hf", run / f"hf-step-{step}")
+    if to.startswith("hf:"):
+        return _Target("hf", Path(to.removeprefix("hf:")).expanduser())
+    return _Target("safetensors", Path(to))
+
+
+def _write(
+    target: _Target,
+    checkpoint: "Checkpoint",
+    stack: "LayerStack",
+    identity: ModelIdentity,
+    tokenizer: Path,
+) -> None:
+    """Writes the weights of a checkpoint in one format.
+
+    Raises:
+        RequestError: the model is one of the user's own, which Hugging Face does not know.
+        WindlassError: what else keeps them from being written.
+    """
+    from windlass.models import export_layout
+    from windlass.runtime import export_huggingface, export_weights
+
+    if target.format == "safetensors":
+        export_weights(checkpoint, stack, target.path)
+        return
+    if not has_config(identity.name):
+        raise RequestError(
+            f"`{identity.name}` is a model of your own, which `transformers` does not know; export "
+            "it as one file (`--to FILE.safetensors`)"
+        )
+    config = apply_model_arguments(model_config(identity.name), model_arguments(identity))
+    file = tokenizer if tokenizer.is_file() else None
+    layout = export_layout(config, stack.tied_weights, tokenizer=file)
+    export_huggingface(checkpoint, stack, layout, target.path)

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,6 +31,8 @@ class FieldRule:
     """Our value for each of theirs, as JSON writes it; None takes the value as it is."""
     share_of: str | None = None
     """The value is a share of this property, which is rounded down."""
+    of: str | None = None
+    """Property that is written in place of the field, which may be None."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -54,6 +56,8 @@ class Family:
     """All that is known of one `model_type`."""
 
     model_type: str
+    is_like: str | None
+    """The type whose table this one's adds to; None if it stands alone."""
     architecture: str
     """Class of `transformers` that has these tensors."""
     prefix: str
@@ -71,6 +75,10 @@ class Family:
     """Ends of names of tensors that hold no weight of ours."""
     tensors: Mapping[str, TensorRule]
     """By name of our parameter, in which `block` stands for each block."""
+
+    def is_prefixed(self, names: Iterable[str]) -> bool:
+        """Whether some tensors of a folder have the prefix."""
+        return any(name.startswith(self.prefix) for name in names)
 
     def rule(self, parameter: str) -> tuple[TensorRule, int | None]:
         """The rule for a parameter of ours, and the number of its block.
@@ -125,6 +133,7 @@ def _family(model_type: str) -> Family:
     table = _merged(model_type)
     return Family(
         model_type=model_type,
+        is_like=_tables()[model_type].get("like"),
         architecture=table["architecture"],
         prefix=table["prefix"],
         fixed=table["fixed"],

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from windlass.errors import InputErrors
 from windlass.models.config import TransformerConfig
-from windlass.models.huggingface.families import Family, TensorRule, find_family
+from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder
-from windlass.models.huggingface.tensor_layouts import join_tensors, split_tensor
-from windlass.models.huggingface.weight_files import StoredTensor, list_tensors, read_tensor
-
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.weight_files import (
+    FLOAT_TYPES,
+    StoredTensor,
+    list_tensors,
+    read_tensor,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +25,9 @@ class PretrainedWeights:
     """Weights in files, each of which is read when it is asked for."""
 
     folder: Path
-    family: Family
-    config: TransformerConfig
     stored: Mapping[str, StoredTensor]
     """Every tensor of the folder, by its name there."""
-    has_prefix: bool
-    """Whether names in the folder begin with the family's prefix."""
+    names: TensorNames
 
     def read(self, parameter: str) -> Tensor:
         """The values of one parameter of ours, in the type that they are stored in.
@@ -35,23 +35,8 @@ class PretrainedWeights:
         Raises:
             ModelError: a file cannot be read any more.
         """
-        rule, names = self.sources(parameter)
-        tensors = [read_tensor(name, self.stored[name]) for name in names]
-        return join_tensors(tensors, rule, self.config)
-
-    def sources(self, parameter: str) -> tuple[TensorRule, tuple[str, ...]]:
-        """The rule of a parameter of ours, and the names of its tensors in the folder."""
-        rule, block = self.family.rule(parameter)
-        return rule, tuple(self._stored_name(name, block) for name in rule.sources)
-
-    def copies(self, parameter: str) -> tuple[str, ...]:
-        """Further names in the folder under which a parameter of ours may stand."""
-        rule, block = self.family.rule(parameter)
-        return tuple(self._stored_name(name, block) for name in rule.copies)
-
-    def _stored_name(self, pattern: str, block: int | None) -> str:
-        name = pattern.replace("{n}", str(block))
-        return name if self.has_prefix else name.removeprefix(self.family.prefix)
+        tensors = [read_tensor(name, self.stored[name]) for name in self.names.sources(parameter)]
+        return self.names.join(parameter, tensors)
 
 
 def open_pretrained(
@@ -72,13 +57,8 @@ def open_pretrained(
     family = find_family(folder.read_config().get("model_type"))
     path = folder.config.parent
     stored = list_tensors(path)
-    weights = PretrainedWeights(
-        folder=path,
-        family=family,
-        config=config,
-        stored=stored,
-        has_prefix=any(name.startswith(family.prefix) for name in stored),
-    )
+    names = TensorNames(family=family, config=config, has_prefix=family.is_prefixed(stored))
+    weights = PretrainedWeights(folder=path, stored=stored, names=names)
     errors = [*_disagreements(weights, parameters, tied)]
     if errors:
         raise InputErrors(errors)
@@ -91,21 +71,19 @@ def _disagreements(
     """Every tensor that does not fit the stack."""
     known: set[str] = set()
     for name, parameter in parameters.items():
-        rule, sources = weights.sources(name)
-        known.update(sources)
+        sources, copies = weights.names.sources(name), weights.names.copies(name)
+        known.update(sources, copies)
         if name in tied:
-            yield from _unequal_copies(weights, sources, weights.sources(tied[name])[1])
+            yield from _unequal_copies(weights, sources, weights.names.sources(tied[name]))
             continue
-        copies = weights.copies(name)
-        known.update(copies)
         yield from _unequal_copies(weights, copies, sources)
-        parts = split_tensor(parameter.to("meta"), rule, weights.config)
-        for source, part in zip(sources, parts, strict=True):
+        for source, part in weights.names.split(name, parameter.to("meta")):
             yield from _misfit(weights, source, tuple(part.shape))
+    family = weights.names.family
     for name in weights.stored:
-        if name not in known and not name.endswith(weights.family.unread_tensors):
+        if name not in known and not name.endswith(family.unread_tensors):
             yield (
-                f"`{name}` of `{weights.folder}` is no tensor that a `{weights.family.model_type}` "
+                f"`{name}` of `{weights.folder}` is no tensor that a `{family.model_type}` "
                 "of its `config.json` has"
             )
 
@@ -116,8 +94,8 @@ def _misfit(weights: PretrainedWeights, name: str, shape: tuple[int, ...]) -> It
         yield f"`{weights.folder}` has no `{name}`, which its `config.json` asks for"
     elif stored.shape != shape:
         yield f"`{name}` is {list(stored.shape)}, and by its `config.json` {list(shape)}"
-    elif stored.dtype not in _FLOATS:
-        yield f"`{name}` is {stored.dtype}; weights are read as {', '.join(sorted(_FLOATS))}"
+    elif stored.dtype not in FLOAT_TYPES:
+        yield f"`{name}` is {stored.dtype}; weights are read as {', '.join(FLOAT_TYPES)}"
 
 
 def _unequal_copies(

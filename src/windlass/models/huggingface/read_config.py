@@ -33,18 +33,34 @@ def huggingface_config(name: str) -> TransformerConfig:
         family = find_family(content.get("model_type"))
     except ModelError as error:
         raise ModelError(f"{folder.config}: {error}") from None
-    values = dict(_flatten(content))
-    errors = [*_refused_values(family, values), *_unknown_keys(family, values)]
-    entry, missing = _read_fields(family, values)
-    errors += missing
-    config = None
-    if not missing:
-        config = TransformerConfig(name=name, source=str(folder.config), **entry)
-        errors += config.errors() or _unequal(family, values, config)
+    config, errors = config_from_values(family, content, name, str(folder.config))
     if errors or config is None:
         heading = f"{folder.config}: this `{family.model_type}` cannot be built as it is:"
         raise ModelError("\n  ".join([heading, *errors]))
     return config
+
+
+def config_from_values(
+    family: Family, content: Mapping[str, Any], name: str, source: str
+) -> tuple[TransformerConfig | None, list[str]]:
+    """The configuration that a `config.json` describes, and all that is wrong with it.
+
+    Args:
+        family: the family of its `model_type`.
+        content: the file.
+        name: the model's name.
+        source: where the numbers come from.
+
+    Returns:
+        No configuration if a field cannot be read.
+    """
+    values = dict(_flatten(content))
+    errors = [*_refused_values(family, values), *_unknown_keys(family, values)]
+    entry, missing = _read_fields(family, values)
+    if missing:
+        return None, [*errors, *missing]
+    config = TransformerConfig(name=name, source=source, **entry)
+    return config, [*errors, *(config.errors() or _unequal(family, values, config))]
 
 
 def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

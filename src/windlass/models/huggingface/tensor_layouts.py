@@ -1,48 +1,71 @@
-"""Turns tensors of a Hugging Face model into a parameter of ours, and back."""
+"""The tensors of a Hugging Face model that make each parameter of ours, joined and split again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from windlass.models.config import TransformerConfig
-from windlass.models.huggingface.families import Layout, TensorRule
+from windlass.models.huggingface.families import Family, Layout
 
 
-def join_tensors(tensors: Sequence[Tensor], rule: TensorRule, config: TransformerConfig) -> Tensor:
-    """Our parameter, from the tensors that its rule names, in that order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """Names and layouts of one model's tensors in Hugging Face, by parameter of ours."""
 
-    Args:
-        tensors: `[rows columns]` or `[rows]` each.
-        rule: how they are joined.
-        config: the model's sizes.
-    """
-    tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
-    if rule.layout is None:
-        return tensor
-    if rule.layout == "transposed":
-        return tensor.t().contiguous()
-    return tensor[_row_order(rule.layout, config)]
+    family: Family
+    config: TransformerConfig
+    has_prefix: bool = True
+    """Whether names begin with the family's prefix."""
 
+    def sources(self, parameter: str) -> tuple[str, ...]:
+        """The tensors that a parameter is made of.
 
-def split_tensor(
-    parameter: Tensor, rule: TensorRule, config: TransformerConfig
-) -> tuple[Tensor, ...]:
-    """The tensors that a parameter of ours is written as; the inverse of `join_tensors`.
+        Raises:
+            ModelError: models of this type have no such parameter.
+        """
+        rule, block = self.family.rule(parameter)
+        return tuple(self._name(source, block) for source in rule.sources)
 
-    Args:
-        parameter: `[rows columns]` or `[rows]`; on the meta device only shapes are right.
-        rule: how it is split, into queries, keys and values if the rule has several sources.
-        config: the model's sizes.
-    """
-    if rule.layout == "transposed":
-        parameter = parameter.t()
-    elif rule.layout is not None and not parameter.is_meta:
-        parameter = parameter[_row_order(rule.layout, config).argsort()]
-    if len(rule.sources) == 1:
-        return (parameter.contiguous(),)
-    query, kv = config.heads * config.head_width, config.kv_heads * config.head_width
-    return tuple(part.contiguous() for part in parameter.split((query, kv, kv)))
+    def copies(self, parameter: str) -> tuple[str, ...]:
+        """Further names under which a parameter may stand."""
+        rule, block = self.family.rule(parameter)
+        return tuple(self._name(copy, block) for copy in rule.copies)
+
+    def join(self, parameter: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Our parameter, from its sources in their order, `[rows columns]` or `[rows]` each."""
+        layout = self.family.rule(parameter)[0].layout
+        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+        if layout is None:
+            return tensor
+        if layout == "transposed":
+            return tensor.t().contiguous()
+        return tensor[_row_order(layout, self.config)]
+
+    def split(self, parameter: str, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
+        """The sources of a parameter with their values; the inverse of `join`.
+
+        Args:
+            parameter: its full name.
+            value: `[rows columns]` or `[rows]`; on the meta device only shapes are right.
+        """
+        layout = self.family.rule(parameter)[0].layout
+        if layout == "transposed":
+            value = value.t()
+        elif layout is not None and not value.is_meta:
+            value = value[_row_order(layout, self.config).argsort()]
+        names = self.sources(parameter)
+        if len(names) == 1:
+            return ((names[0], value.contiguous()),)
+        config = self.config
+        query, kv = config.heads * config.head_width, config.kv_heads * config.head_width
+        parts = (part.contiguous() for part in value.split((query, kv, kv)))
+        return tuple(zip(names, parts, strict=True))
+
+    def _name(self, pattern: str, block: int | None) -> str:
+        name = pattern.replace("{n}", str(block))
+        return name if self.has_prefix else name.removeprefix(self.family.prefix)
 
 
 def _row_order(layout: Layout, config: TransformerConfig) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -13,6 +14,10 @@ from windlass.models.huggingface.model_folder import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+FLOAT_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+"""Types of weights by their names in safetensors."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 

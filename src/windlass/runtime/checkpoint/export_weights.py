@@ -33,12 +33,12 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
         shapes = {
             name: tensor
             for index in range(len(stack.layers))
-            for name, tensor in _dense_tensors(stack, index, None)
+            for name, tensor in dense_tensors(stack, index, None)
         }
     source = (
         tensor
         for index in range(len(stack.layers))
-        for _, tensor in _dense_tensors(stack, index, checkpoint)
+        for _, tensor in dense_tensors(stack, index, checkpoint)
     )
     stream_tensors(to, shapes, source)
 
@@ -56,7 +56,7 @@ def load_dense_weights(checkpoint: Checkpoint, stack: LayerStack, into: LayerSta
     """
     for index, layer in enumerate(into.layers):
         targets = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-        for name, value in _dense_tensors(stack, index, checkpoint):
+        for name, value in dense_tensors(stack, index, checkpoint):
             target = targets.get(name.removeprefix(f"{stack.names[index]}."))
             if target is None or target.shape != value.shape:
                 raise CheckpointError(
@@ -96,7 +96,7 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
     return len(masks)
 
 
-def _dense_tensors(
+def dense_tensors(
     stack: LayerStack, index: int, checkpoint: Checkpoint | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and dense value of each tensor of a layer; on the meta device without a checkpoint."""

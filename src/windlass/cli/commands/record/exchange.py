@@ -40,18 +40,20 @@ def mirror(
 def export(
     run: str = "last",
     *,
-    to: Path | None = None,
+    to: str | None = None,
     masks: Path | None = None,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights of a run as one safetensors file, in full: absent ones are zeros.
+    """Write the weights of a run, in full: absent ones are zeros.
 
-    For example: `windlass export last --to weights.safetensors --masks masks.safetensors`.
+    For example: `windlass export last --to hf:my-model`, or `windlass export last --to
+    weights.safetensors --masks masks.safetensors`.
 
     Args:
         run: Folder, name, the first characters of its id, or `last`.
-        to: The file of the weights.
+        to: `hf:DIR` for a Hugging Face folder (`hf` makes one in the run folder), or one
+            safetensors file.
         masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
         runs: The folder that holds the run folders.
         as_json: Print what was written as JSON.

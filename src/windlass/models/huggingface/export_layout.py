@@ -1,0 +1,130 @@
+"""How a model of ours is written as a folder that `transformers` reads."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from windlass.atomic_files import read_regular_file
+from windlass.errors import ModelError
+from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.families import find_family
+from windlass.models.huggingface.model_folder import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    find_model_folder,
+    is_huggingface,
+)
+from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.weight_files import (
+    FLOAT_TYPES,
+    StoredTensor,
+    list_tensors,
+    read_tensor,
+)
+from windlass.models.huggingface.write_config import config_content
+
+_CARRIED_FILES = (
+    CONFIG_FILE, TOKENIZER_FILE, "generation_config.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt",
+    "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Small files of a folder that belong to its model whatever its weights are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportLayout:
+    """How a model is written as a folder of Hugging Face."""
+
+    names: TensorNames
+    files: Mapping[str, bytes]
+    """Content of the small files: `config.json`, tokenizer and others."""
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the parameters that are tied to a parameter, by its name."""
+    base: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """Tensors of the folder that the model came from."""
+
+    def tensors(self, parameter: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that a parameter is written as, in the types of the model's own folder.
+
+        Args:
+            parameter: its full name; it is tied to no other one.
+            value: on the meta device only shapes and types are right.
+
+        Raises:
+            ModelError: a value is too large for its type.
+        """
+        parts = self.names.split(parameter, value)
+        for name, part in parts:
+            yield name, self._typed(name, part)
+        second = [self.names.copies(parameter)]
+        second += [self.names.sources(user) for user in self.users.get(parameter, ())]
+        for names in second:
+            for name, (_, part) in zip(names, parts, strict=False):
+                if name in self.base:
+                    yield name, self._typed(name, part)
+
+    def other_tensors(self, written: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the model's own folder that are no parameter of ours, as they are there.
+
+        Args:
+            written: those that are written already, by name.
+        """
+        for name, stored in self.base.items():
+            if name not in written:
+                yield name, read_tensor(name, stored)
+
+    def _typed(self, name: str, value: Tensor) -> Tensor:
+        stored = self.base.get(name)
+        if stored is None or FLOAT_TYPES[stored.dtype] == value.dtype:
+            return value
+        typed = value.to(FLOAT_TYPES[stored.dtype])
+        if not value.is_meta and typed.isinf().any() and not value.isinf().any():
+            raise ModelError(
+                f"`{name}` has values that its own type, {stored.dtype}, cannot hold; export it as "
+                "one safetensors file (`--to FILE.safetensors`), which is float32"
+            )
+        return typed
+
+
+def export_layout(
+    config: TransformerConfig, tied: Mapping[str, str], *, tokenizer: Path | None
+) -> ExportLayout:
+    """How a model is written: as its own folder has it, or as the type that has its shape.
+
+    Args:
+        config: the model's configuration.
+        tied: full name of each tied parameter, and that of its owner.
+        tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
+
+    Raises:
+        ModelError: no type of Hugging Face has this shape, or the model's own folder is gone.
+    """
+    users = {owner: tuple(u for u, o in tied.items() if o == owner) for owner in tied.values()}
+    folder = find_model_folder(config.name) if is_huggingface(config.name) else None
+    if folder is None or folder.weights is None:
+        family, content = config_content(config)
+        names = TensorNames(family=family, config=config)
+        return ExportLayout(names=names, files=_new_files(content, tokenizer), users=users)
+    family = find_family(folder.read_config().get("model_type"))
+    base = list_tensors(folder.weights)
+    paths = (folder.weights / name for name in _CARRIED_FILES)
+    return ExportLayout(
+        names=TensorNames(family=family, config=config, has_prefix=family.is_prefixed(base)),
+        files={path.name: read_regular_file(path) for path in paths if path.is_file()},
+        users=users,
+        base=base,
+    )
+
+
+def _new_files(content: Mapping[str, Any], tokenizer: Path | None) -> dict[str, bytes]:
+    """The small files of a model that came from no folder."""
+    files = {CONFIG_FILE: json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"}
+    if tokenizer is not None:
+        files[TOKENIZER_FILE] = tokenizer.read_bytes()
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode() + b"\n"
+    return files

@@ -1,0 +1,83 @@
+"""Our configuration as a `config.json`, the inverse of reading one."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from windlass.errors import ModelError
+from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
+from windlass.models.huggingface.read_config import config_from_values
+
+_NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
+"""Fields that no `config.json` says, because they do not change what a trained model computes."""
+
+
+def config_content(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
+    """The family of a model of ours, and the `config.json` that it is read from as it is.
+
+    Raises:
+        ModelError: no type of Hugging Face has this shape.
+    """
+    # A type that is like another one has fewer shapes, so the other one comes first.
+    for family in sorted(map(find_family, model_types()), key=lambda family: family.is_like or ""):
+        content = _content(family, config)
+        if content is not None and _is_read_as(family, content, config):
+            return family, content
+    raise ModelError(
+        f"`{config.name}` has a shape that no `model_type` of Hugging Face known here has; export "
+        "it as one safetensors file (`--to FILE.safetensors`)"
+    )
+
+
+def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None:
+    """The keys of a family for a configuration; None if it cannot be of that family."""
+    values = asdict(config)
+    if any(values[name] != value for name, value in family.fixed.items()):
+        return None
+    content: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+    }
+    for name, rule in family.fields.items():
+        value = _their_value(rule, getattr(config, rule.of or name), config)
+        if value is None and values[name] is not None:
+            return None
+        for key in rule.keys:
+            _put(content, key, value)
+    for key, allowed in family.only.items():
+        if allowed and key.partition(".")[0] in (key, *content):
+            _put(content, key, allowed[0])
+    return content | {"dtype": "float32"}
+
+
+def _their_value(rule: FieldRule, value: Any, config: TransformerConfig) -> Any:  # noqa: ANN401
+    if rule.share_of is not None:
+        return value / getattr(config, rule.share_of)
+    if rule.values is None:
+        return value
+    theirs = next((key for key, ours in rule.values.items() if ours == value), None)
+    return {"true": True, "false": False}.get(theirs, theirs) if theirs else None
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401  any JSON
+    """Sets a key whose dots lead into tables."""
+    *tables, leaf = key.split(".")
+    for table in tables:
+        content = content.setdefault(table, {})
+    content[leaf] = value
+
+
+def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerConfig) -> bool:
+    """Whether a `config.json` is read as a configuration."""
+    again, errors = config_from_values(family, content, config.name, config.source)
+    if again is None or errors:
+        return False
+    shapes = [
+        {name: value for name, value in asdict(each).items() if name not in _NOT_SHAPE}
+        for each in (again, config)
+    ]
+    for shape, each in zip(shapes, (again, config), strict=True):
+        # A width of None means all of a head.
+        shape["rotary_width"] = each.rotated_width
+    return shapes[0] == shapes[1]

@@ -1,0 +1,125 @@
+"""Weights of a checkpoint as a folder of Hugging Face: sharded safetensors with an index."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.atomic_files import atomic_write, fsync_folder, require_writable, storage_errors
+from windlass.errors import StorageError
+from windlass.models import ExportLayout, LayerStack
+from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.runtime.checkpoint.export_weights import dense_tensors
+from windlass.runtime.checkpoint.safetensors_io import stream_tensors
+
+_STEM = "model"
+SHARD_BYTES = 5 * 10**9
+"""Size of a file that is not exceeded, unless by one tensor alone."""
+
+
+def export_huggingface(
+    checkpoint: Checkpoint,
+    stack: LayerStack,
+    layout: ExportLayout,
+    to: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a folder that `transformers` loads, whole or not at all.
+
+    One parameter at a time is in memory.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model; its weights are not touched.
+        layout: names, types and small files.
+        to: the folder, which does not exist yet or is empty.
+        shard_bytes: size of a file, in bytes.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+        ModelError: a value is too large for its type.
+        StorageError: the folder is not empty, or the disk is full or not writable.
+    """
+    require_new_folder(to)
+    with torch.device("meta"):
+        shapes = {name: tensor.to("meta") for name, tensor in _tensors(stack, layout, None)}
+    shards = _shards(shapes, shard_bytes)
+    files = _file_names(len(shards))
+    values = (value for _, value in _tensors(stack, layout, checkpoint))
+    partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
+    with storage_errors(to):
+        try:
+            partial.mkdir(parents=True)
+            for name, content in layout.files.items():
+                atomic_write(partial / name, content)
+            for file, names in zip(files, shards, strict=True):
+                shard = {name: shapes[name] for name in names}
+                stream_tensors(partial / file, shard, islice(values, len(names)))
+            if len(files) > 1:
+                index = _index(shapes, files, shards)
+                atomic_write(partial / f"{_STEM}.safetensors.index.json", index)
+            partial.replace(to)
+            fsync_folder(to.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_new_folder(path: Path) -> None:
+    """Refuses a folder to write that holds something.
+
+    Raises:
+        StorageError: it does, or it is a file, or cannot be written.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        raise StorageError(f"`{path}` is there already; name another folder")
+    require_writable(path)
+
+
+def _tensors(
+    stack: LayerStack, layout: ExportLayout, checkpoint: Checkpoint | None
+) -> Iterator[tuple[str, Tensor]]:
+    """All tensors in their order; shapes and types alone without a checkpoint."""
+    written: dict[str, None] = {}
+    for index in range(len(stack.layers)):
+        for parameter, value in dense_tensors(stack, index, checkpoint):
+            for name, tensor in layout.tensors(parameter, value):
+                written[name] = None
+                yield name, tensor
+    yield from layout.other_tensors(written)
+
+
+def _shards(shapes: Mapping[str, Tensor], most_bytes: int) -> list[list[str]]:
+    """The names of each file's tensors, in their order."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in shapes.items():
+        if shards[-1] and size + tensor.nbytes > most_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.nbytes
+    return shards
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [f"{_STEM}.safetensors"]
+    return [f"{_STEM}-{index:05}-of-{count:05}.safetensors" for index in range(1, count + 1)]
+
+
+def _index(
+    shapes: Mapping[str, Tensor], files: Sequence[str], shards: Sequence[Sequence[str]]
+) -> str:
+    """Which file holds which tensor, as JSON."""
+    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    size = sum(tensor.nbytes for tensor in shapes.values())
+    content = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    return json.dumps(content, indent=2) + "\n"

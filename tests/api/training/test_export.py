@@ -1,0 +1,87 @@
+"""Runs written as folders of Hugging Face, and read by `transformers`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import windlass
+from command_line import TINY
+from windlass.api.objects import NO_OBJECTS
+from windlass.errors import RequestError, StorageError
+
+MODEL, *OVERRIDES = TINY
+
+
+def trained(home: Path, model: str, *overrides: str) -> Path:
+    words = (*OVERRIDES, f"data.source={home / 'text'}", "train.steps=2", *overrides)
+    run = windlass.train(model, *words, root=home / "runs")
+    list(run)
+    return run.folder
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt-tiny", "llama-tiny", "gpt-j-6b", "gpt-neox-20b", "bert-tiny"]
+)
+def test_a_run_of_the_catalog_is_loaded_by_transformers(home: Path, model: str):
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    run = trained(home, model, "model.vocabulary=258", "model.width=64", "model.sequence=48")
+
+    exported = windlass.export(run, to=f"hf:{home / 'out'}")
+
+    auto = AutoModelForMaskedLM if model == "bert-tiny" else AutoModelForCausalLM
+    theirs, report = auto.from_pretrained(exported.weights, output_loading_info=True)
+    assert not any(report.values())
+    tokens = torch.arange(32)[None]
+    with torch.no_grad():
+        expected, mine = theirs(tokens).logits, logits_of(run, home / "weights", tokens)
+
+    # The same products in float32, in another order.
+    assert torch.allclose(mine, expected, atol=1e-5, rtol=1e-5)
+
+
+def logits_of(run: Path, file: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """What the weights of a run compute, by its other export."""
+    windlass.export(run, to=file)
+    weights = load_file(file)
+    request = windlass.load(run).request
+    assert request is not None
+    stack = NO_OBJECTS.stack(request.model_identity, seed=None)
+    for tied, owner in stack.tied_weights.items():
+        weights[tied] = weights[owner]
+    x = tokens
+    for name, layer in zip(stack.names, stack.layers, strict=True):
+        own = {key.removeprefix(f"{name}."): value for key, value in weights.items()}
+        layer.load_state_dict({key: own[key] for key in layer.state_dict()}, assign=True)
+        x = layer.eval()(x)
+    return x
+
+
+def test_a_model_of_ones_own_is_no_folder_of_hugging_face(home: Path):
+    file = home / "model.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 8), nn.Linear(8, 257))\n"
+    )
+    words = ("data.tokenizer=byte", "train.steps=1", "train.batch=2", "train.sequence=16")
+    run = windlass.train(
+        f"{file}:build", *words, f"data.source={home / 'text'}", "compile=false", root=home / "runs"
+    )
+    list(run)
+
+    with pytest.raises(RequestError, match="is a model of your own"):
+        windlass.export(run.folder, to="hf")
+
+
+def test_a_folder_that_holds_something_is_left_alone(home: Path):
+    run = trained(home, MODEL)
+    (home / "out").mkdir()
+    (home / "out" / "mine.txt").write_text("mine")
+
+    with pytest.raises(StorageError, match="is there already; name another folder"):
+        windlass.export(run, to=f"hf:{home / 'out'}")
+
+    assert [path.name for path in (home / "out").iterdir()] == ["mine.txt"]
