@@ -22,7 +22,14 @@ def trained(home: Path, model: str, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "model", ["gpt-tiny", "llama-tiny", "gpt-j-6b", "gpt-neox-20b", "bert-tiny"]
+    "model",
+    [
+        "llama-tiny",
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "bert-tiny")
+        ),
+    ],
 )
 def test_a_run_of_the_catalog_is_loaded_by_transformers(home: Path, model: str):
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
