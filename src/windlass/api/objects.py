@@ -69,6 +69,8 @@ class PlannedObjects:
                 seed=seed or 0,
                 sharding_rules=request.sharding_rules,
                 sparsity=request.sparsity,
+                lora=request.lora,
+                frozen=request.frozen,
             )
         else:
             device = "cpu" if seed is not None and is_users_own(request.name) else "meta"
@@ -76,6 +78,7 @@ class PlannedObjects:
                 request.name, arguments, device=device, seed=seed or 0,
                 sharding_rules=request.sharding_rules, sparsity=request.sparsity,
                 weightless=seed is None,
+                lora=request.lora, frozen=request.frozen,
             )  # fmt: skip
         if self.loss is not None:
             set_layer_loss(stack.layers[-1], _function(self.loss))
@@ -84,7 +87,8 @@ class PlannedObjects:
 
 def model_arguments(request: ModelRequest) -> dict[str, int | float]:
     """What a request says of a model beside its name and its sharding."""
-    return request.model_dump(exclude={"name", "sharding_rules", "sparsity"}, exclude_none=True)
+    parts = {"name", "sharding_rules", "sparsity", "lora", "frozen"}
+    return request.model_dump(exclude=parts, exclude_none=True)
 
 
 NO_OBJECTS = PlannedObjects()

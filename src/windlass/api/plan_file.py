@@ -99,7 +99,9 @@ def model_of_plan(plan: Plan, asked: ModelIdentity) -> ModelIdentity:
 
 
 def _with_model(request: Request, model: ModelIdentity) -> Request:
-    return request.model_copy(update={"model": model.dense, "sparsity": model.sparsity})
+    train = request.train.model_copy(update={"frozen": model.frozen})
+    parts = {"sparsity": model.sparsity, "lora": model.lora, "train": train}
+    return request.model_copy(update={"model": model.dense, **parts})
 
 
 def stack_of_plan(plan: Plan, request: Request) -> Stack | None:

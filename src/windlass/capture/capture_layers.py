@@ -264,6 +264,7 @@ def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
             tied_to=stack.tied_weights.get(f"{stack.names[index]}.{name}"),
             shard_dim=None if shard is None else _only_sharded_dim(shard),
             replicated_over=None if shard is None else shard.replicated_over,
+            frozen=None if parameter.requires_grad else True,
         )
 
 

@@ -84,7 +84,8 @@ class CommunicationCosts:
         if kind == "all_gather_params":
             if self._stack.overlaps_gather:
                 return 0.0
-            return self._replica_ring(all_gather_bytes(sizes.weight_shard, shards), shards)
+            updated = sizes.updated_weights * shards
+            return self._replica_ring(all_gather_bytes(updated, shards), shards)
         return self._reduce_seconds(sizes)
 
     def overlapped_seconds(self, instruction: Instruction) -> float:

@@ -85,7 +85,8 @@ class InstructionCosts:
     @cached_property
     def _tied_elements(self) -> dict[int, int]:
         return {
-            loan.user_layer: loan.elements for loan in tied_across_stages(self._plan, self._graph)
+            loan.user_layer: loan.gradient_elements
+            for loan in tied_across_stages(self._plan, self._graph)
         }
 
     def terms(self, instruction: Instruction, device: int = 0) -> TermSeconds:

@@ -44,16 +44,17 @@ _CPU_PIECE_ELEMENTS = 2**21
 
 def updated_elements(plan: Plan, kind: LayerKind) -> int:
     """Elements of a layer that one device updates: its shard, if replicas share optimizer state."""
-    return padded_elements(kind.parameter_count, plan) // plan.sharding.optimizer
+    return padded_elements(kind.trained_count, plan) // plan.sharding.optimizer
 
 
 def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = None) -> float:
     """Launch time of the gradient norm of one layer's weights; arguments as in `update_seconds`."""
     if (stack or OWN_STACK).fused_optimizer:
         return 0.0
-    if device.kind != "cpu":
+    if device.kind != "cpu" and kind.trained:
         return _NORM_LAUNCHES * device.launch_seconds
-    return _NORM_CALLS * _SHORT_CALL * device.launch_seconds * len(kind.parameters)
+    trained = sum(not each.frozen for each in kind.parameters)
+    return _NORM_CALLS * _SHORT_CALL * device.launch_seconds * trained
 
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
@@ -96,7 +97,7 @@ def update_seconds(
         # The host launches ahead: only what exceeds the work counts.
         launches = max(0.0, _update_launches(plan, kind) * device.launch_seconds - seconds)
     if decodes:
-        counts = [p.count for p in kind.parameters if p.tied_to is None]
+        counts = [p.count for p in kind.trained]
         recoded = counts if plan.sharding.optimizer == 1 else [elements]
         recoding = _recode_seconds(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
@@ -128,7 +129,7 @@ def _update_launches(plan: Plan, kind: LayerKind) -> int:
         plan: states precision and sharding.
         kind: the layer kind.
     """
-    decays = {len(p.shape) >= 2 for p in kind.parameters if p.tied_to is None}
+    decays = {len(p.shape) >= 2 for p in kind.trained}
     converts = plan.parameter_itemsize != _MASTER_BYTES
     in_pieces = converts or not optimizer_law(plan.optimizer).fused
     pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if in_pieces else 1
@@ -147,7 +148,7 @@ def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
         kind: the layer kind.
         device: the device.
     """
-    counts = [p.count for p in kind.parameters if p.tied_to is None]
+    counts = [p.count for p in kind.trained]
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
     calls = law.calls * sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
     seconds = calls * (device.update_call_seconds or device.launch_seconds)

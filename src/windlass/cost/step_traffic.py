@@ -74,9 +74,9 @@ def grad_accumulation_bytes(
     if sums == "fused" and not kind.is_embedding:
         return (0,)
     element_bytes = weight_bytes + 2 * gradient_bytes
-    counts = [parameter.count for parameter in kind.parameters]
+    counts = [parameter.count for parameter in kind.parameters if not parameter.frozen]
     if kind.is_embedding:
-        created = (kind.parameter_count - shared) * gradient_bytes if first else 0
+        created = (kind.trained_count - shared) * gradient_bytes if first else 0
         return rows * element_bytes, created
     if not first:
         return (sum(counts) * element_bytes,)

@@ -10,18 +10,16 @@ from torch import nn
 from windlass.errors import ModelError
 from windlass.models.catalog import apply_model_arguments, is_users_own, model_config
 from windlass.models.config import TransformerConfig
+from windlass.models.fine_tuning.frozen import freeze_weights
+from windlass.models.fine_tuning.lora import add_adapters
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
 from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.transformer import build_transformer
-from windlass.models.user_model import (
-    build_user_model,
-    call_model_function,
-    refuse_frozen_weights,
-)
-from windlass.schema import SparsityRequest
+from windlass.models.user_model import build_user_model, call_model_function
+from windlass.schema import LoraRequest, SparsityRequest
 
 _FREE_ARGUMENTS = ("dropout", "split_blocks")
 """Arguments that leave the shape of every weight as it is."""
@@ -35,6 +33,8 @@ def build_layer_stack(
     seed: int = 0,
     sharding_rules: Mapping[str, str] | None = None,
     sparsity: SparsityRequest | None = None,
+    lora: LoraRequest | None = None,
+    frozen: tuple[str, ...] | None = None,
     weightless: bool = False,
 ) -> LayerStack:
     """Builds the layer stack of a model.
@@ -51,19 +51,19 @@ def build_layer_stack(
         sharding_rules: tensor-parallel rules by pattern of module names, in the syntax of
             `parse_sharding_rule`, in addition to those that catalog models define themselves.
         sparsity: which weights are absent; None keeps all.
+        lora: adapters beside linear layers; None adds none.
+        frozen: patterns of the names of frozen weights; None freezes none.
         weightless: whether the files with a Hugging Face model's weights are left alone, because
             a checkpoint has newer ones or none are needed.
 
     Raises:
-        ModelError: the model is unknown, arguments or rules do not fit it, it is not a sequence of
-            layers, or weights of a user's model are frozen.
+        ModelError: the model is unknown, arguments, rules or patterns do not fit it, it is not a
+            sequence of layers, or all of its weights are frozen.
         InputErrors: every tensor of a Hugging Face folder that does not fit its `config.json`.
     """
     if is_users_own(name):
         user_module = build_user_model(name, arguments, device=device, seed=seed)
-        refuse_frozen_weights(user_module, name)
-        if sparsity is not None:
-            make_sparse(user_module, name, sparsity, seed=seed)
+        _make_trainable(user_module, name, sparsity, lora, frozen, seed=seed)
         stack = layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
         return _with_mask_file(stack, sparsity)
     config = apply_model_arguments(model_config(name), arguments)
@@ -72,8 +72,7 @@ def build_layer_stack(
         _require_own_shape(name, arguments, sparsity)
     with torch.device("meta"):
         module = build_transformer(config)
-    if sparsity is not None:
-        make_sparse(module, name, sparsity, seed=seed)
+    _make_trainable(module, name, sparsity, lora, frozen, seed=seed)
     stack = layer_stack_from_module(
         module,
         name,
@@ -96,6 +95,8 @@ def layer_stack_of(
     seed: int,
     sharding_rules: Mapping[str, str] | None = None,
     sparsity: SparsityRequest | None = None,
+    lora: LoraRequest | None = None,
+    frozen: tuple[str, ...] | None = None,
 ) -> LayerStack:
     """The layer stack of a module, or of what a function builds.
 
@@ -107,10 +108,12 @@ def layer_stack_of(
         seed: seed of torch's generator while a function runs.
         sharding_rules: tensor-parallel rules by pattern of module names.
         sparsity: which weights are absent; a module loses them. None keeps all.
+        lora: adapters beside linear layers; None adds none.
+        frozen: patterns of the names of frozen weights; None freezes none.
 
     Raises:
-        ModelError: the function fails, the module is not a sequence of layers, or some of its
-            weights are frozen.
+        ModelError: the function fails, the module is not a sequence of layers, a pattern does not
+            fit it, or all of its weights are frozen.
     """
     if not isinstance(model, nn.Module):
         file = getattr(getattr(model, "__code__", None), "co_filename", name)
@@ -118,9 +121,7 @@ def layer_stack_of(
     elif arguments:
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
-    refuse_frozen_weights(model, name)
-    if sparsity is not None:
-        make_sparse(model, name, sparsity, seed=seed)
+    _make_trainable(model, name, sparsity, lora, frozen, seed=seed)
     stack = layer_stack_from_module(model, name, sharding_rules=sharding_rules)
     return _with_mask_file(stack, sparsity)
 
@@ -151,6 +152,23 @@ def _with_pretrained_weights(stack: LayerStack, config: TransformerConfig) -> La
         for path, parameter in layer.named_parameters(remove_duplicate=False)
     }
     return replace(stack, weights=open_pretrained(config, parameters, stack.tied_weights))
+
+
+def _make_trainable(
+    model: nn.Module,
+    name: str,
+    sparsity: SparsityRequest | None,
+    lora: LoraRequest | None,
+    frozen: tuple[str, ...] | None,
+    *,
+    seed: int,
+) -> None:
+    """Makes linear layers sparse, gives them adapters, and freezes weights, in place."""
+    if sparsity is not None:
+        make_sparse(model, name, sparsity, seed=seed)
+    if lora is not None:
+        add_adapters(model, name, lora, seed=seed)
+    freeze_weights(model, name, frozen or ())
 
 
 def _with_mask_file(stack: LayerStack, sparsity: SparsityRequest | None) -> LayerStack:

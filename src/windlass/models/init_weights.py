@@ -73,7 +73,8 @@ def meta_copy(layer: nn.Module) -> nn.Module:
     memo: dict[int, object] = {}
     for tensor in (*layer.parameters(), *layer.buffers()):
         bare = tensor.detach().to("meta")
-        memo[id(tensor)] = nn.Parameter(bare) if isinstance(tensor, nn.Parameter) else bare
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
     copied: nn.Module = copy.deepcopy(layer, memo)
     return copied.train()
 

@@ -105,7 +105,7 @@ def layer_stack_from_module(
             f"model `{name}` is a `{type(module).__name__}`, in which Windlass cannot find layers; "
             + LAYER_STACK_HINT
         )
-    named = list(_flatten(module, ""))
+    named = list(named_layers(module))
     if len(named) < 2:
         raise ModelError(
             f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
@@ -248,11 +248,11 @@ def _try_layer(layer: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
     return output, bool(difference > _TOLERANCE * output.abs().max())
 
 
-def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Layers with their names; a layer that occurs twice is given twice."""
+def named_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested sequences with their names; one that occurs twice is given twice."""
     for name, child in module._modules.items():  # noqa: SLF001  named_children skips duplicates
         if isinstance(child, (nn.Sequential, nn.ModuleList)):
-            yield from _flatten(child, f"{prefix}{name}.")
+            yield from named_layers(child, f"{prefix}{name}.")
         elif child is not None:
             yield f"{prefix}{name}", child
 

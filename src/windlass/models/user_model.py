@@ -124,26 +124,6 @@ _WIDE: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def refuse_frozen_weights(module: nn.Module, name: str) -> None:
-    """Refuses a model with frozen weights: each weight gets updates, so these would be trained.
-
-    Args:
-        module: the user's model.
-        name: its name in messages.
-
-    Raises:
-        ModelError: a parameter has `requires_grad=False`.
-    """
-    parameters = dict(module.named_parameters())
-    frozen = [path for path, parameter in parameters.items() if not parameter.requires_grad]
-    if frozen:
-        raise ModelError(
-            f"model `{name}` has {len(frozen)} of {len(parameters)} parameters with "
-            f"`requires_grad=False`, first `{frozen[0]}`, and all weights are trained so far; call "
-            "`requires_grad_(True)` on the model, or make constants buffers (`register_buffer`)"
-        )
-
-
 def _widen_batch_norms(module: nn.Module) -> None:
     """Gives all batch normalizations of a module wide statistics, in place."""
     for inner in module.modules():

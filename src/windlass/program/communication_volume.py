@@ -79,8 +79,8 @@ class CommunicationVolume:
         self._kinds = tuple(graph.shard(plan.parallel.tensor, tensor_rank).layer_kinds())
         self._selective = selective_layers(plan)
         self._collectives: dict[tuple[InstructionKind, str, bool], tuple[PassCollective, ...]] = {}
-        self._tied_elements = {
-            tied.user_layer: tied.elements for tied in tied_across_stages(plan, graph, tensor_rank)
+        self._tied = {
+            tied.user_layer: tied for tied in tied_across_stages(plan, graph, tensor_rank)
         }
 
     def sent_bytes(self, instruction: Instruction) -> int:
@@ -92,13 +92,14 @@ class CommunicationVolume:
         if kind == "send":
             return message_bytes(self._kinds[layer], plan)
         if kind == "send_tied_weights":
-            return self._tied_elements[layer] * plan.parameter_itemsize
+            return self._tied[layer].elements * plan.parameter_itemsize
         if kind == "send_tied_grads":
-            return self._tied_elements[layer] * plan.gradient_itemsize
+            return self._tied[layer].gradient_elements * plan.gradient_itemsize
         if kind == "unshard_weights":
             return all_gather_bytes(sizes.weights, plan.sharding.parameters)
         if kind == "all_gather_params":
-            return all_gather_bytes(sizes.weight_shard, updates_per_shard(plan))
+            shards = updates_per_shard(plan)
+            return all_gather_bytes(sizes.updated_weights * shards, shards)
         if kind == "reduce_grads":
             return self._gradient_reduce_bytes(sizes)
         return sum(collective.sent_bytes for collective in self.pass_collectives(instruction))

@@ -21,6 +21,8 @@ class TiedWeights(NamedTuple):
     user_stage: int
     elements: int
     """Number of tied elements; the owner layer may have more."""
+    gradient_elements: int
+    """Those of them that are trained: frozen ones are sent, and no gradient comes back."""
 
 
 def tied_owner_layers(graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -47,7 +49,7 @@ def tied_owner_layers(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def tied_elements_within_stage(stages: Sequence[int], graph: Graph) -> dict[int, int]:
-    """Elements of each owner layer that another layer of the same stage uses.
+    """Trained elements of each owner layer that another layer of the same stage uses.
 
     Args:
         stages: stage of each layer, [layer].
@@ -61,7 +63,9 @@ def tied_elements_within_stage(stages: Sequence[int], graph: Graph) -> dict[int,
     for layer, owners in enumerate(tied_owner_layers(graph)):
         if not owners:
             continue
-        tied = sum(p.count for p in kinds[layer].parameters if p.tied_to is not None)
+        tied = sum(
+            p.count for p in kinds[layer].parameters if p.tied_to is not None and not p.frozen
+        )
         for owner in {o for o in owners if o != layer and stages[o] == stages[layer]}:
             elements[owner] = elements.get(owner, 0) + tied
     return elements
@@ -84,21 +88,25 @@ def tied_across_stages(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[
     starts, stages = _run_starts(shard), stages_by_layer(plan)
     owners = tied_owner_layers(shard)
     first_user: dict[tuple[int, int], int] = {}
-    counts: dict[tuple[int, int], dict[str, int]] = {}
+    tied: dict[tuple[int, int], dict[str, ParameterInfo]] = {}
     kinds = tuple(shard.layer_kinds())
     for layer, stage in enumerate(stages[: graph.layers]):
         for owner in owners[layer]:
             if stages[owner] != stage:
                 first_user.setdefault((stage, owner), layer)
-                counts.setdefault((stage, owner), {}).update(
-                    (str(parameter.tied_to), parameter.count)
+                tied.setdefault((stage, owner), {}).update(
+                    (str(parameter.tied_to), parameter)
                     for parameter in kinds[layer].parameters
                     if parameter.tied_to is not None and _owner(shard, starts, parameter) == owner
                 )
     return tuple(
-        TiedWeights(owner, layer, stages[owner], stage, sum(counts[stage, owner].values()))
+        TiedWeights(
+            owner, layer, stages[owner], stage, sum(each.count for each in parameters),
+            sum(each.count for each in parameters if not each.frozen),
+        )
         for (stage, owner), layer in first_user.items()
-    )
+        for parameters in (tied[stage, owner].values(),)
+    )  # fmt: skip
 
 
 def _run_starts(graph: Graph) -> list[tuple[int, str]]:

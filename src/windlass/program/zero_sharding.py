@@ -5,7 +5,8 @@ A plan has two sharding degrees: `rts` replicas share one copy of the parameters
 the data-parallel degree r. A layer's own parameters are flattened, padded to a multiple of rts' and
 split into rts' equal parts. Replica j stores optimizer shard `j mod rts'`, and the parameter shard
 that contains it, `(j mod rts') // q` with `q = rts' / rts`. So a device updates a part of the
-parameters that it stores, and needs no others for that.
+parameters that it stores, and needs no others for that. Frozen parameters, which nobody updates,
+are flattened by themselves and split into rts equal parts.
 
 Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; two degrees as in the IPU's replicated
 tensor sharding.
@@ -17,8 +18,13 @@ _Group = tuple[int, ...]
 
 
 def padded_elements(elements: int, plan: Plan) -> int:
-    """Elements of a flattened layer, padded to the next multiple of rts'."""
+    """Elements of a layer's flattened trained parameters, padded to a multiple of rts'."""
     return -(-elements // plan.sharding.optimizer) * plan.sharding.optimizer
+
+
+def padded_frozen_elements(elements: int, plan: Plan) -> int:
+    """Elements of a layer's flattened frozen parameters, padded to a multiple of rts."""
+    return -(-elements // plan.sharding.parameters) * plan.sharding.parameters
 
 
 def updates_per_shard(plan: Plan) -> int:

@@ -243,12 +243,14 @@ class ComputeHandlers:
 
     def _backward(self, layer: int, micro: int) -> None:
         x, output = self.state.autograd_graphs.pop((layer, micro))
-        used = self._layers[layer].used
+        trained = self._layers[layer].trained
         wanted = self._leaves(layer)
         gradient = self._output_gradient(layer, micro)
         self._free_input(layer, micro)
         if layer > 0:
             wanted.append(x)
+        if not output.requires_grad:
+            return  # all of the first layer is frozen
         gradients: list[Tensor | None] = list(
             torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         )
@@ -256,9 +258,9 @@ class ComputeHandlers:
         del x, output, gradient, wanted
         if layer > 0:
             self._pass_to_previous(layer, micro, gradients.pop())
-        self.state.add_scores(layer, gradients[len(used) :])
-        del gradients[len(used) :]
-        add_gradients(used, gradients, accumulated=self._accumulates)
+        self.state.add_scores(layer, gradients[len(trained) :])
+        del gradients[len(trained) :]
+        add_gradients(trained, gradients, accumulated=self._accumulates)
 
     def _backward_input(self, layer: int, micro: int) -> None:
         if layer == 0:
@@ -275,16 +277,16 @@ class ComputeHandlers:
             return
         del self.state.autograd_graphs[layer, micro]
         self._free_input(layer, micro)
-        used = self._layers[layer].used
+        trained = self._layers[layer].trained
         deferred = self.state.deferred_weight_grads.pop((layer, micro))
         gradients = backward_weight(self._leaves(layer), deferred)
-        self.state.add_scores(layer, gradients[len(used) :])
-        del gradients[len(used) :]
-        add_gradients(used, gradients, accumulated=self._accumulates)
+        self.state.add_scores(layer, gradients[len(trained) :])
+        del gradients[len(trained) :]
+        add_gradients(trained, gradients, accumulated=self._accumulates)
 
     def _leaves(self, layer: int) -> list[Tensor]:
-        """The weights of a layer, and the inputs whose gradients are scores of absent blocks."""
-        weights = [weight.working for weight in self._layers[layer].used]
+        """The trained weights of a layer, and what gives the scores of absent blocks."""
+        weights = [weight.working for weight in self._layers[layer].trained]
         return [*weights, *self._templates[layer].score_leaves]
 
     def _output_gradient(self, layer: int, micro: int) -> Tensor:

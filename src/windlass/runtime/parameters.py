@@ -39,6 +39,8 @@ class ModelParameter:
     working: Tensor
     """Weights in the run's precision; empty while they are offloaded or on other devices."""
     shape: torch.Size
+    frozen: bool = False
+    """Whether it is never updated: it has no gradient, master weights or optimizer state."""
     gradient: Tensor | None = None
     """Sum over the step's micro-batches; None before the first one and after the update."""
     sparse_gradient: Tensor | None = None
@@ -203,6 +205,8 @@ class LayerParameters:
     name: str
     owned: tuple[ModelParameter, ...]
     """Parameters that this layer updates and saves."""
+    frozen: tuple[ModelParameter, ...] = ()
+    """Parameters that this layer saves and never updates."""
     used: tuple[ModelParameter, ...]
     """Parameters in the order of the template's; owned by this layer or tied to an earlier one."""
     buffers: tuple[Tensor, ...]
@@ -214,6 +218,11 @@ class LayerParameters:
     def weights(self) -> list[Tensor]:
         """The working weights that the template is called with."""
         return [weight.working for weight in self.used]
+
+    @property
+    def trained(self) -> list[ModelParameter]:
+        """Those of the used parameters that get a gradient."""
+        return [weight for weight in self.used if not weight.frozen]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,13 +237,16 @@ class ResidentLayer(LayerParameters):
         Args:
             moments: whether to include optimizer state.
         """
-        yield from checkpoint_tensors(self.owned, self.persistent_buffers, moments=moments)
+        yield from checkpoint_tensors(
+            self.owned, self.persistent_buffers, frozen=self.frozen, moments=moments
+        )
 
 
 def checkpoint_tensors(
     weights: Iterable[MasterParameter],
     buffers: Mapping[str, Tensor],
     *,
+    frozen: Iterable[ModelParameter] = (),
     moments: bool = True,
     full: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -243,9 +255,13 @@ def checkpoint_tensors(
     Args:
         weights: parameters of one layer.
         buffers: buffers of the layer by full name.
+        frozen: parameters of the layer that are never updated.
         moments: whether to include optimizer state.
         full: whether these are full weights; the key of a shard contains its offset.
     """
+    for weight in frozen:
+        suffix = "" if full else f"{SHARD_SEPARATOR}0"
+        yield f"weight/{weight.name}{suffix}", weight.working
     named = [(w.name if full else f"{w.name}{SHARD_SEPARATOR}{w.offset}", w) for w in weights]
     for name, weight in named:
         yield f"weight/{name}", weight.master
@@ -277,20 +293,26 @@ def resident_layers(
         device: device of all tensors.
         state: number and storage format of the optimizer's moments.
     """
-    weights: dict[str, MasterParameter] = {}
+    weights: dict[str, ModelParameter] = {}
     layers = []
     for index, name in enumerate(stack.names):
         layer = materialize_layer(stack, index, seed=seed, device=str(device), tied=False)
         names = [f"{name}.{inner}" for inner, _ in layer.named_parameters()]
-        owned = []
+        owned, frozen = [], []
         for full, parameter in zip(names, layer.parameters(), strict=True):
-            if full not in stack.tied_weights:
-                weights[full] = _parameter(full, parameter, precision, state)
-                owned.append(weights[full])
+            if full in stack.tied_weights:
+                continue
+            if parameter.requires_grad:
+                owned.append(_parameter(full, parameter, precision, state))
+                weights[full] = owned[-1]
+            else:
+                frozen.append(frozen_parameter(full, parameter.to(DTYPES[precision])))
+                weights[full] = frozen[-1]
         layers.append(
             ResidentLayer(
                 name=name,
                 owned=tuple(owned),
+                frozen=tuple(frozen),
                 used=tuple(weights[stack.tied_weights.get(full, full)] for full in names),
                 buffers=tuple(layer.buffers()),
                 persistent_buffers=persistent_buffers(name, layer),
@@ -323,6 +345,17 @@ def _parameter(
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
     return new_master_parameter(name, master, working, state, decays=master.dim() >= 2)
+
+
+def frozen_parameter(name: str, working: Tensor) -> ModelParameter:
+    """A parameter that is never updated.
+
+    Args:
+        name: its full name.
+        working: its values in the run's precision, or `NOT_LOADED`.
+    """
+    working = working.detach().contiguous()
+    return ModelParameter(name=name, working=working, shape=working.shape, frozen=True)
 
 
 def new_master_parameter(

@@ -80,6 +80,7 @@ from windlass.schema.machine import (
     Tier,
 )
 from windlass.schema.model_request import (
+    LoraRequest,
     ModelRequest,
 )
 from windlass.schema.optimizers import (
@@ -320,6 +321,7 @@ __all__ = [
     "MemoryClass",
     "Mismatch",
     "ModelIdentity",
+    "LoraRequest",
     "ModelRequest",
     "MomentFormat",
     "MomentRate",

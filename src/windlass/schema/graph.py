@@ -200,6 +200,9 @@ class ParameterInfo(Document):
     replicated_over: TensorAxis | None = None
     """In a tensor-parallel shard: the ranks that have the same elements and each add a part of
     their gradient; None if no other rank has them."""
+    frozen: Literal[True] | None = None
+    """Whether it is never updated: it has no gradient, no optimizer state and no master weights.
+    None means that it is trained."""
 
     @property
     def count(self) -> int:
@@ -230,18 +233,27 @@ class LayerKind(Document):
         """Number of elements that the layer owns; tied parameters count where they are owned."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
 
+    @cached_property
+    def trained(self) -> tuple[ParameterInfo, ...]:
+        """The parameters that the layer owns and updates."""
+        return tuple(p for p in self.parameters if p.tied_to is None and not p.frozen)
+
+    @cached_property
+    def trained_count(self) -> int:
+        """Number of elements that the layer owns and updates."""
+        return sum(p.count for p in self.trained)
+
     def replicated_count(self, axis: TensorAxis) -> int:
-        """Number of elements that the layer owns and that the ranks of an axis replicate."""
-        return sum(
-            p.count for p in self.parameters if p.tied_to is None and p.replicated_over == axis
-        )
+        """Number of elements that the layer updates and that the ranks of an axis replicate."""
+        return sum(p.count for p in self.trained if p.replicated_over == axis)
 
     def pass_gradient_elements(self, micro_batch: float, sequence: int) -> tuple[int, ...]:
-        """Elements of the gradient that one backward pass gives for each parameter, tied or not."""
+        """Elements of the gradient that one backward pass gives for each trained parameter."""
+        trained = [p for p in self.parameters if not p.frozen]
         if not self.is_embedding:
-            return tuple(p.count for p in self.parameters)
+            return tuple(p.count for p in trained)
         rows = round(micro_batch * sequence)
-        return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
+        return tuple(min(p.count, rows * p.shape[-1]) for p in trained)
 
     def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
         """The captured costs that hold for a precision."""
@@ -386,6 +398,16 @@ class Graph(Document):
     def parameter_count(self) -> int:
         """Number of elements of all parameters, tied ones counted once."""
         return sum(run.count * self.kinds[run.kind].parameter_count for run in self.layer_runs)
+
+    @cached_property
+    def trained_count(self) -> int:
+        """Number of elements that are updated."""
+        return sum(run.count * self.kinds[run.kind].trained_count for run in self.layer_runs)
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether any parameter is frozen."""
+        return self.trained_count < self.parameter_count
 
     def layer_kinds(self) -> Iterator[LayerKind]:
         """The kind of each layer, in order."""

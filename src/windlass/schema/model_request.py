@@ -28,6 +28,24 @@ class RequestTable(Document):
     model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+class LoraRequest(RequestTable):
+    """Low-rank adapters beside frozen linear layers (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: int = Field(default=8, ge=1, le=_MAX_SIZE)
+    """Rank of each adapter."""
+    alpha: float | None = Field(default=None, gt=0)
+    """Scale of the adapters: their output counts `alpha / rank` times; None means twice the
+    rank."""
+    targets: tuple[Name, ...] | None = None
+    """Patterns of the names of linear layers that get an adapter, or of the ends of their names,
+    such as `attention.*`; None means all linear layers of the blocks."""
+
+    @property
+    def scale(self) -> float:
+        """What the output of an adapter is multiplied with."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+
 class ModelRequest(RequestTable):
     """A model by name or file, with overrides of its size."""
 

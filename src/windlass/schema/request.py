@@ -18,7 +18,7 @@ from pydantic import (
 
 from windlass.document import Synonyms
 from windlass.schema.graph import Precision
-from windlass.schema.model_request import ModelRequest, Name, RequestTable, Size
+from windlass.schema.model_request import LoraRequest, ModelRequest, Name, RequestTable, Size
 from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import AttentionBackend, Loss, MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
@@ -157,6 +157,9 @@ class TrainRequest(RequestTable):
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
     loss_scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Factor of the loss in float16, so that small gradients are not 0; None adapts it."""
+    frozen: tuple[Name, ...] | None = None
+    """Patterns of the names of weights that are never updated, such as `embedding.*`; None freezes
+    none."""
     seed: int = 0
     """Seed of the weights, of dropout and of the order of the text."""
     evaluate_every: Count = 100
@@ -313,6 +316,9 @@ class Request(RequestTable):
     model: ModelRequest = ModelRequest()
     sparsity: SparsityRequest | None = None
     """Weights that are absent; None keeps all."""
+    lora: LoraRequest | None = None
+    """Trains low-rank adapters beside linear layers, all other weights frozen; None trains the
+    weights themselves."""
     machine: Name = "here"
     """A name that `windlass machines` lists, `NAME:N` for N hosts of a family, or a `.toml` file
     of your own."""
@@ -362,10 +368,10 @@ class Request(RequestTable):
 
     @property
     def model_identity(self) -> ModelIdentity:
-        """The model with its sparsity: all that decides its layers."""
+        """The model with its sparsity, adapters and frozen weights: all that decides its layers."""
         fields = {name: getattr(self.model, name) for name in self.model.model_fields_set}
-        if self.sparsity is not None:
-            fields["sparsity"] = self.sparsity
+        parts = {"sparsity": self.sparsity, "lora": self.lora, "frozen": self.train.frozen}
+        fields |= {name: part for name, part in parts.items() if part is not None}
         return ModelIdentity.model_validate(fields)
 
     @field_validator("recompute_layers", mode="before")
@@ -379,6 +385,20 @@ class Request(RequestTable):
                 "pipeline stage, such as [1, 0, 1]"
             )
         return layers
+
+    @model_validator(mode="after")
+    def _adapters_agree(self) -> Self:
+        if self.lora is not None and self.train.frozen is not None:
+            raise ValueError(
+                "`train.frozen` with `lora`, which freezes all weights but the adapters'; leave "
+                "one of them out"
+            )
+        if self.lora is not None and self.sparsity is not None:
+            raise ValueError(
+                "`lora` with `sparsity`: adapters stand beside dense layers only; leave one of "
+                "them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _recompute_settings_agree(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from windlass.schema.model_request import ModelRequest, Name, RequestTable
+from windlass.schema.model_request import LoraRequest, ModelRequest, Name, RequestTable
 
 SparseRole = Literal["query", "key", "value", "projection", "up", "down"]
 """What a weight does in a block: parts of attention's input, its output, and the two (in gated
@@ -213,13 +213,18 @@ class SparsityRequest(RequestTable):
 
 
 class ModelIdentity(ModelRequest):
-    """All that decides a model's layers: its name, its dials, and which weights are absent."""
+    """All that decides a model's layers: its name, its dials, and which weights are absent, frozen
+    or beside adapters."""
 
     sparsity: SparsityRequest | None = None
     """None keeps all weights."""
+    lora: LoraRequest | None = None
+    """Adapters beside linear layers; all other weights are frozen then. None means no adapter."""
+    frozen: tuple[Name, ...] | None = None
+    """Patterns of the names of frozen weights; None freezes none."""
 
     @property
     def dense(self) -> ModelRequest:
-        """The model without its sparsity, as a request's `model` table."""
-        fields = self.model_fields_set - {"sparsity"}
+        """The model's name and dials alone, as a request's `model` table."""
+        fields = self.model_fields_set & set(ModelRequest.model_fields)
         return ModelRequest.model_validate({name: getattr(self, name) for name in fields})

@@ -375,14 +375,17 @@ class LayerPrices:
         def seconds(price: Callable[[StateSizes], float]) -> Floats:
             return np.array([price(each) if each.weights else 0.0 for each in sizes])
 
+        def updating(price: Callable[[StateSizes], float]) -> Floats:
+            return np.array([price(each) if each.gradients else 0.0 for each in sizes])
+
         return StatePrice(
             gather=seconds(partial(costs.state_seconds, "unshard_weights")),
             gather_overlapped=seconds(costs.overlapped_gather_seconds),
-            reduce=seconds(partial(costs.state_seconds, "reduce_grads")),
-            overlapped=seconds(costs.overlapped_reduce_seconds),
+            reduce=updating(partial(costs.state_seconds, "reduce_grads")),
+            overlapped=updating(costs.overlapped_reduce_seconds),
             alternates=np.full(len(kinds), float(costs.alternates_reductions)),
             update=np.array([update_seconds(plan, kind, device, stack).total for kind in kinds]),
-            spread=seconds(partial(costs.state_seconds, "all_gather_params")),
+            spread=updating(partial(costs.state_seconds, "all_gather_params")),
             moving=np.array(moving),
             norm_bytes=np.array([each.gradient_shard for each in sizes], dtype=np.float64),
             norm_launches=np.array([norm_launch_seconds(kind, device, stack) for kind in kinds]),

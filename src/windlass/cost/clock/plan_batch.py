@@ -148,8 +148,8 @@ class PlanBatch:
             [
                 (
                     tied.elements * plan.parameter_itemsize,
-                    tied.elements * nbytes,
-                    copy_seconds(tied_grad_add_bytes(tied.elements, nbytes), device),
+                    tied.gradient_elements * nbytes,
+                    copy_seconds(tied_grad_add_bytes(tied.gradient_elements, nbytes), device),
                 )
                 for tied in self.layout.tied(config.tensor)
             ]

@@ -385,6 +385,6 @@ class BestFirst:
 
     @cached_property
     def _parameters_before(self) -> Ints:
-        """Parameters of all layers before each, `[layer]`."""
+        """Trained parameters of all layers before each, `[layer]`."""
         kinds = self.space.graph.layer_kinds()
-        return np.cumsum([0, *(kind.parameter_count for kind in kinds)])
+        return np.cumsum([0, *(kind.trained_count for kind in kinds)])

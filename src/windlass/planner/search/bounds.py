@@ -65,7 +65,8 @@ class ConfigBounds:
         and the optimizer state are there together.
         """
         space, table = self._space, self._table
-        parameters = space.graph.parameter_count
+        trained = space.graph.trained_count
+        counts = (space.graph.parameter_count, trained, trained)
         held = []
         for mode in table.modes:
             plan = space.base.model_copy(update={"precision": mode.precision})
@@ -73,7 +74,10 @@ class ConfigBounds:
             state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
             sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
             process = space.machine.device.process_bytes(compiled=mode.compiled)
-            held.append((process, *(each * parameters / int(mode.tensor) for each in sizes)))
+            each_device = (
+                size * count / int(mode.tensor) for size, count in zip(sizes, counts, strict=True)
+            )
+            held.append((process, *each_device))
         process, weights, gradients, state = np.array(held)[table.mode[configs]].T
         shares = space.request.sharding.optimizer or table.data[configs]
         gradients = np.where(table.accumulation[configs] > 1, gradients, 0.0)

@@ -91,7 +91,8 @@ class CollectiveInserter:
 
     def all_gather_params(self, layer: int) -> Iterator[Instruction]:
         """All-gathers a weight shard whose parts were updated by different replicas."""
-        if layer in self._owned and updates_per_shard(self._plan) > 1:
+        is_trained = layer in self._owned and self.tensors.sizes[layer].gradients
+        if is_trained and updates_per_shard(self._plan) > 1:
             yield Instruction("all_gather_params", layer)
 
     def free(self, layer: int) -> Instruction:

@@ -252,7 +252,7 @@ class InstructionEffects:
 
     def _update(self, layer: int) -> Effect:
         """The update; it makes the updated shard where weights are sharded and offloaded."""
-        if not self.tensors.sizes[layer].weights:
+        if not self.tensors.sizes[layer].gradients:
             return Effect()
         gradient = self.tensors.final_gradient(layer)
         stored = self.tensors.weights_between_passes(layer)
@@ -315,7 +315,11 @@ class InstructionEffects:
         if kind == "recv_tied_weights":
             return Effect(makes=(weights,))
         if kind == "accumulate_tied_grads":
-            received = tied.elements * tensors.plan.gradient_itemsize
+            received = tied.gradient_elements * tensors.plan.gradient_itemsize
+            if not received:
+                return Effect()
             return Effect((TensorId("gradients", tied.owner_layer),), (), (), received)
-        both = (weights, TensorId("tied gradients", tied.owner_layer))
-        return Effect(both, (), both)
+        sent: tuple[TensorId, ...] = (weights,)
+        if tied.gradient_elements:
+            sent += (TensorId("tied gradients", tied.owner_layer),)
+        return Effect(sent, (), sent)

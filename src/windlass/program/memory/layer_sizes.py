@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.attention_costs import with_attention
-from windlass.program.zero_sharding import padded_elements
+from windlass.program.zero_sharding import padded_elements, padded_frozen_elements
 from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan, Polynomial
 
 
@@ -123,13 +123,15 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
 
 def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
     """Model state sizes of any layer of one kind, full or tensor-parallel shard, under a plan."""
-    counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
-    padded = padded_elements(kind.parameter_count, plan)
+    counts = tuple(p.count for p in kind.trained)
+    padded = padded_elements(kind.trained_count, plan)
     updated = padded // plan.sharding.optimizer
+    frozen = padded_frozen_elements(kind.parameter_count - kind.trained_count, plan)
+    weights = padded + frozen
     is_sharded = plan.sharding.optimizer > 1  # then the state is one flat tensor for all weights
     return StateSizes(
-        weights=padded * plan.parameter_itemsize,
-        weight_shard=padded // plan.sharding.parameters * plan.parameter_itemsize,
+        weights=weights * plan.parameter_itemsize,
+        weight_shard=weights // plan.sharding.parameters * plan.parameter_itemsize,
         updated_weights=updated * plan.parameter_itemsize,
         optimizer=plan.state_bytes(updated) if is_sharded else sum(map(plan.state_bytes, counts)),
         gradients=padded * plan.gradient_itemsize,

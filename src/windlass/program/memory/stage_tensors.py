@@ -53,7 +53,8 @@ class StageTensors:
         self.tied_as_owner = {item.user_layer: item for item in tied if item.owner_stage == stage}
         """Tied weights that this stage owns, by user layer."""
         self._tied_elements = {
-            item.owner_layer: item.elements for item in self.tied_as_user.values()
+            item.owner_layer: (item.elements, item.gradient_elements)
+            for item in self.tied_as_user.values()
         }
         self._owners = tied_owner_layers(graph)
         self._transfer_buffer_bytes = _transfer_buffer_bytes(plan, stage, self.sizes)
@@ -93,6 +94,8 @@ class StageTensors:
     def reduces_gradients(self, layer: int) -> bool:
         """Whether a gradient is summed over replicas or, if replicated, tensor-parallel ranks."""
         sizes = self.sizes[layer]
+        if not sizes.gradients:
+            return False
         replicated = (
             sizes.replicated_gradients + sizes.replicated_in_columns + sizes.replicated_in_rows
         )
@@ -122,9 +125,9 @@ class StageTensors:
             return self._transfer_buffer_bytes
         layer = tensor.layer or 0
         if tensor.name == "tied weights":
-            return self._tied_elements[layer] * self.plan.parameter_itemsize
+            return self._tied_elements[layer][0] * self.plan.parameter_itemsize
         if tensor.name == "tied gradients":
-            return self._tied_elements[layer] * self.plan.gradient_itemsize
+            return self._tied_elements[layer][1] * self.plan.gradient_itemsize
         sizes = self.sizes[layer]
         by_name: dict[TensorName, int] = {
             "weights": sizes.weights,

@@ -7,6 +7,7 @@ from windlass.program.instruction import Instruction
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
 from windlass.program.phases import deferred_update_layers
+from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import Graph, OffloadClass, Plan
 
 
@@ -86,7 +87,8 @@ class TierTraffic:
             return (("gradients", TransferBytes(written=sizes.gradient_shard)),)
         if kind == "all_gather_params":  # parts that other replicas have updated are written too
             writes = stored or layer not in self._deferred
-            written = sizes.weight_shard - sizes.updated_weights if writes else 0
+            others = updates_per_shard(self._plan) - 1
+            written = others * sizes.updated_weights if writes else 0
             return (("parameters", TransferBytes(written=written)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)

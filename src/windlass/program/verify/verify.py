@@ -241,7 +241,7 @@ def _due_work(
     for layer in owned:
         if effects.tensors.reduces_gradients(layer):
             yield Instruction("reduce_grads", layer)
-        if updates_per_shard(plan) > 1:
+        if effects.tensors.sizes[layer].gradients and updates_per_shard(plan) > 1:
             yield Instruction("all_gather_params", layer)
     for layer in effects.tensors.tied_as_user:
         yield Instruction("recv_tied_weights", layer)

@@ -117,42 +117,45 @@ class P2PCommunicator:
         self._groups.send(Instruction("send_tied_weights", layer), _flatten(tensors))
 
     def _recv_tied_weights(self, layer: int, _: int) -> None:
-        dtype = DTYPES[self._plan.precision]
-        flat = self._receive_flat(Instruction("recv_tied_weights", layer), dtype)
-        for weight, part in zip(self._tied[layer], self._split(layer, flat), strict=True):
-            weight.working = part.requires_grad_()
+        dtype, weights = DTYPES[self._plan.precision], self._tied[layer]
+        flat = self._receive_flat(Instruction("recv_tied_weights", layer), dtype, weights)
+        for weight, part in zip(weights, _split(flat, weights), strict=True):
+            weight.working = part.requires_grad_(not weight.frozen)
 
     def _send_tied_grads(self, layer: int, _: int) -> None:
         dtype = grad_accum_dtype(self._plan)
         gradients: list[Tensor] = []
-        for weight in self._tied[layer]:
+        for weight in self._trained(layer):
             weight.flush_sparse_gradient()
             gradient = weight.gradient
             if gradient is None:
                 gradient = torch.zeros_like(weight.working, dtype=dtype)
             gradients.append(gradient)
-        self._groups.send(Instruction("send_tied_grads", layer), _flatten(gradients))
+        if gradients:
+            self._groups.send(Instruction("send_tied_grads", layer), _flatten(gradients))
         for weight in self._tied[layer]:
             weight.clear_gradient()
             weight.working = NOT_LOADED
 
     def _accumulate_tied_grads(self, layer: int, _: int) -> None:
+        if not (weights := self._trained(layer)):
+            return  # frozen weights have no gradient
         dtype = grad_accum_dtype(self._plan)
-        flat = self._receive_flat(Instruction("accumulate_tied_grads", layer), dtype)
-        for weight, part in zip(self._tied[layer], self._split(layer, flat), strict=True):
+        flat = self._receive_flat(Instruction("accumulate_tied_grads", layer), dtype, weights)
+        for weight, part in zip(weights, _split(flat, weights), strict=True):
             weight.add_gradient(part, accumulated=self._plan.batch.accumulation > 1)
 
-    def _receive_flat(self, instruction: Instruction, dtype: torch.dtype) -> Tensor:
+    def _trained(self, layer: int) -> list[ModelParameter]:
+        """The tied weights that get a gradient."""
+        return [weight for weight in self._tied[layer] if not weight.frozen]
+
+    def _receive_flat(
+        self, instruction: Instruction, dtype: torch.dtype, weights: Sequence[ModelParameter]
+    ) -> Tensor:
         # `TiedWeights.elements` counts the rows of tensor-parallel rank 0; with an uneven
         # vocabulary other ranks have fewer, so the elements are counted here.
-        elements = sum(weight.shape.numel() for weight in self._tied[instruction.layer or 0])
+        elements = sum(weight.shape.numel() for weight in weights)
         return self._groups.receive(instruction, self._empty((elements,), dtype))
-
-    def _split(self, layer: int, flat: Tensor) -> list[Tensor]:
-        """A flat message as tensors of its weights' shapes."""
-        shapes = [weight.shape for weight in self._tied[layer]]
-        parts = flat.split([shape.numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._device)
@@ -198,3 +201,9 @@ def _stage_of(stack: LayerStack, weight: str, plan: Plan) -> int:
 
 def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _split(flat: Tensor, weights: Sequence[ModelParameter]) -> list[Tensor]:
+    """A flat message as tensors of its weights' shapes."""
+    parts = flat.split([weight.shape.numel() for weight in weights])
+    return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]

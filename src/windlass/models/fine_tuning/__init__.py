@@ -1,0 +1,1 @@
+"""Parts of a model that are trained while the rest is frozen: chosen weights, or adapters."""

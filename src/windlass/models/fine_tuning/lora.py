@@ -1,0 +1,128 @@
+"""Low-rank adapters beside frozen linear layers.
+
+Source: Hu et al. 2021, LoRA, arXiv:2106.09685; initial values as in PEFT.
+"""
+
+import math
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from windlass.errors import ModelError
+from windlass.models.init_weights import keyed_generator
+from windlass.models.layer_stack import named_layers
+from windlass.schema import LoraRequest
+
+
+class LoraLinear(nn.Linear):
+    """A frozen linear layer with an adapter: `x W^T + b + scale (x A^T) B^T`.
+
+    Args:
+        base: the linear layer, whose weight and bias it takes over under the same names.
+        rank: rank of the adapter.
+        scale: what the adapter's output is multiplied with.
+    """
+
+    def __init__(self, base: nn.Linear, *, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(base))
+        self._parameters = dict(base._parameters)  # noqa: SLF001  the base keeps its own
+        self.base_type = type(base)
+        """Draws the weights of the base."""
+        self.rank, self.scale = rank, scale
+        options = {"dtype": base.weight.dtype, "device": base.weight.device}
+        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features, **options))
+        self.lora_b = nn.Parameter(torch.empty(base.out_features, rank, **options))
+
+    def reset_parameters(self) -> None:
+        """Draws the weights of the base, then those of the adapter."""
+        self.base_type.reset_parameters(self)
+        self.reset_adapter()
+
+    def reset_adapter(self) -> None:
+        """Draws A, and sets B to zero: the adapter changes nothing before its first update."""
+        if not self.lora_a.is_meta:
+            nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+            nn.init.zeros_(self.lora_b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[... in]` to `[... out]`."""
+        update = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+        return torch.add(functional.linear(x, self.weight, self.bias), update, alpha=self.scale)
+
+    def extra_repr(self) -> str:
+        """Sizes and rank."""
+        return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}"
+
+
+def add_adapters(model: nn.Module, name: str, request: LoraRequest, *, seed: int) -> None:
+    """Puts adapters beside linear layers and freezes all other weights, in place.
+
+    Args:
+        model: a sequence of layers, on the meta device or with real weights.
+        name: the model's name in messages.
+        request: rank, scale, and which layers.
+        seed: random seed of all weights of the model.
+
+    Raises:
+        ModelError: a pattern matches no linear layer, or one without its usual product.
+    """
+    model.requires_grad_(requires_grad=False)
+    for path in _targets(model, name, request):
+        base = model.get_submodule(path)
+        if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
+            raise ModelError(
+                f"`{path}` of model `{name}` is a `{type(base).__name__}` with a product of its "
+                "own, beside which no adapter stands; name other layers in `lora.targets`"
+            )
+        adapted = LoraLinear(base, rank=request.rank, scale=request.scale)
+        with keyed_generator(seed, f"{path}.lora"):
+            adapted.reset_adapter()
+        owner, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, adapted.train(base.training))
+
+
+def _targets(model: nn.Module, name: str, request: LoraRequest) -> list[str]:
+    """Full names of the linear layers that get an adapter.
+
+    Raises:
+        ModelError: a pattern matches none, or there is none.
+    """
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if request.targets is None:
+        _, *blocks, _ = [layer for layer, _ in named_layers(model)] or ("", "")
+        inner = tuple(f"{block}." for block in blocks)
+        targets = [path for path in linears if path.startswith(inner) or path in blocks]
+        if not targets:
+            raise ModelError(
+                f"model `{name}` has no linear layer between its first and its last layer; name "
+                "the layers that get an adapter in `lora.targets`"
+            )
+        return targets
+    for pattern in request.targets:
+        if not any(_matches(path, pattern) for path in linears):
+            raise ModelError(
+                f"`lora.targets` has `{pattern}`, and no linear layer of `{name}` has a name that "
+                f"ends so; it has {_examples(linears)}"
+            )
+    return [path for path in linears if any(_matches(path, each) for each in request.targets)]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches a name, or its end behind a dot."""
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
+
+
+def _examples(linears: list[str]) -> str:
+    """The ends of names of linear layers, each once."""
+    ends = dict.fromkeys(_end(path) for path in linears)
+    return ", ".join(f"`{end}`" for end in list(ends)[:8]) or "none"
+
+
+def _end(path: str) -> str:
+    """A name from behind its last number on."""
+    parts = path.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)
