@@ -119,6 +119,8 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     """
     if not objects.is_rebuildable or model.sharding_rules or is_users_own(model.name):
         return None
+    if model.lora is not None or model.frozen is not None:
+        return None
     if model.sparsity and (model.sparsity.modules or model.sparsity.mask):
         return None
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
@@ -137,6 +139,11 @@ def _graph_on_stack(
         raise RequestError(
             f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave out "
             "`--stack` or `sparsity`"
+        )
+    if model.lora is not None or model.frozen is not None:
+        raise RequestError(
+            f"`lora` or `train.frozen` is asked for, and how `{stack.name}` trains a part of the "
+            "weights is not known; leave `--stack` or them out"
         )
     config = _catalogue_config(model, objects)
     if config is None:

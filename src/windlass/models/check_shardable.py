@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
 from windlass.models.shape_inference import fake_state
@@ -61,6 +62,8 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
 
 def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) -> list[str]:
     layer, sharding = stack.layers[index], layer_sharding(stack, index)
+    if any(isinstance(module, LoraLinear) for module in layer.modules()):
+        return ["adapters are not cut over ranks yet; set `parallel.tensor` = 1"]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
         return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1

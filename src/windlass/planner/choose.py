@@ -94,7 +94,7 @@ def choose_plan(
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
-    request = without_excluded_phases(request, machine)
+    request = without_excluded_phases(request, graph, machine)
     space = PlanSpace(request, graph, machine, every_grid)
     _require_possible(space)
     budget_bytes = request.memory or machine.budget_bytes

@@ -38,6 +38,7 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
+        *_frozen_errors(plan, graph),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
 
@@ -197,6 +198,16 @@ def _runtime_errors(plan: Plan) -> Iterator[str]:
             f"`offload.parameters` = {offload.parameters} but `offload.optimizer` = "
             f"{offload.optimizer}: in {plan.precision} the weights are the master weights, which "
             "are stored with the moments; name one tier for both, or set `precision` = bfloat16"
+        )
+
+
+def _frozen_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Plans in which frozen weights would be stored as if they were updated."""
+    if graph.has_frozen and plan.offloads:
+        yield (
+            f"`offload` with `{graph.name}`, which has frozen weights: this version keeps models "
+            f"with frozen weights in device memory; set every `offload` key = {DEVICE_TIER} and "
+            "`phases` = 1"
         )
 
 

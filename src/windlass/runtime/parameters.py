@@ -238,15 +238,16 @@ class ResidentLayer(LayerParameters):
             moments: whether to include optimizer state.
         """
         yield from checkpoint_tensors(
-            self.owned, self.persistent_buffers, frozen=self.frozen, moments=moments
-        )
+            self.owned, self.persistent_buffers, moments=moments,
+            frozen=[(weight.name, weight.working) for weight in self.frozen],
+        )  # fmt: skip
 
 
 def checkpoint_tensors(
     weights: Iterable[MasterParameter],
     buffers: Mapping[str, Tensor],
     *,
-    frozen: Iterable[ModelParameter] = (),
+    frozen: Iterable[tuple[str, Tensor]] = (),
     moments: bool = True,
     full: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -255,13 +256,12 @@ def checkpoint_tensors(
     Args:
         weights: parameters of one layer.
         buffers: buffers of the layer by full name.
-        frozen: parameters of the layer that are never updated.
+        frozen: values of the parameters that are never updated, by name, or shards by their keys.
         moments: whether to include optimizer state.
         full: whether these are full weights; the key of a shard contains its offset.
     """
-    for weight in frozen:
-        suffix = "" if full else f"{SHARD_SEPARATOR}0"
-        yield f"weight/{weight.name}{suffix}", weight.working
+    for name, values in frozen:
+        yield f"weight/{name}", values
     named = [(w.name if full else f"{w.name}{SHARD_SEPARATOR}{w.offset}", w) for w in weights]
     for name, weight in named:
         yield f"weight/{name}", weight.master

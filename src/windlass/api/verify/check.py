@@ -283,7 +283,7 @@ def plain_plan(planned: Planned) -> Planned:
         ),
         stages=(Stage(phases=((0, planned.graph.layers),)),),
     )
-    kept = {name: getattr(request, name) for name in ("model", "sparsity", "data", "train")}
+    kept = {name: getattr(request, name) for name in ("model", "sparsity", "lora", "data", "train")}
     pinned = {
         "precision": plan.precision, "moments": plan.moments, "compile": False,
         "deterministic": bool(plan.deterministic),

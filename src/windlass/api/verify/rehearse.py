@@ -132,9 +132,13 @@ def downscale_plan(
         source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
         format=request.data.format, text_field=request.data.text_field,
     )  # fmt: skip
-    request = request.model_copy(update={"model": small.model, "sparsity": None, "data": text})
+    train = request.train.model_copy(update={"frozen": None})
+    parts = {"sparsity": None, "lora": None, "train": train}
+    request = request.model_copy(update={"model": small.model, "data": text, **parts})
     if plan.model is not None and plan.model.sparsity is not None:
         notes = (*notes, "all weights are kept: a downscaled plan is rehearsed dense")
+    if plan.model is not None and (plan.model.lora or plan.model.frozen):
+        notes = (*notes, "all weights are trained: a downscaled plan is rehearsed without adapters")
     names = {"graph": graph.label, "machine": machine.label, "model": model}
     plan = small.plan.model_copy(update=names)
     require_valid_plan(plan, graph, machine)
@@ -155,8 +159,9 @@ def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Pl
         update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
     )
     request = Request(
-        model=request.model, sparsity=request.sparsity, data=request.data, train=train
-    )
+        model=request.model, sparsity=request.sparsity, lora=request.lora, data=request.data,
+        train=train,
+    )  # fmt: skip
     resolved, _ = resolve_defaults(request, graph, machine)
     result = PlanningResult(plan=plan, prediction=predict_plan(plan, graph, machine))
     return Planned(request=resolved, graph=graph, machine=machine, result=result)

@@ -220,7 +220,7 @@ class OpenChoices:
         pin = self.request.offload.optimizer
         by_element = optimizer_law(self.request.train.optimizer).scope == "element"
         offloads = precision != "float64" and (by_element or self.machine.devices == 1)
-        tiers = offload_tiers(self.machine) if offloads else ()
+        tiers = offload_tiers(self.machine) if offloads and not self.graph.has_frozen else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
         return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
 

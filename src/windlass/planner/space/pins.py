@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
+from windlass.errors import RequestError
 from windlass.planner.recompute_layers import (
     recompute_layers,
     show_recompute_layers,
@@ -17,6 +18,7 @@ from windlass.program import (
 from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,
+    Graph,
     Machine,
     Parallelism,
     PipelineSchedule,
@@ -108,9 +110,21 @@ def pinned_parallelism(request: Request) -> Parallelism:
     )
 
 
-def without_excluded_phases(request: ResolvedRequest, machine: Machine) -> ResolvedRequest:
-    """The request with `phases` = 1 if it pins what no plan in phases can keep."""
-    if request.phases is None and any(_excluding_pins(request, machine)):
+def without_excluded_phases(
+    request: ResolvedRequest, graph: Graph, machine: Machine
+) -> ResolvedRequest:
+    """The request with `phases` = 1 if no plan in phases can keep its pins or frozen weights.
+
+    Raises:
+        RequestError: it asks to offload a model with frozen weights.
+    """
+    tier = request.offload.optimizer or DEVICE_TIER
+    if graph.has_frozen and (request.phases not in (None, 1) or tier != DEVICE_TIER):
+        raise RequestError(
+            f"`phases` or `offload.optimizer` with `{graph.name}`, which has frozen weights: this "
+            "version keeps such models in device memory; leave them out"
+        )
+    if request.phases is None and (graph.has_frozen or any(_excluding_pins(request, machine))):
         return request.model_copy(update={"phases": 1})
     return request
 

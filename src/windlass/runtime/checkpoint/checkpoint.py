@@ -27,7 +27,7 @@ from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack, ParamShard
 from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments, require_moments
-from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensor, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
 from windlass.runtime.step_state import LossScale
 from windlass.torch_ext import MomentCodec
@@ -315,6 +315,29 @@ def load_layer_shard(
         else:
             _load_shard(file, manifest, weight, shard, codec)
         weight.refresh_working_copy()
+
+
+def read_weight(
+    checkpoint: Checkpoint, index: int, shards: Mapping[str, ParamShard], name: str
+) -> Tensor:
+    """One weight of a layer in full, in the type that the file has.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        index: index of the layer.
+        shards: a tensor-parallel rank's part of each weight, by full name.
+        name: full name of the weight.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    full = read_tensor(checkpoint.path / layer_file(index), f"weight/{name}")
+    if tuple(full.shape) != shards[name].full_shape:
+        raise CheckpointError(
+            f"`{checkpoint.path}` has `{name}` as {tuple(full.shape)}, and the model has it as "
+            f"{shards[name].full_shape}: it is of another model"
+        )
+    return full
 
 
 def _load_shard(

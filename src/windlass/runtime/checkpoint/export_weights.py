@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack, meta_copy
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import stream_tensors
+from windlass.runtime.checkpoint.safetensors_io import read_tensor, stream_tensors
 from windlass.sparsity import BlockSparseLinear, LayerMask, MaskedLinear, save_masks
 
 
@@ -85,9 +84,9 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
             file = checkpoint.path / layer_file(index)
             size = (getattr(module, "out_features", 0), getattr(module, "in_features", 0))
             if isinstance(module, BlockSparseLinear):
-                masks[name] = LayerMask(*size, module.block, _read(file, f"buffer/{name}.blocks"))
+                masks[name] = LayerMask(*size, module.block, read_tensor(file, f"buffer/{name}.blocks"))
             elif isinstance(module, MaskedLinear):
-                masks[name] = LayerMask(*size, None, _read(file, f"buffer/{name}.mask"))
+                masks[name] = LayerMask(*size, None, read_tensor(file, f"buffer/{name}.mask"))
     if not masks:
         raise CheckpointError(
             f"`{stack.name}` of `{checkpoint.path}` has no sparse layer; leave `--masks` out"
@@ -111,11 +110,11 @@ def dense_tensors(
         if full_name in stack.tied_weights or (module is not None and leaf in _MASKS):
             continue
         kind = "weight" if isinstance(tensor, nn.Parameter) else "buffer"
-        value = tensor if file is None else _read(file, f"{kind}/{full_name}")
+        value = tensor if file is None else read_tensor(file, f"{kind}/{full_name}")
         if isinstance(module, BlockSparseLinear) and leaf == "values":
             module.values = nn.Parameter(value, requires_grad=False)
             if file is not None:
-                module.blocks = _read(file, f"buffer/{name}.{owner}.blocks")
+                module.blocks = read_tensor(file, f"buffer/{name}.{owner}.blocks")
             full_name, value = f"{full_name.removesuffix('values')}weight", module.dense_weight()
         yield full_name, value
 
@@ -127,17 +126,3 @@ _MASKS = ("blocks", "mask")
 def _persistent_buffers(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     persistent = layer.state_dict(keep_vars=True)
     return ((name, buffer) for name, buffer in layer.named_buffers() if name in persistent)
-
-
-def _read(file: Path, key: str) -> Tensor:
-    """One tensor of a layer's file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has no such tensor.
-    """
-    try:
-        with safe_open(file, framework="pt") as content:
-            tensor: Tensor = content.get_tensor(key)
-            return tensor
-    except (SafetensorError, FileNotFoundError) as error:
-        raise CheckpointError(f"`{file}` has no `{key}`: {error}") from None

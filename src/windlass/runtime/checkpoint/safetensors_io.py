@@ -137,6 +137,20 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"`{path}` cannot be read: {error}") from None
 
 
+def read_tensor(file: Path, key: str) -> Tensor:
+    """One tensor of a file, in the type that the file has.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has no such tensor.
+    """
+    try:
+        with safe_open(file, framework="pt") as content:
+            tensor: Tensor = content.get_tensor(key)
+            return tensor
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"`{file}` has no `{key}`: {error}") from None
+
+
 def _header(named: Mapping[str, Tensor]) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

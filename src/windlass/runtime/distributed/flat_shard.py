@@ -3,10 +3,11 @@
 Tensor parallelism gives the rank a part of each weight. The parts of all weights that the layer
 owns are laid out flat. Between uses, each of the data-parallel ranks that share a layer keeps a
 shard of that flat layer, and updates a part of the shard. Gradients are accumulated in one flat
-buffer; after the reductions only the part that this rank updates is left.
+buffer; after the reductions only the part that this rank updates is left. Frozen weights are laid
+out flat by themselves, in shards that nobody updates.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
@@ -15,13 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models import ParamShard, layer_sharding, param_shards
-from windlass.program import optimizer_shard_index, padded_elements
+from windlass.program import (
+    optimizer_shard_index,
+    padded_elements,
+    padded_frozen_elements,
+    parameter_shard_index,
+    updates_per_shard,
+)
 from windlass.runtime.distributed.process_groups import (
     TENSOR_AXES,
     PendingCollective,
     ProcessGroups,
 )
 from windlass.runtime.parameters import (
+    DTYPES,
     NOT_LOADED,
     SHARD_SEPARATOR,
     LayerParameters,
@@ -35,12 +43,23 @@ from windlass.schema import Plan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class FlatGradParameter(ModelParameter):
+class FlatParameter(ModelParameter):
+    """A parameter whose values are a part of its flat layer."""
+
+    flat_offset: int
+    """Its first element in the flat layer, or in the flat frozen part of it."""
+
+    @property
+    def flat_slice(self) -> slice:
+        """Its elements in the flat layer."""
+        return slice(self.flat_offset, self.flat_offset + self.shape.numel())
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FlatGradParameter(FlatParameter):
     """A parameter whose gradient is a view into its layer's flat gradient buffer."""
 
     takes_over: ClassVar[bool] = False
-    flat_offset: int
-    """Its first element in the flat layer."""
     grads: "FlatGradBuffer"
     """The gradient buffer of its layer."""
 
@@ -52,11 +71,6 @@ class FlatGradParameter(ModelParameter):
 
     def _set_first_gradient(self, gradient: Tensor) -> None:
         self.new_gradient(gradient.dtype).copy_(gradient)
-
-    @property
-    def flat_slice(self) -> slice:
-        """Its elements in the flat layer."""
-        return slice(self.flat_offset, self.flat_offset + self.shape.numel())
 
 
 class FlatGradBuffer:
@@ -129,9 +143,15 @@ class LayerShard:
         )
         self._groups, self._name, self._layer = groups, stack.names[index], layer
         self._device, self._dtype = context.device.torch_device, master_dtype(plan.precision)
+        self._precision = plan.precision
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
         self.shapes = {self._full_name(n): torch.Size(part.shape) for n, part in parts.items()}
         """Shape of every weight that the layer computes with, by full name."""
+        self._frozen_names = frozenset(
+            self._full_name(name)
+            for name, parameter in layer.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        )
         owned = {
             self._full_name(n): part
             for n, part in parts.items()
@@ -139,12 +159,13 @@ class LayerShard:
         }
         self.pieces: Mapping[str, ParamShard] = owned
         """This tensor-parallel rank's part of each weight that the layer owns, by full name."""
-        shapes = [self.shapes[name] for name in owned]
-        offsets = list(accumulate((shape.numel() for shape in shapes), initial=0))
-        self._weight_elements = offsets[-1]
-        """Elements of the flat layer without padding."""
-        self.elements = padded_elements(offsets[-1], plan)
-        """Elements of the flat layer, including padding."""
+        names = self._frozen_names
+        trained, self._weight_elements = self._laid_out(n for n in owned if n not in names)
+        frozen, frozen_elements = self._laid_out(n for n in owned if n in names)
+        self.elements = padded_elements(self._weight_elements, plan)
+        """Elements of the flat trained weights, including padding."""
+        self.frozen_elements = padded_frozen_elements(frozen_elements, plan)
+        """Elements of the flat frozen weights, including padding."""
         self.optim_shard_elements = self.elements // plan.sharding.optimizer
         """Elements that this rank updates."""
         self.param_shard_elements = self.elements // plan.sharding.parameters
@@ -157,6 +178,14 @@ class LayerShard:
             else 0
         )
         """First element of the weight shard in the flat layer."""
+        self.frozen_shard_elements = self.frozen_elements // plan.sharding.parameters
+        """Elements of the shard of frozen weights that this rank keeps."""
+        self.frozen_shard_begin = self.frozen_shard_elements * parameter_shard_index(
+            groups.coord.data_rank, plan
+        )
+        """First element of that shard in the flat frozen weights."""
+        self.saves_frozen = optim_shard % updates_per_shard(plan) == 0
+        """Whether this rank saves its shard of frozen weights, which others may have too."""
         self.file_part = (tensor_parallel.label, optim_shard)
         """Label of the tensor-parallel rank and index of the optimizer shard, for file names."""
         self.is_first_shard = tensor_parallel.index == 0 == optim_shard
@@ -167,26 +196,52 @@ class LayerShard:
         self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
         self.parameters = tuple(
             FlatGradParameter(
-                name=name, working=NOT_LOADED, shape=shape, flat_offset=offset, grads=self.grads
+                name=name, working=NOT_LOADED, shape=self.shapes[name], flat_offset=offset,
+                grads=self.grads,
             )
-            for name, shape, offset in zip(owned, shapes, offsets, strict=False)
+            for name, offset in trained.items()
+        )  # fmt: skip
+        """The weights that the layer owns and updates."""
+        self.frozen = tuple(
+            FlatParameter(
+                name=name, working=NOT_LOADED, shape=self.shapes[name], flat_offset=offset,
+                frozen=True,
+            )
+            for name, offset in frozen.items()
+        )  # fmt: skip
+        """The weights that the layer owns and never updates."""
+        self.segments = tuple(
+            self._segments(self.parameters, self.optim_shard_begin, self.optim_shard_elements)
         )
-        dims = {name: len(part.full_shape) for name, part in owned.items()}
-        self.segments = tuple(self._segments(dims))
+        """What this rank updates."""
+        self.frozen_segments = tuple(
+            self._segments(self.frozen, self.frozen_shard_begin, self.frozen_shard_elements)
+        )
+        """What this rank keeps of frozen weights."""
 
     def _full_name(self, inner: str) -> str:
         return f"{self._name}.{inner}"
 
-    def _segments(self, dims: Mapping[str, int]) -> Iterator[Segment]:
-        begin, end = self.optim_shard_begin, self.optim_shard_begin + self.optim_shard_elements
-        for weight in self.parameters:
+    def _laid_out(self, names: Iterable[str]) -> tuple[dict[str, int], int]:
+        """First element of each weight, one behind the other, and the elements of all."""
+        names = tuple(names)
+        counts = (self.shapes[name].numel() for name in names)
+        *offsets, total = accumulate(counts, initial=0)
+        return dict(zip(names, offsets, strict=True)), total
+
+    def _segments(
+        self, weights: Sequence[FlatParameter], begin: int, elements: int
+    ) -> Iterator[Segment]:
+        """What a range of the flat layer has of each weight."""
+        end = begin + elements
+        for weight in weights:
             count = weight.shape.numel()
             low, high = max(weight.flat_offset, begin), min(weight.flat_offset + count, end)
             if low < high:
                 shape = weight.shape if high - low == count else torch.Size((high - low,))
                 yield Segment(
                     weight.name, low - weight.flat_offset, low - begin, shape,
-                    decays=dims[weight.name] >= 2,
+                    decays=len(self.pieces[weight.name].full_shape) >= 2,
                 )  # fmt: skip
 
     def checkpoint_name(self, segment: Segment) -> str:
@@ -196,17 +251,35 @@ class LayerShard:
         return f"{segment.name}{SHARD_SEPARATOR}{segment.weight_offset}"
 
     def flatten(self, layer: nn.Module) -> Tensor:
-        """This tensor-parallel rank's part of the layer's own weights, `[elements]`, zero-padded.
+        """This rank's tensor-parallel part of the layer's trained weights, `[elements]`.
 
         Args:
             layer: the layer, with real weights.
         """
         flat = torch.zeros(self.elements, dtype=self._dtype, device=self._device)
         named = {self._full_name(n): p.detach() for n, p in layer.named_parameters()}
-        for weight in self.parameters:
-            part = self.pieces[weight.name].extract(named[weight.name])
-            flat[weight.flat_offset : weight.flat_offset + part.numel()] = part.reshape(-1)
+        self._fill(flat, self.parameters, named.__getitem__)
         return flat
+
+    def frozen_shard(self, full_weight: Callable[[str], Tensor]) -> Tensor:
+        """This rank's shard of the layer's frozen weights, `[frozen_shard_elements]`.
+
+        Args:
+            full_weight: gives a weight in full by its full name.
+        """
+        dtype = DTYPES[self._precision]
+        flat = torch.zeros(self.frozen_elements, dtype=dtype, device=self._device)
+        self._fill(flat, self.frozen, full_weight)
+        shard = flat[self.frozen_shard_begin :][: self.frozen_shard_elements]
+        return shard.clone() if len(shard) < len(flat) else shard
+
+    def _fill(
+        self, flat: Tensor, weights: Sequence[FlatParameter], full_weight: Callable[[str], Tensor]
+    ) -> None:
+        """Copies a rank's part of weights to their places in a flat layer."""
+        for weight in weights:
+            part = self.pieces[weight.name].extract(full_weight(weight.name))
+            flat[weight.flat_slice] = part.reshape(-1).to(flat.dtype)
 
     def layer_parameters(
         self, by_name: dict[str, ModelParameter], tied_weights: Mapping[str, str]
@@ -218,14 +291,17 @@ class LayerShard:
                 and by tied weights that another stage will send.
             tied_weights: full name of a tied weight to that of its owner.
         """
-        by_name |= {weight.name: weight for weight in self.parameters}
+        by_name |= {weight.name: weight for weight in (*self.parameters, *self.frozen)}
         for name, shape in self.shapes.items():
             owner = tied_weights.get(name, name)
             if owner not in by_name:
-                by_name[owner] = ModelParameter(name=owner, working=NOT_LOADED, shape=shape)
+                by_name[owner] = ModelParameter(
+                    name=owner, working=NOT_LOADED, shape=shape, frozen=name in self._frozen_names
+                )
         return LayerParameters(
             name=self._name,
             owned=self.parameters,
+            frozen=self.frozen,
             used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
             buffers=tuple(self._layer.buffers()),
             persistent_buffers=persistent_buffers(self._name, self._layer),
@@ -236,9 +312,14 @@ class LayerShard:
         for weight in self.parameters:
             weight.working = flat[weight.flat_slice].view(weight.shape).requires_grad_()
 
+    def use_full_frozen(self, flat: Tensor) -> None:
+        """Lets the layer compute with views into its frozen weights, `[frozen_elements]`."""
+        for weight in self.frozen:
+            weight.working = flat[weight.flat_slice].view(weight.shape)
+
     def free_full_weights(self) -> None:
         """Frees the unsharded weights."""
-        for weight in self.parameters:
+        for weight in (*self.parameters, *self.frozen):
             weight.working = NOT_LOADED
 
     def start_reduce(self) -> None:

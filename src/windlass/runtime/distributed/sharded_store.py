@@ -8,6 +8,7 @@ parameter sharding the shard is the full layer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,12 @@ from torch import Tensor, nn
 
 from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
+from windlass.runtime.checkpoint.checkpoint import (
+    Checkpoint,
+    layer_file,
+    load_layer_shard,
+    read_weight,
+)
 from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
@@ -52,6 +58,8 @@ class _LocalLayer:
     """The part of it that this rank updates, `[optim_shard_elements]`."""
     parameters: tuple[MasterParameter, ...]
     """The segments of that part, with their optimizer state."""
+    frozen: Tensor
+    """Shard of the frozen weights in the run's precision, `[frozen_shard_elements]`."""
 
 
 class _ShardRanks:
@@ -96,7 +104,7 @@ class ShardedStore:
         self._shards_params = self._plan.sharding.parameters > 1
         self._staging = host_staging(context.device)
         self._local: dict[int, _LocalLayer] = {}
-        self._gathers: dict[int, PendingCollective] = {}
+        self._gathers: dict[int, list[PendingCollective]] = {}
         """All-gathers of weights that nobody has waited for yet, by layer."""
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
@@ -116,12 +124,13 @@ class ShardedStore:
                 continue
             layer = materialize_layer(stack, index, seed=self._context.seed, device=device)
             shard = LayerShard(self._context, self._groups, index, layer)
-            self._local[index] = self._local_layer(shard, layer)
+            self._local[index] = self._local_layer(shard, layer, name)
             yield shard.layer_parameters(by_name, stack.tied_weights)
             if not self._shards_params:
                 shard.use_full_weights(self._local[index].working)
+                shard.use_full_frozen(self._local[index].frozen)
 
-    def _local_layer(self, shard: LayerShard, layer: nn.Module) -> _LocalLayer:
+    def _local_layer(self, shard: LayerShard, layer: nn.Module, layer_name: str) -> _LocalLayer:
         flat = shard.flatten(layer)
         working = flat[shard.param_shard_begin :][: shard.param_shard_elements]
         working = working.to(DTYPES[self._plan.precision]).clone()
@@ -144,9 +153,11 @@ class ShardedStore:
                     decays=segment.decays, offset=segment.weight_offset,
                 )
             )  # fmt: skip
+        named = {f"{layer_name}.{n}": p.detach() for n, p in layer.named_parameters()}
         return _LocalLayer(
-            shard=shard, working=working, updated=updated, parameters=tuple(parameters)
-        )
+            shard=shard, working=working, updated=updated, parameters=tuple(parameters),
+            frozen=shard.frozen_shard(named.__getitem__),
+        )  # fmt: skip
 
     def initialize(self, checkpoint: Checkpoint | None) -> None:
         """Loads the state of a checkpoint, if there is one.
@@ -160,6 +171,8 @@ class ShardedStore:
             load_layer_shard(
                 checkpoint, index, local.parameters, self.layers[index], local.shard.pieces
             )
+            full_weight = partial(read_weight, checkpoint, index, local.shard.pieces)
+            local.frozen.copy_(local.shard.frozen_shard(full_weight))
             if self._shares_updates(local):
                 self._groups.all_gather_initial_params(local.working, local.updated)
 
@@ -176,13 +189,16 @@ class ShardedStore:
 
     def _unshard_weights(self, index: int, _: int) -> None:
         local = self._local[index]
-        full = torch.empty(
-            local.shard.elements,
-            dtype=local.working.dtype,
-            device=self._context.device.torch_device,
-        )
-        self._gathers[index] = self._groups.unshard_weights(full, local.working)
-        local.shard.use_full_weights(full)
+        self._gathers[index] = []
+        local.shard.use_full_weights(self._gather(index, local.working, local.shard.elements))
+        local.shard.use_full_frozen(self._gather(index, local.frozen, local.shard.frozen_elements))
+
+    def _gather(self, index: int, part: Tensor, elements: int) -> Tensor:
+        """The flat weights `[elements]` of which this rank has a part; starts to gather them."""
+        full = torch.empty(elements, dtype=part.dtype, device=self._context.device.torch_device)
+        if elements:
+            self._gathers[index].append(self._groups.unshard_weights(full, part))
+        return full
 
     def _free_weights(self, index: int, _: int) -> None:
         self._wait_for_gather(index)
@@ -241,8 +257,8 @@ class ShardedStore:
             self._wait_for_gather(owner)
 
     def _wait_for_gather(self, layer: int) -> None:
-        if layer in self._gathers:
-            self._gathers.pop(layer).wait()
+        for gather in self._gathers.pop(layer, ()):
+            gather.wait()
 
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Does nothing: no gradient is offloaded."""
@@ -272,7 +288,8 @@ class ShardedStore:
         """The layers to all-gather for a pass through some layers, owners of tied weights too."""
         if self._shards_params:
             needed = {i for layer in layers for i in (layer, *self._owner_layers[layer])}
-            yield from sorted(i for i in needed if i in self._local and self.layers[i].owned)
+            local = (i for i in needed if i in self._local)
+            yield from sorted(i for i in local if self.layers[i].owned or self.layers[i].frozen)
 
     def block_norms(self, layer: int, name: str) -> Tensor:
         """`Float32[n]`: norm of each kept block of a sparse weight, the same on all its ranks.
@@ -321,8 +338,19 @@ class ShardedStore:
         if not is_full:
             to = to.with_name(layer_file(layer, shard=local.shard.file_part))
             buffers = buffers if local.shard.is_first_shard else {}
-        tensors = checkpoint_tensors(self._responsible_parameters(local), buffers, full=is_full)
+        tensors = checkpoint_tensors(
+            self._responsible_parameters(local), buffers,
+            frozen=self._saved_frozen(local), full=is_full,
+        )  # fmt: skip
         return write_checkpoint_file(tensors, to, self._staging)
+
+    def _saved_frozen(self, local: _LocalLayer) -> Iterator[tuple[str, Tensor]]:
+        """Checkpoint name and values of the frozen weights that this rank saves."""
+        shard = local.shard
+        for segment in shard.frozen_segments if shard.saves_frozen else ():
+            if shard.is_responsible_for(segment):
+                values = local.frozen[segment.shard_slice].view(segment.shape)
+                yield shard.checkpoint_name(segment), values
 
     def close(self) -> None:
         """Frees what saves passed through."""

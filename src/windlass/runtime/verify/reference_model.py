@@ -182,8 +182,10 @@ def _backward(
     Returns:
         The gradient of the input; none if there is no `x`.
     """
-    named = dict(layer.named_parameters())
+    named = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     wanted = [*named.values(), *([] if x is None else [x])]
+    if not wanted:
+        return []
     gradients = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
     input_gradients = [] if x is None else [gradients.pop()]
     for name, part in zip(named, gradients, strict=True):
