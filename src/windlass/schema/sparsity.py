@@ -213,8 +213,7 @@ class SparsityRequest(RequestTable):
 
 
 class ModelIdentity(ModelRequest):
-    """All that decides a model's layers: its name, its dials, and which weights are absent, frozen
-    or beside adapters."""
+    """All that decides a model's layers: name, dials, and which weights it has and trains."""
 
     sparsity: SparsityRequest | None = None
     """None keeps all weights."""

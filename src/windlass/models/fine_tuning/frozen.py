@@ -29,7 +29,7 @@ def freeze_weights(model: nn.Module, name: str, patterns: Iterable[str]) -> None
                 f"`{next(iter(parameters), 'blocks.0.*')}`, with `*` for any part"
             )
         for path in matching:
-            parameters[path].requires_grad_(requires_grad=False)
+            parameters[path].requires_grad = False
     if parameters and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError(
             f"all {len(parameters)} weights of `{name}` are frozen, so nothing would be trained; "

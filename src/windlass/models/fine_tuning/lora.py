@@ -32,9 +32,8 @@ class LoraLinear(nn.Linear):
         self.base_type = type(base)
         """Draws the weights of the base."""
         self.rank, self.scale = rank, scale
-        options = {"dtype": base.weight.dtype, "device": base.weight.device}
-        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features, **options))
-        self.lora_b = nn.Parameter(torch.empty(base.out_features, rank, **options))
+        self.lora_a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_empty(base.out_features, rank))
 
     def reset_parameters(self) -> None:
         """Draws the weights of the base, then those of the adapter."""
@@ -105,7 +104,7 @@ def _targets(model: nn.Module, name: str, request: LoraRequest) -> list[str]:
         if not any(_matches(path, pattern) for path in linears):
             raise ModelError(
                 f"`lora.targets` has `{pattern}`, and no linear layer of `{name}` has a name that "
-                f"ends so; it has {_examples(linears)}"
+                f"ends so; it has {', '.join(f'`{path}`' for path in linears[:6]) or 'none'}"
             )
     return [path for path in linears if any(_matches(path, each) for each in request.targets)]
 
@@ -113,16 +112,3 @@ def _targets(model: nn.Module, name: str, request: LoraRequest) -> list[str]:
 def _matches(path: str, pattern: str) -> bool:
     """Whether a pattern matches a name, or its end behind a dot."""
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
-
-
-def _examples(linears: list[str]) -> str:
-    """The ends of names of linear layers, each once."""
-    ends = dict.fromkeys(_end(path) for path in linears)
-    return ", ".join(f"`{end}`" for end in list(ends)[:8]) or "none"
-
-
-def _end(path: str) -> str:
-    """A name from behind its last number on."""
-    parts = path.split(".")
-    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)

@@ -84,7 +84,9 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
             file = checkpoint.path / layer_file(index)
             size = (getattr(module, "out_features", 0), getattr(module, "in_features", 0))
             if isinstance(module, BlockSparseLinear):
-                masks[name] = LayerMask(*size, module.block, read_tensor(file, f"buffer/{name}.blocks"))
+                masks[name] = LayerMask(
+                    *size, module.block, read_tensor(file, f"buffer/{name}.blocks")
+                )
             elif isinstance(module, MaskedLinear):
                 masks[name] = LayerMask(*size, None, read_tensor(file, f"buffer/{name}.mask"))
     if not masks:
