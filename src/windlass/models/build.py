@@ -11,7 +11,7 @@ from windlass.errors import ModelError
 from windlass.models.catalog import apply_model_arguments, is_users_own, model_config
 from windlass.models.config import TransformerConfig
 from windlass.models.fine_tuning.frozen import freeze_weights
-from windlass.models.fine_tuning.lora import add_adapters
+from windlass.models.fine_tuning.lora import add_adapters, is_adapter
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.init_weights import set_parameter
@@ -150,6 +150,7 @@ def _with_pretrained_weights(stack: LayerStack, config: TransformerConfig) -> La
         f"{name}.{path}": parameter
         for name, layer in zip(stack.names, stack.layers, strict=True)
         for path, parameter in layer.named_parameters(remove_duplicate=False)
+        if not is_adapter(path)
     }
     return replace(stack, weights=open_pretrained(config, parameters, stack.tied_weights))
 

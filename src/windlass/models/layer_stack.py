@@ -224,8 +224,12 @@ def _real_layer(
     """
     if stack.weights is None:
         return init_from_seed(layer, name, seed, empty=empty)
-    parameters = dict(layer.named_parameters(remove_duplicate=False))
-    real = init_from_seed(layer, name, seed, empty=parameters.keys())
+    parameters = {
+        path: parameter
+        for path, parameter in layer.named_parameters(remove_duplicate=False)
+        if f"{name}.{path}" in stack.weights.parameters
+    }
+    real = init_from_seed(layer, name, seed, empty={*parameters, *empty})
     for path, parameter in parameters.items():
         if path not in empty:
             values = stack.weights.read(f"{name}.{path}").to(parameter.dtype)

@@ -64,7 +64,9 @@ def test_a_run_with_adapters_that_is_abandoned_resumes_to_the_same_numbers(home:
     ]
 
 
-def test_a_plan_with_adapters_has_no_gradient_or_state_of_the_base(home: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+def test_a_plan_with_adapters_has_no_gradient_or_state_of_the_base() -> None:
     pins = ("precision=bfloat16", "compile=false", "recompute=none", "batch.micro=2")
     sizes = ("model.layers=6", "model.width=256", "model.heads=4")
     full, lora = (windlass.plan(MODEL, *OVERRIDES, *sizes, *pins, *words) for words in ((), LORA))

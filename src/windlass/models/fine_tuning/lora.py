@@ -56,6 +56,11 @@ class LoraLinear(nn.Linear):
         return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}"
 
 
+def is_adapter(parameter: str) -> bool:
+    """Whether a parameter's name is that of an adapter's factor."""
+    return parameter.rpartition(".")[2] in ("lora_a", "lora_b")
+
+
 def add_adapters(model: nn.Module, name: str, request: LoraRequest, *, seed: int) -> None:
     """Puts adapters beside linear layers and freezes all other weights, in place.
 

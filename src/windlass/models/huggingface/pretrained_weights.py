@@ -28,6 +28,8 @@ class PretrainedWeights:
     stored: Mapping[str, StoredTensor]
     """Every tensor of the folder, by its name there."""
     names: TensorNames
+    parameters: frozenset[str]
+    """Full names of our parameters that the folder has; others, as those of adapters, are drawn."""
 
     def read(self, parameter: str) -> Tensor:
         """The values of one parameter of ours, in the type that they are stored in.
@@ -46,7 +48,7 @@ def open_pretrained(
 
     Args:
         config: its name is `hf:DIR`.
-        parameters: every parameter of the stack by full name, on any device.
+        parameters: every parameter of the base model by full name, on any device.
         tied: full name of each tied parameter, and that of its owner.
 
     Raises:
@@ -58,7 +60,9 @@ def open_pretrained(
     path = folder.config.parent
     stored = list_tensors(path)
     names = TensorNames(family=family, config=config, has_prefix=family.is_prefixed(stored))
-    weights = PretrainedWeights(folder=path, stored=stored, names=names)
+    weights = PretrainedWeights(
+        folder=path, stored=stored, names=names, parameters=frozenset(parameters)
+    )
     errors = [*_disagreements(weights, parameters, tied)]
     if errors:
         raise InputErrors(errors)
