@@ -37,6 +37,10 @@ _TOLERANCE = 1e-4
 class WeightSource(Protocol):
     """Where the weights of a stack come from in place of a seed."""
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Full names of the parameters that it has; others are drawn."""
+
     def read(self, parameter: str) -> Tensor:
         """The values of a parameter by its full name, in any floating-point type."""
 
