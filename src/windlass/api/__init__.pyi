@@ -175,6 +175,9 @@ from .training.export import (
     ExportedFiles,
     export,
 )
+from .training.import_model import (
+    import_model,
+)
 from .training.instrumentation import (
     Instrumentation,
 )
@@ -273,6 +276,7 @@ __all__ = [
     "follow_sync",
     "follow_verdict",
     "forecast",
+    "import_model",
     "import_runs",
     "init",
     "judge",

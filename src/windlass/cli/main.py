@@ -27,6 +27,7 @@ _COMMANDS = {
     "launch": "launch:launch",
     "sample": "record.show:sample",
     "evaluate": "record.evaluate:evaluate",
+    "import": "record.exchange:import_model",
     "export": "record.exchange:export",
     "plan": "plan:plan",
     "fit": "plan:fit",

@@ -42,7 +42,10 @@ class WeightSource(Protocol):
         """Full names of the parameters that it has; others are drawn."""
 
     def read(self, parameter: str) -> Tensor:
-        """The values of a parameter by its full name, in any floating-point type."""
+        """The values of a parameter by its full name, in the type that they are stored in."""
+
+    def dtype(self, parameter: str) -> torch.dtype:
+        """The floating-point type that `read` gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

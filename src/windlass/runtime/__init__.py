@@ -25,6 +25,9 @@ from windlass.runtime.checkpoint.export_weights import (
     export_weights,
     load_dense_weights,
 )
+from windlass.runtime.checkpoint.import_weights import (
+    import_weights,
+)
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
 )
@@ -166,6 +169,7 @@ __all__ = [
     "generate_text",
     "heartbeat_file",
     "host_store",
+    "import_weights",
     "init_process_group",
     "inject_fault",
     "is_peer_lost",

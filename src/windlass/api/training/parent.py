@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
-from windlass.api.training.run_files import require_unchanged
+from windlass.api.training.run_files import refuse_imported, require_unchanged
 from windlass.errors import CheckpointError, InputErrors, PlanError, RecordError, RequestError
 from windlass.schema import (
     CHECKPOINT_FOLDER,
@@ -83,6 +83,7 @@ def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = F
     if not (at and step.isdigit()):
         name, step = str(run), ""
     record = load(name, root=root)
+    refuse_imported(record)
     require_unchanged(record, REQUEST_FILE, GRAPH_FILE, TOKENIZER_FILE)
     folder = record.folder / CHECKPOINT_FOLDER
     checkpoint = None

@@ -20,6 +20,7 @@ from windlass.api.training.run_files import (
     input_documents,
     planned_from_record,
     record_inputs,
+    refuse_imported,
     replace_plan,
     require_unchanged,
     restore_replaced_plan,
@@ -99,6 +100,7 @@ def resume(
         StorageError: the disk lacks space for the rest of the run.
     """
     record = load(run, root=root)
+    refuse_imported(record)
     if restore_replaced_plan(record):
         record = load(record.folder)
     objects = objects_of_record(record, model=model, loss=loss)

@@ -39,6 +39,8 @@ from windlass.tracking import (
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
 
+IMPORTED = "imported"
+"""Key of a run's metadata with the folder that its weights were imported from."""
 _PLANNED_FILES = (REQUEST_FILE, GRAPH_FILE, MACHINE_FILE, PLAN_FILE, PREDICTION_FILE)
 """What the next attempt at a run is made from, if its plan stays."""
 
@@ -139,6 +141,20 @@ def require_unchanged(record: RunRecord, *names: str) -> None:
         f"then change the run on purpose with `windlass resume {run} key=value`, or start another "
         f"one with `windlass train --from {run} key=value`"
     )
+
+
+def refuse_imported(record: RunRecord) -> None:
+    """Refuses to train on from a run that is weights alone, without any optimizer state.
+
+    Raises:
+        RecordError: it was imported.
+    """
+    folder = record.meta.get(IMPORTED)
+    if folder is not None:
+        raise RecordError(
+            f"run `{record.folder.name}` has imported weights and no step to go on from; train "
+            f"them by `windlass train hf:{folder}`"
+        )
 
 
 def planned_from_record(record: RunRecord) -> Planned:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -39,6 +40,11 @@ class PretrainedWeights:
         """
         tensors = [read_tensor(name, self.stored[name]) for name in self.names.sources(parameter)]
         return self.names.join(parameter, tensors)
+
+    def dtype(self, parameter: str) -> torch.dtype:
+        """The type that `read` gives; of several tensors in several types, the widest."""
+        types = [FLOAT_TYPES[self.stored[name].dtype] for name in self.names.sources(parameter)]
+        return reduce(torch.promote_types, types)
 
 
 def open_pretrained(

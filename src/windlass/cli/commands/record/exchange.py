@@ -1,12 +1,20 @@
-"""`windlass mirror`, `import-runs` and `export`: runs to and from other software."""
+"""`windlass mirror`, `import`, `import-runs` and `export`: runs to and from other software."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.console import console, print_json, print_line, print_notes, print_table
+from windlass.cli.console import (
+    ProgressBars,
+    console,
+    print_json,
+    print_line,
+    print_notes,
+    print_table,
+)
 from windlass.cli.flags import AsJson
 
 
@@ -66,6 +74,25 @@ def export(
         print_line(f"weights  {exported.weights}, after step {exported.step}")
     if exported.masks is not None:
         print_line(f"masks    {exported.masks}, of {exported.sparse_layers} layers")
+
+
+def import_model(folder: Path, *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
+    """Make a run of a Hugging Face folder, to be sampled, evaluated and exported.
+
+    For example: `windlass import smollm2`. To train its weights, name `hf:smollm2` as the model.
+
+    Args:
+        folder: A folder with a `config.json` and safetensors.
+        runs: The folder that holds the run folders.
+        as_json: Print the run's folder as JSON.
+    """
+    with ProgressBars() as progress:
+        run = api.import_model(folder, root=runs, progress=progress)
+    if as_json:
+        print_json({"run": run})
+        return
+    print_line(f"run     {run}")
+    print_line(f"train   windlass train {shlex.quote(f'hf:{folder}')}")
 
 
 def import_runs(

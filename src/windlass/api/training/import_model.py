@@ -1,0 +1,83 @@
+"""`import_model` makes a run of a Hugging Face folder: trained elsewhere, with no step of ours."""
+
+import sys
+from pathlib import Path
+
+from windlass.api.machines import Progress
+from windlass.api.plan import plan
+from windlass.api.runs import RUNS
+from windlass.api.training.run_files import IMPORTED, run_documents
+from windlass.api.training.setup import verified_programs
+from windlass.atomic_files import free_disk_bytes
+from windlass.errors import RequestError, StorageError
+from windlass.models import find_model_folder, tokenizer_file
+from windlass.schema import CHECKPOINT_FOLDER, CODE_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE
+from windlass.tracking import collect_environment, create_run_folder, snapshot_code
+from windlass.units import format_bytes
+
+
+def import_model(
+    folder: Path | str, *, root: Path | str = RUNS, progress: Progress | None = None
+) -> Path:
+    """A run with the weights of a Hugging Face folder, to be sampled, evaluated and exported.
+
+    Weights are copied one at a time and keep their types, and so does the tokenizer. The folder's
+    `config.json` and its other small files are read where they are.
+
+    Args:
+        folder: a folder with a `config.json` and safetensors.
+        root: the folder that holds the run folders.
+        progress: called with how far planning is.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        RequestError: what is named is a `config.json`, which has no weights.
+        WindlassError: what is wrong with the folder, the machine or the disk.
+    """
+    from windlass.data import load_tokenizer
+    from windlass.runtime import Manifest, import_weights
+
+    path = Path(folder).expanduser().resolve()
+    name = f"hf:{path}"
+    if find_model_folder(name).weights is None:
+        raise RequestError(f"`{folder}` is a file without weights; name its folder")
+    planned = plan(name, progress=progress)
+    request, labels = planned.request, planned.plan
+    stack = planned.objects.stack(request.model_identity, seed=request.train.seed)
+    _require_space(path, Path(root))
+    code = snapshot_code(None)
+    documents = run_documents(planned, verified_programs(planned))
+    documents |= {ENVIRONMENT_FILE: collect_environment(sys.argv, code), CODE_FILE: code}
+    meta = {
+        "model": name, "machine": planned.machine.name, "steps": 0, "objects": [],
+        IMPORTED: str(path),
+    }  # fmt: skip
+    with create_run_folder(Path(root), path.name, documents=documents, meta=meta) as run:
+        tokenizer = tokenizer_file(name)
+        if tokenizer is not None:
+            load_tokenizer(tokenizer).save(run.path / TOKENIZER_FILE)
+            run.seal(TOKENIZER_FILE)
+        manifest = Manifest(
+            step=0, samples=0, seed=request.train.seed, plan=labels.label, graph=labels.graph,
+            files={},
+        )  # fmt: skip
+        import_weights(stack, run.path / CHECKPOINT_FOLDER, manifest)
+        run.end("finished")
+        return run.path
+
+
+def _require_space(folder: Path, root: Path) -> None:
+    """Refuses to copy weights to a disk that lacks the space.
+
+    Raises:
+        StorageError: it does.
+    """
+    needed = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    free = free_disk_bytes(root)
+    if needed > free:
+        raise StorageError(
+            f"the weights take {format_bytes(needed)} under `{root}`, where {format_bytes(free)} "
+            "are free; free some, or name a folder on another disk with `--runs`"
+        )
