@@ -1,4 +1,5 @@
 from .attention import (
+    Attention,
     attend,
     chooses_attention,
     set_attention_backend,
@@ -86,9 +87,14 @@ from .tensor_parallel.sharding_rules import (
     ShardingRule,
     block_shard_error,
 )
+from .transformer import (
+    can_cache_tokens,
+    set_first_position,
+)
 
 __all__ = [
     "IGNORE_INDEX",
+    "Attention",
     "BlockLayout",
     "ExportLayout",
     "FusedLossSizes",
@@ -104,6 +110,7 @@ __all__ = [
     "attend",
     "block_shard_error",
     "build_layer_stack",
+    "can_cache_tokens",
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
@@ -132,6 +139,7 @@ __all__ = [
     "reduce_scatter",
     "running_statistics",
     "set_attention_backend",
+    "set_first_position",
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",

@@ -5,7 +5,7 @@ products, and keep the probabilities, from which a fused kernel's backward pass 
 once more. The guide to attention has what was measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -30,6 +30,9 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
     draw such a mask internally, so that it could not be reproduced from a key.
     """
 
+    cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    """Keeps keys and values, and returns them with those of earlier tokens; None keeps none."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.head_width = config.head_width
@@ -51,6 +54,8 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
         )  # [b h s k], [b g s k], [b g s k]
         if self.rotary is not None:
             query, key = self.rotary(query, key)
+        if self.cache is not None:
+            key, value = self.cache(key, value)
         mixed = attend(query, key, value, is_causal=self.causal, backend=self.backend)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
@@ -103,6 +108,8 @@ def attend(
         is_causal: whether tokens see none that come later.
         backend: how it is computed; `flash` leaves the choice among fused kernels to torch.
     """
+    # A token that stands alone behind others is the last one, and sees them all.
+    is_causal = is_causal and query.shape[2] > 1
     if backend == "math":
         return _plain_attention(query, key, value, is_causal=is_causal)
     kernel = _FUSED_KERNELS.get(backend)

@@ -70,6 +70,9 @@ class RotaryEmbedding(nn.Module):
     no state besides its parameters. Source: Su et al. 2021, arXiv:2104.09864.
     """
 
+    first_position = 0
+    """Position of the first token."""
+
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
         self.width = width
@@ -79,6 +82,8 @@ class RotaryEmbedding(nn.Module):
         """Maps `[b h s k]` and `[b g s k]` to the same shapes."""
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
         positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
+        if self.first_position:
+            positions = positions + self.first_position
         angles = positions[:, None] * self.base ** (-steps / self.width)  # [s width/2]
         cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)

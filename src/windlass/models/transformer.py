@@ -1,7 +1,7 @@
 """Transformers as `nn.Sequential`: embedding, blocks, head (plain PyTorch, usable by itself)."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from windlass.models.config import TransformerConfig
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
+    RotaryEmbedding,
     build_feed_forward,
     build_norm,
 )
@@ -19,6 +20,9 @@ from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorS
 
 class Embedding(nn.Module, TensorShardable):
     """Token embedding, with learned positions added if the configuration has them."""
+
+    first_position = 0
+    """Position of the first token."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -31,7 +35,8 @@ class Embedding(nn.Module, TensorShardable):
         """Maps `Int[b s]` to `[b s d]`."""
         x = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[1]]
+            first = self.first_position
+            x = x + self.positions.weight[first : first + tokens.shape[1]]
         return self.dropout(x)
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
@@ -117,6 +122,28 @@ class Head(nn.Module, TensorShardable):
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the logits."""
         return {"projection": ShardingRule(style="vocabulary")}
+
+
+def can_cache_tokens(layers: Sequence[nn.Module]) -> bool:
+    """Whether tokens of a model need nothing of earlier ones but their keys and values.
+
+    Args:
+        layers: all layers of the model.
+    """
+    kinds = (Embedding, Block, HalfBlock, ParallelBlock, Head)
+    return all(isinstance(layer, kinds) for layer in layers)
+
+
+def set_first_position(layer: nn.Module, position: int) -> None:
+    """Says at which position the tokens begin that a layer is given.
+
+    Args:
+        layer: changed in place.
+        position: counted from 0.
+    """
+    for module in layer.modules():
+        if isinstance(module, (Embedding, RotaryEmbedding)):
+            module.first_position = position
 
 
 def build_transformer(config: TransformerConfig) -> nn.Sequential:

@@ -120,6 +120,11 @@ class LayerTemplate:
         """Whether a forward pass in training changes buffers, as that of a batch norm does."""
         return bool(self._statistics)
 
+    @property
+    def module(self) -> nn.Module:
+        """The layer's module on the meta device."""
+        return self._module
+
     def discarded_buffers(self, buffers: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Buffers for a forward pass that repeats another one: the running statistics are copies.
 

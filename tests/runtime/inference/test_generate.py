@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from windlass.data.batches import Batches
-from windlass.errors import CheckpointError
+from windlass.errors import CheckpointError, InputErrors
+from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.inference.generate import SamplingOptions, generate_text
+from windlass.runtime.inference.generate import SamplingOptions, _draw, generate_text
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
@@ -92,3 +93,55 @@ def test_generation_leaves_the_default_generator_unchanged(trained: Trained):
     before = torch.random.get_rng_state()
     text(trained, count=2)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 9, "seed": 3}, {"top_p": 0.7}])
+def test_a_text_is_the_same_with_and_without_the_cache(
+    model: str, split: bool, options: dict[str, float]
+) -> None:
+    sizes = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 97, "sequence": 40}
+    sizes |= {"kv_heads": 2, "ffn": 48} if model == "llama-tiny" else {}
+    stack = build_layer_stack(model, {**sizes, "split_blocks": split}, device="cpu")
+    drawn = InferenceModel(stack, None)
+
+    # 60 tokens are more than the model reads, so that the cache ends on the way.
+    texts = [
+        list(generate_text(drawn, [5, 7, 9], SamplingOptions(count=60, kv_cache=kept, **options)))
+        for kept in (True, False)
+    ]
+
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 60
+
+
+def test_logits_with_the_cache_are_those_without(gpt: Callable[..., LayerStack]) -> None:
+    model = InferenceModel(gpt(), None)
+    caches, tokens = model.new_caches(), [3, 1, 4, 1, 5, 9, 2, 6]
+
+    for length in (3, 4, 5, 6, 7, 8):
+        cached = model.next_logits(tokens[:length], caches)
+        plain = model.logits(torch.tensor([tokens[:length]]))[0, -1]
+        torch.testing.assert_close(cached, plain)
+
+
+def test_few_tokens_are_drawn_from_that_together_have_most_of_the_probability() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    generator = torch.Generator().manual_seed(0)
+
+    drawn = {
+        share: {_draw(logits, SamplingOptions(count=1, top_p=share), generator) for _ in range(200)}
+        for share in (0.4, 0.5, 0.7, 0.9, 1.0)
+    }
+
+    assert drawn == {0.4: {0}, 0.5: {0}, 0.7: {0, 1}, 0.9: {0, 1, 2}, 1.0: {0, 1, 2, 3}}
+
+
+def test_all_options_that_nothing_can_be_drawn_with_are_named_at_once() -> None:
+    with pytest.raises(InputErrors) as caught:
+        SamplingOptions(count=-1, temperature=-1, top_k=0, top_p=1.5)
+
+    named = ("tokens", "temperature", "top_k", "top_p")
+    for name, message in zip(named, caught.value.messages, strict=True):
+        assert message.startswith(f"`{name}` = ")

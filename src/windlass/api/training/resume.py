@@ -308,6 +308,7 @@ def sample(
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
+    top_p: float = 1.0,
     seed: int = 0,
 ) -> Iterator[str]:
     """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
@@ -320,6 +321,7 @@ def sample(
         tokens: the most tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: sample only from this many of the likeliest tokens.
+        top_p: sample only from the likeliest tokens that together have this probability.
         seed: the same seed generates the same text.
 
     Raises:
@@ -365,6 +367,7 @@ def sample(
                 count=tokens,
                 temperature=temperature,
                 top_k=top_k,
+                top_p=top_p,
                 seed=seed,
                 end_token=tokenizer.end_of_text,
             ),

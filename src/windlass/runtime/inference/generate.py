@@ -1,11 +1,13 @@
-"""Text generation from a checkpoint: one token at a time, each from a full forward pass."""
+"""Text generation, one token at a time."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from windlass.errors import InputErrors
 from windlass.runtime.inference.inference_model import InferenceModel
 
 
@@ -23,8 +25,30 @@ class SamplingOptions:
     """Probability that the most likely tokens to draw from have together; None draws from all."""
     seed: int = 0
     """Seed of the draws."""
+    kv_cache: bool = True
+    """Whether keys and values of earlier tokens are kept, where the model can; the text is the same
+    but for rounding."""
     end_token: int | None = None
     """Token that ends the text and is not returned; None always generates `count` tokens."""
+
+    def __post_init__(self) -> None:
+        """Refuses options that nothing can be drawn with.
+
+        Raises:
+            InputErrors: all of them.
+        """
+        wrong = {
+            f"`tokens` = {self.count}; write 0 or more": self.count < 0,
+            f"`temperature` = {self.temperature:g}; write 0 or more, 0 for the likeliest token": (
+                not 0 <= self.temperature < math.inf
+            ),
+            f"`top_k` = {self.top_k}; write 1 or more": self.top_k is not None and self.top_k < 1,
+            f"`top_p` = {self.top_p}; write more than 0, and at most 1": (
+                self.top_p is not None and not 0 < self.top_p <= 1
+            ),
+        }
+        if any(wrong.values()):
+            raise InputErrors([message for message, is_wrong in wrong.items() if is_wrong])
 
 
 def generate_text(
@@ -44,10 +68,10 @@ def generate_text(
         raise ValueError("the prompt has no token")
     generator = torch.Generator().manual_seed(options.seed)
     tokens = list(prompt)
+    caches = model.new_caches() if options.kv_cache else None
     for _ in range(options.count):
-        window = tokens[-model.max_sequence :] if model.max_sequence else tokens
-        logits = model.logits(torch.tensor([window]))
-        token = _draw(logits[0, -1].float().cpu(), options, generator)
+        logits = model.next_logits(tokens, caches)
+        token = _draw(logits.float().cpu(), options, generator)
         if token == options.end_token:
             return
         tokens.append(token)

@@ -52,6 +52,7 @@ def sample(
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
+    top_p: float = 1.0,
     seed: int = 0,
     runs: Path = api.RUNS,
 ) -> None:
@@ -65,12 +66,20 @@ def sample(
         tokens: Number of tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: Sample only from this many of the likeliest tokens.
+        top_p: Sample only from the likeliest tokens that together have this probability.
         seed: The same seed generates the same text.
         runs: The folder that holds the run folders.
     """
     sys.stdout.write(prompt)
     for piece in api.sample(
-        run, prompt, root=runs, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
+        run,
+        prompt,
+        root=runs,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
     ):
         sys.stdout.write(piece)
         sys.stdout.flush()
