@@ -14,7 +14,12 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windlass.models.config import TransformerConfig
-from windlass.models.modules import Projection, RotaryEmbedding, residual_projection
+from windlass.models.modules import (
+    Projection,
+    RotaryEmbedding,
+    build_head_norm,
+    residual_projection,
+)
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
@@ -43,14 +48,22 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
         outputs = self.query_width + 2 * self.kv_width
         rotated = config.rotated_width
         self.input = Projection(config.width, outputs, bias=config.attention_bias)
-        self.rotary = RotaryEmbedding(rotated, config.rotary_base) if rotated else None
-        self.output = residual_projection(config, self.query_width, bias=config.attention_bias)
+        self.query_norm = build_head_norm(config) if config.qk_norm else None
+        self.key_norm = build_head_norm(config) if config.qk_norm else None
+        self.rotary = None
+        if rotated:
+            self.rotary = RotaryEmbedding(rotated, config.rotary_base, config.rope_scaling)
+        bias = config.has_projection_bias
+        self.output = residual_projection(config, self.query_width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         parts = self.input(x).split([self.query_width, self.kv_width, self.kv_width], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, self.head_width)) for part in parts)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         query, key, value = (
-            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts
+            part.transpose(1, 2) for part in (query, key, value)
         )  # [b h s k], [b g s k], [b g s k]
         if self.rotary is not None:
             query, key = self.rotary(query, key)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
-from windlass.models.config import TransformerConfig
+from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.model_folder import is_huggingface
 from windlass.models.huggingface.read_config import huggingface_config
 
@@ -40,6 +40,8 @@ def model_config(name: str) -> TransformerConfig:
     entry = {**_tables()["families"][entry.pop("family")], **entry}
     entry.setdefault("kv_heads", entry["heads"])
     entry.setdefault("ffn", 4 * entry["width"])
+    if "rope_scaling" in entry:
+        entry["rope_scaling"] = RopeScaling(**entry["rope_scaling"])
     return TransformerConfig(name=name, **entry)
 
 
@@ -48,8 +50,9 @@ def apply_model_arguments(
 ) -> TransformerConfig:
     """The configuration after some of its fields are changed.
 
-    Dependent fields follow: the feed-forward width keeps its ratio to the width, the rotary width
-    its share of a head, and `kv_heads` stays equal to `heads` if it was.
+    Dependent fields follow: the feed-forward width keeps its ratio to the width, and so does the
+    width of all heads together, the rotary width its share of a head, and `kv_heads` stays equal to
+    `heads` if it was.
 
     Raises:
         ModelError: the resulting configuration is invalid; lists all reasons at once.
@@ -68,6 +71,9 @@ def apply_model_arguments(
         new = replace(new, ffn=round(config.ffn * new.width / config.width))
     if "kv_heads" not in valid and config.kv_heads == config.heads:
         new = replace(new, kv_heads=new.heads)
+    if config.head_dim is not None and new.heads > 0:
+        share = config.head_dim * config.heads / config.width
+        new = replace(new, head_dim=max(2, 2 * round(share * new.width / new.heads / 2)))
     if config.rotary_width is not None and new.heads > 0:
         share = config.rotary_width / config.head_width
         new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))

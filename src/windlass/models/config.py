@@ -1,6 +1,8 @@
 """Hyperparameters of a GPT- or BERT-style transformer (this module does not import torch)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil, floor, log, pi
 from typing import Literal
 
 from windlass.schema import SparsityRequest
@@ -17,12 +19,87 @@ with its input is normalised, the embedding too, and the head transforms before 
 both branches read the same normalised input."""
 
 
+RopeScalingType = Literal["linear", "llama3", "yarn"]
+"""How rotary angles slow down for longer sequences.
+
+`linear`: all by the factor. Source: Chen et al. 2023, arXiv:2306.15595. `llama3`: those of long
+waves by the factor, those of short ones not at all. Source: Llama Team 2024, arXiv:2407.21783, and
+its code. `yarn`: likewise by the number of rotations, and larger logits. Source: Peng et al. 2023,
+arXiv:2309.00071."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rotary angles slow down, so that a model takes longer sequences than it first learned."""
+
+    type: RopeScalingType
+    factor: float
+    """How many times slower the angles of the longest waves grow with the position."""
+    original_sequence: int = 0
+    """Longest sequence before, in tokens; `linear` does not use it."""
+    low_frequency: float = 1.0
+    """`llama3`: waves that fit less often into the longest sequence are slowed down in full."""
+    high_frequency: float = 4.0
+    """`llama3`: waves that fit more often are not slowed down."""
+    beta_fast: float = 32.0
+    """`yarn`: features that rotate more often in the longest sequence are not slowed down."""
+    beta_slow: float = 1.0
+    """`yarn`: features that rotate less often are slowed down in full."""
+    attention_factor: float | None = None
+    """`yarn`: factor of queries and of keys; None means `0.1 ln(factor) + 1`."""
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of the cosines and sines."""
+        if self.type != "yarn":
+            return 1.0
+        return (
+            0.1 * log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+        )
+
+    def kept_share(self, width: int, base: float) -> tuple[float, float]:
+        """Slope and offset of the share of its speed that an angle keeps, clamped to 0..1.
+
+        With `llama3` it grows with the angle's speed, with `yarn` with the index of the feature.
+
+        Args:
+            width: features that are rotated.
+            base: base of the speeds `base ** (-index / width)`, where indices are even.
+        """
+        if self.type == "llama3":
+            span = self.high_frequency - self.low_frequency
+            return self.original_sequence / (2 * pi * span), -self.low_frequency / span
+
+        def index_of(rotations: float) -> float:
+            longest = self.original_sequence / (2 * pi * rotations)
+            return width * log(longest) / (2 * log(base))
+
+        low = max(0, floor(index_of(self.beta_fast)))
+        high = min(width - 1, ceil(index_of(self.beta_slow)))
+        span = max(high - low, 1e-3)
+        return -1 / (2 * span), 1 + low / span
+
+    def errors(self) -> Iterator[str]:
+        """Every reason why angles cannot be scaled so."""
+        if self.factor < 1:
+            yield f"`rope_scaling.factor` is {self.factor:g}, must be at least 1"
+        if self.type != "linear" and self.original_sequence < 1:
+            yield (
+                f"`rope_scaling.original_sequence` is {self.original_sequence}, must be at least 1"
+            )
+        if self.type == "llama3" and self.high_frequency <= self.low_frequency:
+            yield (
+                f"`rope_scaling.high_frequency` is {self.high_frequency:g}, must be above "
+                f"`low_frequency` {self.low_frequency:g}"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """Hyperparameters of a decoder-only or, as in BERT, encoder-only transformer.
 
     Shape letters: width d, heads h, feed-forward width f, vocabulary v, sequence s; the width of
-    one head is d / h.
+    one head is d / h unless `head_dim` says otherwise.
     """
 
     name: str
@@ -33,6 +110,8 @@ class TransformerConfig:
     heads: int
     kv_heads: int
     """Key and value heads, a divisor of `heads`; equal to `heads` without grouped queries."""
+    head_dim: int | None = None
+    """Features of one head; None divides the width among the heads."""
     ffn: int
     """Inner width of the feed-forward branch."""
     vocabulary: int
@@ -44,12 +123,19 @@ class TransformerConfig:
     rotary_width: int | None = None
     """Features of each head that rotary positions rotate; None rotates all of them."""
     rotary_base: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    """How rotary angles slow down for longer sequences; None keeps them."""
+    qk_norm: bool = False
+    """Whether each head's queries and keys are RMS-normalised before their rotation."""
     activation: Activation = "gelu_tanh"
     block_layout: BlockLayout = "pre_norm"
     causal: bool = True
     """Whether the model predicts the next token and attends only to earlier ones. Otherwise it
     attends to all tokens and predicts masked ones."""
     attention_bias: bool = True
+    """Whether queries, keys and values have a bias, and with it the projection after them."""
+    projection_bias: bool | None = None
+    """Whether the projection after attention has a bias; None means as queries do."""
     ffn_bias: bool = True
     head_bias: bool = False
     tied_embeddings: bool = True
@@ -66,7 +152,12 @@ class TransformerConfig:
     @property
     def head_width(self) -> int:
         """Features of one head, k."""
-        return self.width // self.heads
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def has_projection_bias(self) -> bool:
+        """Whether the projection after attention has a bias."""
+        return self.attention_bias if self.projection_bias is None else self.projection_bias
 
     def errors(self) -> tuple[str, ...]:
         """Every reason why this model cannot be built, one sentence each; empty if it can."""
@@ -83,7 +174,9 @@ class TransformerConfig:
             )
         if low:
             return tuple(errors)
-        if self.width % self.heads:
+        if self.rope_scaling is not None:
+            errors += self.rope_scaling.errors()
+        if self.width % self.heads and self.head_dim is None:
             below = self.width // self.heads * self.heads
             nearest = [str(width) for width in (below, below + self.heads) if width]
             errors.append(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.config import TransformerConfig
+from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
@@ -57,6 +57,11 @@ def build_norm(config: TransformerConfig) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.norm_epsilon)
 
 
+def build_head_norm(config: TransformerConfig) -> nn.RMSNorm:
+    """The normalisation of each head's k features. Source: Qwen Team 2025, arXiv:2505.09388."""
+    return nn.RMSNorm(config.head_width, eps=config.norm_epsilon)
+
+
 def residual_projection(config: TransformerConfig, inputs: int, *, bias: bool) -> Projection:
     """The projection back to d that ends a residual branch, of which each block has two."""
     std = INIT_STD / (2 * config.layers) ** 0.5
@@ -68,15 +73,21 @@ class RotaryEmbedding(nn.Module):
 
     Angles are computed in float32 on every call rather than kept in a buffer, so that a layer has
     no state besides its parameters. Source: Su et al. 2021, arXiv:2104.09864.
+
+    Args:
+        width: features that are rotated, k' of k.
+        base: angles of neighbouring positions fall from 1 to nearly 1 / base over the features.
+        scaling: how angles slow down for longer sequences; None keeps them.
     """
 
     first_position = 0
     """Position of the first token."""
 
-    def __init__(self, width: int, base: float) -> None:
+    def __init__(self, width: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
         self.width = width
         self.base = base
+        self.scaling = scaling
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Maps `[b h s k]` and `[b g s k]` to the same shapes."""
@@ -84,9 +95,26 @@ class RotaryEmbedding(nn.Module):
         positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
         if self.first_position:
             positions = positions + self.first_position
-        angles = positions[:, None] * self.base ** (-steps / self.width)  # [s width/2]
-        cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
+        angles = positions[:, None] * self._frequencies(steps)  # [s k'/2]
+        cos = self._magnified(angles.cos()).to(query.dtype)
+        sin = self._magnified(angles.sin()).to(query.dtype)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
+
+    def _frequencies(self, steps: Tensor) -> Tensor:
+        """Angles between neighbouring positions, `[k'/2]`."""
+        plain = self.base ** (-steps / self.width)
+        scaling = self.scaling
+        if scaling is None:
+            return plain
+        if scaling.type == "linear":
+            return plain / scaling.factor
+        slope, offset = scaling.kept_share(self.width, self.base)
+        kept = ((plain if scaling.type == "llama3" else steps) * slope + offset).clamp(0, 1)
+        return plain * (kept * (1 - 1 / scaling.factor) + 1 / scaling.factor)
+
+    def _magnified(self, x: Tensor) -> Tensor:
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        return x if magnitude == 1 else x * magnitude
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half, rest = self.width // 2, x.shape[-1] - self.width

@@ -25,8 +25,10 @@ from windlass.capture.capture_layers import (
 )
 from windlass.models import catalog
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack
+from windlass.models.config import RopeScaling
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.models.shape_inference import fake_state
+from windlass.models.transformer import build_transformer
 from windlass.schema.graph import PRECISION_BYTES, Graph
 from windlass.schema.sparsity import SparsityRequest
 from windlass.schema.tensor_grid import TensorGrid
@@ -37,6 +39,9 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "gpt-j-6b": ({}, 4),
     "gpt-neox-20b": ({}, TensorGrid(1, 2)),
     "llama-tiny": ({"kv_heads": 2, "ffn": 66}, TensorGrid(2, 3)),  # heads divide by rows alone
+    "llama3.2-1b": ({"kv_heads": 2}, 2),
+    "qwen2.5-0.5b": ({"kv_heads": 2}, TensorGrid(1, 2)),
+    "qwen3-0.6b": ({"kv_heads": 2}, TensorGrid(2, 3)),
     "bert-tiny": ({"split_blocks": True}, 2),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
@@ -103,6 +108,26 @@ def test_a_computed_graph_and_its_shards_equal_the_captured_ones_to_the_byte(nam
 
     assert degree in captured.tensor_shards
     assert_equal(captured, computed)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RopeScaling(type="linear", factor=4.0),
+        RopeScaling(type="yarn", factor=4.0, original_sequence=64),
+    ],
+    ids=lambda scaling: scaling.type,
+)
+def test_a_computed_graph_has_the_ops_that_scale_rotary_angles(scaling: RopeScaling):
+    config = catalog.apply_model_arguments(catalog.model_config("llama-tiny"), SMALL)
+    config = replace(config, rope_scaling=scaling)
+    with torch.device("meta"):
+        module = build_transformer(config)
+    stack = layer_stack_from_module(
+        module, config.name, vocabulary=config.vocabulary, max_sequence=config.sequence
+    )
+
+    assert_equal(capture_graph(stack), analytic_graph(config))
 
 
 @pytest.mark.parametrize("name", SPARSE)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from windlass.capture.analytic.autograd import attach, new_node, only
-from windlass.capture.analytic.strides import Shape
+from windlass.capture.analytic.strides import Shape, elementwise_strides
 from windlass.capture.analytic.tensor import DataType, Gradients, Needs, Tape, Tensor
 
 _Saved = Sequence[Tensor]
@@ -20,7 +20,8 @@ def _emit(name: str, *operands: Tensor, dtype: DataType | None = None) -> Tensor
         shape = _broadcast(shape, operand.shape)
         if operand.dtype == "float32" and operand.shape:
             wide = "float32"
-    out = Tensor(operands[0].tape, shape, dtype or wide)
+    strides = elementwise_strides(shape, [(one.shape, one.strides) for one in operands])
+    out = Tensor(operands[0].tape, shape, dtype or wide, strides)
     out.tape.call(name, operands, [out])
     return out
 

@@ -201,7 +201,7 @@ class Attention:
         divides = config.heads % rank.degree == 0 and config.kv_heads % rank.degree == 0
         self.rank = rank
         self.head_width = config.head_width
-        self.rotated = config.rotated_width
+        self.rotated, self.scaling = config.rotated_width, config.rope_scaling
         self.causal = config.causal
         self.head_counts = [
             heads // (rank.degree if divides else rank.rows)
@@ -211,7 +211,11 @@ class Attention:
         widths = [heads * unit for heads in (config.heads, config.kv_heads, config.kv_heads)]
         inner = scope.inner("input")
         self.input = Column(inner, "attention", widths, unit, bias=bias, divides=divides)
-        inner = scope.inner("output")
+        self.norms = [
+            scope.inner(name).parameter("weight", (config.head_width,))
+            for name in (("query_norm", "key_norm") if config.qk_norm else ())
+        ]
+        inner, bias = scope.inner("output"), config.has_projection_bias
         self.output = Row(inner, "projection", widths[0], unit, bias=bias, divides=divides)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -223,9 +227,15 @@ class Attention:
     def _forward(self, x: Tensor) -> Tensor:
         parts = split(self.input(x), [heads * self.head_width for heads in self.head_counts], 2)
         query, key, value = (
-            transpose(reshape(part, (*part.shape[:2], heads, self.head_width)), 1, 2)
+            reshape(part, (*part.shape[:2], heads, self.head_width))
             for part, heads in zip(parts, self.head_counts, strict=True)
         )
+        if self.norms:
+            query, key = (
+                products.rms_norm(part, weight)
+                for part, weight in zip((query, key), self.norms, strict=True)
+            )
+        query, key, value = (transpose(part, 1, 2) for part in (query, key, value))
         if self.rotated:
             query, key = self._rotated(query, key)
         mixed = products.attention(query, key, value, causal=self.causal)
@@ -235,11 +245,24 @@ class Attention:
         steps = arange(query.tape, self.rotated // 2)
         positions = arange(query.tape, query.shape[2])
         column = unsqueeze(positions, 1)
-        angles = mul(column, unary("pow", unary("div", unary("neg", steps))))
-        cos, sin = (
-            cast(unary("cos", angles), query.dtype), cast(unary("sin", angles), query.dtype),
-        )  # fmt: skip
+        angles = mul(column, self._frequencies(steps))
+        cos = cast(self._magnified(unary("cos", angles)), query.dtype)
+        sin = cast(self._magnified(unary("sin", angles)), query.dtype)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
+
+    def _frequencies(self, steps: Tensor) -> Tensor:
+        plain = unary("pow", unary("div", unary("neg", steps)))
+        if self.scaling is None:
+            return plain
+        if self.scaling.type == "linear":
+            return unary("div", plain)
+        source = plain if self.scaling.type == "llama3" else steps
+        kept = unary("clamp", unary("add", unary("mul", source)))
+        return mul(plain, unary("add", unary("mul", kept)))
+
+    def _magnified(self, x: Tensor) -> Tensor:
+        is_plain = self.scaling is None or self.scaling.magnitude == 1
+        return x if is_plain else unary("mul", x)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half, rest = self.rotated // 2, self.head_width - self.rotated
