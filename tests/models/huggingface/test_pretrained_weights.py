@@ -17,11 +17,22 @@ NEW_NAMES: dict[str, Any] = {
 OLD_NAMES: dict[str, Any] = {
     "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64, "n_positions": 24,
 }  # fmt: skip
+ROPE: dict[str, Any] = {
+    "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+LLAMA3_ROPE: dict[str, Any] = {
+    **ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", OLD_NAMES),
     "llama": ("llama", {**NEW_NAMES, "num_key_value_heads": 2, "rope_theta": 5e5}),
     "llama-tied": ("llama", {**NEW_NAMES, "tie_word_embeddings": True, "mlp_bias": True}),
+    "llama-3.1": ("llama", {**NEW_NAMES, "head_dim": 12, "rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": ("llama", {**NEW_NAMES, "rope_parameters": {**ROPE, "rope_type": "linear"}}),
+    "llama-yarn": ("llama", {**NEW_NAMES, "rope_parameters": {**ROPE, "rope_type": "yarn"}}),
     "mistral": ("mistral", {**NEW_NAMES, "num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("qwen2", {**NEW_NAMES, "num_key_value_heads": 2}),
+    "qwen3": ("qwen3", {**NEW_NAMES, "num_key_value_heads": 2, "head_dim": 12}),
     "gptj": ("gptj", {**OLD_NAMES, "rotary_dim": 4}),
     "gpt-neox": ("gpt_neox", NEW_NAMES),
     "gpt-neox-serial": (

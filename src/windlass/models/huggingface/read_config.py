@@ -6,12 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 from windlass.errors import ModelError
-from windlass.models.config import TransformerConfig
+from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family
 from windlass.models.huggingface.model_folder import find_model_folder
 
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
-_FIELD_TYPES = {field.name: field.type for field in fields(TransformerConfig)}
+_SCALING = "rope_scaling."
+_FIELD_TYPES = {field.name: field.type for field in fields(TransformerConfig)} | {
+    f"{_SCALING}{field.name}": field.type for field in fields(RopeScaling)
+}
 _REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
@@ -84,6 +87,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             entry[name] = value
         elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
+    _join_rope_scaling(entry)
     if not errors:
         entry.setdefault("ffn", 4 * entry["width"])
         entry.setdefault("kv_heads", entry["heads"])
@@ -91,6 +95,14 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
         for name, share in () if base.errors() else shares.items():
             entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
     return entry, errors
+
+
+def _join_rope_scaling(entry: dict[str, Any]) -> None:
+    """Makes one field of those that say how rotary angles are scaled, if they are."""
+    parts = {name: entry.pop(name) for name in tuple(entry) if name.startswith(_SCALING)}
+    if parts.get(f"{_SCALING}type"):
+        scaling = {name.removeprefix(_SCALING): value for name, value in parts.items()}
+        entry["rope_scaling"] = RopeScaling(**{"factor": 1.0, **scaling})
 
 
 def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:
