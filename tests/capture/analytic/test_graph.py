@@ -195,7 +195,21 @@ def test_a_graph_is_computed_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", catalog.model_names())
+def smallest_of_each_family() -> list[str]:
+    """One model of each family of the catalog, the first."""
+    by_family: dict[str, str] = {}
+    for name in catalog.model_names():
+        by_family.setdefault(catalog._entry(name)["family"], name)
+    return list(by_family.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in smallest_of_each_family() else pytest.param(name, marks=pytest.mark.slow)
+        for name in catalog.model_names()
+    ],
+)
 def test_flop_equal_those_of_torchs_counter_on_every_catalog_model(name: str):
     stack = build_layer_stack(name, {"layers": 2}, device="meta", seed=0)
     config = catalog.apply_model_arguments(catalog.model_config(name), {"layers": 2})
