@@ -36,6 +36,14 @@ from .huggingface.export_layout import (
     ExportLayout,
     export_layout,
 )
+from .huggingface.gguf_layout import (
+    GgufLayout,
+    gguf_layout,
+)
+from .huggingface.gguf_vocabulary import (
+    GgufVocabulary,
+    gguf_vocabulary,
+)
 from .huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
@@ -98,6 +106,8 @@ __all__ = [
     "BlockLayout",
     "ExportLayout",
     "FusedLossSizes",
+    "GgufLayout",
+    "GgufVocabulary",
     "LayerStack",
     "ParamShard",
     "SampleShard",
@@ -118,6 +128,8 @@ __all__ = [
     "fake_state",
     "find_model_folder",
     "fuse_loss",
+    "gguf_layout",
+    "gguf_vocabulary",
     "has_config",
     "in_loss_precision",
     "is_causal",

@@ -16,6 +16,9 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.export_gguf import (
+    export_gguf,
+)
 from windlass.runtime.checkpoint.export_huggingface import (
     export_huggingface,
     require_new_folder,
@@ -161,6 +164,7 @@ __all__ = [
     "convert_checkpoint",
     "create_store_file",
     "destroy_process_group",
+    "export_gguf",
     "export_huggingface",
     "export_masks",
     "export_weights",

@@ -92,3 +92,27 @@ def test_a_folder_that_holds_something_is_left_alone(home: Path):
         windlass.export(run, to=f"hf:{home / 'out'}")
 
     assert [path.name for path in (home / "out").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny"])
+def test_a_gguf_file_holds_what_transformers_reads_from_it(home: Path, model: str):
+    from gguf import GGUFReader
+
+    run = trained(home, model, "model.vocabulary=258", "model.width=64", "model.sequence=48")
+    windlass.export(run, to=f"gguf:{home / 'out.gguf'}")
+    windlass.export(run, to=home / "weights")
+
+    weights, reader = load_file(home / "weights"), GGUFReader(home / "out.gguf")
+    theirs = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    assert torch.equal(theirs["token_embd.weight"], weights["embedding.tokens.weight"])
+    fused = weights["block0.attention.input.weight"]
+    if model == "gpt-tiny":
+        assert torch.equal(theirs["blk.0.attn_qkv.weight"], fused)
+        return
+    # The permutation of queries that llama.cpp's own conversion makes, for two heads.
+    query = fused[:64].reshape(2, 2, 16, 64).swapaxes(1, 2).reshape(64, 64)
+    assert torch.equal(theirs["blk.0.attn_q.weight"], query)
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == 258
+    assert tokens[256] == "<|endoftext|>"
+    assert reader.fields["llama.context_length"].contents() == 48

@@ -1,13 +1,18 @@
 """Weights of Hugging Face folders, beside the modules of `transformers` itself."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
+from windlass.models.catalog import model_config
+from windlass.models.huggingface.export_layout import export_layout
+from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack, materialize_layer
 
 NEW_NAMES: dict[str, Any] = {
@@ -112,3 +117,35 @@ def test_a_model_saved_without_its_head_is_read(tmp_path: Path):
 
     with torch.no_grad():
         assert torch.equal(logits(ours(tmp_path / "base"), tokens), logits(ours(tmp_path), tokens))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_is_written_as_it_was_read(name: str, tmp_path: Path):
+    saved(name, tmp_path)
+    stack = build_layer_stack(f"hf:{tmp_path}", {}, device="meta")
+    layout = export_layout(model_config(f"hf:{tmp_path}"), stack.tied_weights, tokenizer=None)
+    assert stack.weights is not None
+
+    written = {
+        tensor: part
+        for layer_name, layer in zip(stack.names, stack.layers, strict=True)
+        for path, _ in layer.named_parameters()
+        if (parameter := f"{layer_name}.{path}") not in stack.tied_weights
+        for tensor, part in layout.tensors(parameter, stack.weights.read(parameter))
+    }
+
+    theirs = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == theirs.keys()
+    assert all(torch.equal(written[tensor], value) for tensor, value in theirs.items())
+    assert layout.files["config.json"] == (tmp_path / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_that_is_written_anew_says_the_same_model(name: str, tmp_path: Path):
+    saved(name, tmp_path)
+    config = model_config(f"hf:{tmp_path}")
+
+    _, content = config_content(config)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+
+    assert model_config(f"hf:{tmp_path}") == config

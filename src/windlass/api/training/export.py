@@ -23,7 +23,7 @@ from windlass.schema import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from windlass.models import LayerStack
+    from windlass.models import ExportLayout, LayerStack
     from windlass.runtime import Checkpoint
 
 
@@ -53,8 +53,9 @@ def export(
 
     Args:
         run: folder, name, the first characters of its id, or `last`.
-        to: a safetensors file with our names, or `hf` or `hf:DIR` for a folder that
-            `transformers` loads (a new one in the run folder unless named); None writes none.
+        to: `hf` or `hf:DIR` for a folder that `transformers` loads, `gguf` or `gguf:FILE` for a
+            file that llama.cpp loads (new ones in the run folder unless named), or a safetensors
+            file with our names; None writes none.
         masks: file of the masks, which `sparsity.mask` takes; None writes none.
         root: the folder that holds the run folders.
         model: the model of a run that was given it as an object.
@@ -95,16 +96,17 @@ def export(
 
 
 class _Target(NamedTuple):
-    format: Literal["safetensors", "hf"]
+    format: Literal["safetensors", "hf", "gguf"]
     path: Path
 
 
 def _target(to: str, run: Path, step: int) -> _Target:
-    """What `--to` names: `hf`, `hf:DIR`, or a file."""
-    if to == "hf":
-        return _Target("hf", run / f"hf-step-{step}")
-    if to.startswith("hf:"):
-        return _Target("hf", Path(to.removeprefix("hf:")).expanduser())
+    """What `--to` names: a format, a format and a place, or a safetensors file."""
+    name, colon, place = to.partition(":")
+    if name == "hf" and (place or not colon):
+        return _Target("hf", Path(place).expanduser() if place else run / f"hf-step-{step}")
+    if name == "gguf" and (place or not colon):
+        return _Target("gguf", Path(place).expanduser() if place else run / f"step-{step}.gguf")
     return _Target("safetensors", Path(to))
 
 
@@ -135,4 +137,23 @@ def _write(
     config = apply_model_arguments(model_config(identity.name), model_arguments(identity))
     file = tokenizer if tokenizer.is_file() else None
     layout = export_layout(config, stack.tied_weights, tokenizer=file)
-    export_huggingface(checkpoint, stack, layout, target.path)
+    if target.format == "hf":
+        export_huggingface(checkpoint, stack, layout, target.path)
+    else:
+        _write_gguf(target.path, checkpoint, stack, layout)
+
+
+def _write_gguf(
+    path: Path, checkpoint: "Checkpoint", stack: "LayerStack", layout: "ExportLayout"
+) -> None:
+    """Writes a GGUF file with the tokens, the end of a text and the chat template of a model."""
+    from windlass.models import gguf_layout, gguf_vocabulary
+    from windlass.runtime import export_gguf
+
+    tokenizer = layout.files.get(TOKENIZER_FILE)
+    vocabulary = None
+    if tokenizer is not None:
+        vocabulary = gguf_vocabulary(tokenizer, layout.names.config.vocabulary)
+    export_gguf(
+        checkpoint, stack, gguf_layout(layout), vocabulary, path, settings=layout.token_settings
+    )

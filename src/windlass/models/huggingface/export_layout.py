@@ -67,6 +67,25 @@ class ExportLayout:
                 if name in self.base:
                     yield name, self._typed(name, part)
 
+    @property
+    def token_settings(self) -> dict[str, int | str]:
+        """Ids of the first and the last token of a text, and the chat template, as far as known."""
+        content = self._json(CONFIG_FILE)
+        settings: dict[str, int | str] = {}
+        for key in ("bos_token_id", "eos_token_id"):
+            ids = content.get(key)
+            first = ids[0] if isinstance(ids, list) and ids else ids
+            if isinstance(first, int):
+                settings[key] = first
+        template = self._json("tokenizer_config.json").get("chat_template")
+        if "chat_template.jinja" in self.files:
+            template = self.files["chat_template.jinja"].decode()
+        return settings | ({"chat_template": template} if isinstance(template, str) else {})
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        content = json.loads(self.files.get(name, b"{}"))
+        return content if isinstance(content, dict) else {}
+
     def other_tensors(self, written: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the model's own folder that are no parameter of ours, as they are there.
 

@@ -52,6 +52,22 @@ class TensorRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTable:
+    """How a GGUF file says a model of some type."""
+
+    architecture: str
+    """Name of its `general.architecture`, before which keys of sizes stand."""
+    keys: Mapping[str, str]
+    """Properties of our configuration by key."""
+    only: Mapping[str, tuple[Any, ...]]
+    """Values of our fields that programs which read such a file compute."""
+    expressed: tuple[str, ...]
+    """Fields that the tensors alone say."""
+    tensors: Mapping[str, TensorRule]
+    """By name of our parameter, in which `block` stands for each block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """All that is known of one `model_type`."""
 
@@ -75,6 +91,8 @@ class Family:
     """Ends of names of tensors that hold no weight of ours."""
     tensors: Mapping[str, TensorRule]
     """By name of our parameter, in which `block` stands for each block."""
+    gguf: GgufTable | None = None
+    """None if no GGUF file of this type can be written."""
 
     def is_prefixed(self, names: Iterable[str]) -> bool:
         """Whether some tensors of a folder have the prefix."""
@@ -146,8 +164,23 @@ def _family(model_type: str) -> Family:
         equal=table.get("equal", {}),
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
         unread_tensors=tuple(table["unread_tensors"]),
-        tensors={name: _tensor_rule(rule) for name, rule in table["tensors"].items()},
+        tensors=_tensor_rules(table["tensors"]),
+        gguf=_gguf_table(table["gguf"]) if "gguf" in table else None,
     )
+
+
+def _gguf_table(table: Mapping[str, Any]) -> GgufTable:
+    return GgufTable(
+        architecture=table["architecture"],
+        keys=table["keys"],
+        only={name: tuple(values) for name, values in table["only"].items()},
+        expressed=tuple(table["expressed"]),
+        tensors=_tensor_rules(table["tensors"]),
+    )
+
+
+def _tensor_rules(table: Mapping[str, Any]) -> dict[str, TensorRule]:
+    return {name: _tensor_rule(rule) for name, rule in table.items()}
 
 
 def _tensor_rule(rule: str | Mapping[str, Any]) -> TensorRule:

@@ -9,7 +9,7 @@ from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
 from windlass.models.huggingface.read_config import config_from_values
 
-_NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
+NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
 """Fields that no `config.json` says, because they do not change what a trained model computes."""
 
 
@@ -74,7 +74,7 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerC
     if again is None or errors:
         return False
     shapes = [
-        {name: value for name, value in asdict(each).items() if name not in _NOT_SHAPE}
+        {name: value for name, value in asdict(each).items() if name not in NOT_SHAPE}
         for each in (again, config)
     ]
     for shape, each in zip(shapes, (again, config), strict=True):

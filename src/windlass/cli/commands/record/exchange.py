@@ -60,8 +60,8 @@ def export(
 
     Args:
         run: Folder, name, the first characters of its id, or `last`.
-        to: `hf:DIR` for a Hugging Face folder (`hf` makes one in the run folder), or one
-            safetensors file.
+        to: `hf:DIR` for a Hugging Face folder, `gguf:FILE` for llama.cpp (`hf` and `gguf` make
+            them in the run folder), or one safetensors file.
         masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
         runs: The folder that holds the run folders.
         as_json: Print what was written as JSON.

@@ -1,0 +1,129 @@
+"""Weights of a checkpoint as one GGUF file, for llama.cpp and its kin.
+
+Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Written by the
+package `gguf`, an extra.
+"""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windlass.atomic_files import fsync_folder, require_output_file, storage_errors
+from windlass.errors import RequestError
+from windlass.models import GgufLayout, GgufVocabulary, LayerStack
+from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.runtime.checkpoint.export_weights import dense_tensors
+
+
+def export_gguf(
+    checkpoint: Checkpoint,
+    stack: LayerStack,
+    layout: GgufLayout,
+    vocabulary: GgufVocabulary | None,
+    to: Path,
+    *,
+    settings: dict[str, int | str],
+) -> None:
+    """Writes a GGUF file; one parameter at a time is in memory.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model; its weights are not touched.
+        layout: keys, names and types.
+        vocabulary: the tokens; None writes none.
+        to: the file, which is replaced.
+        settings: further keys of the tokenizer, such as `eos_token_id` and `chat_template`.
+
+    Raises:
+        RequestError: the package `gguf` is not installed.
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+        StorageError: the disk is full or not writable.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise RequestError(
+            "GGUF files are written by the package `gguf`, which is not installed; install it by "
+            "`pip install 'windlass[gguf]'`"
+        ) from None
+    require_output_file(to)
+    temporary = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with storage_errors(to):
+        writer = gguf.GGUFWriter(temporary, layout.architecture)
+        try:
+            _add_keys(writer, stack.name, layout)
+            _add_vocabulary(writer, vocabulary, settings)
+            with torch.device("meta"):
+                for name, shape in _tensors(stack, layout, None):
+                    _add_shape(writer, gguf, name, shape)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for _, value in _tensors(stack, layout, checkpoint):
+                writer.write_tensor_data(_array(value))
+            writer.close()
+            temporary.replace(to)
+            fsync_folder(to.parent)
+        finally:
+            writer.close()
+            temporary.unlink(missing_ok=True)
+
+
+def _add_keys(writer: Any, name: str, layout: GgufLayout) -> None:  # noqa: ANN401  an optional package's
+    writer.add_name(name)
+    for key, value in layout.keys.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+
+
+def _add_vocabulary(
+    writer: Any,  # noqa: ANN401  an optional package's
+    vocabulary: GgufVocabulary | None,
+    settings: dict[str, int | str],
+) -> None:
+    if vocabulary is None:
+        writer.add_tokenizer_model("none")
+        return
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.words)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    if vocabulary.merges:
+        writer.add_token_merges(vocabulary.merges)
+    for key, value in settings.items():
+        getattr(writer, f"add_{key}")(value)
+
+
+def _add_shape(writer: Any, gguf: Any, name: str, shape: Tensor) -> None:  # noqa: ANN401
+    """Announces a tensor."""
+    kinds = {
+        torch.float32: gguf.GGMLQuantizationType.F32,
+        torch.float16: gguf.GGMLQuantizationType.F16,
+        torch.bfloat16: gguf.GGMLQuantizationType.BF16,
+    }
+    typed = shape.dtype if shape.dtype in kinds else torch.float32
+    nbytes = shape.numel() * typed.itemsize
+    # With any other type than bytes, the shape is that of the elements.
+    writer.add_tensor_info(
+        name, tuple(shape.shape), np.dtype(np.float32), nbytes, raw_dtype=kinds[typed]
+    )
+
+
+def _tensors(
+    stack: LayerStack, layout: GgufLayout, checkpoint: Checkpoint | None
+) -> Iterator[tuple[str, Tensor]]:
+    """All tensors in their order; shapes and types alone without a checkpoint."""
+    for index in range(len(stack.layers)):
+        for parameter, value in dense_tensors(stack, index, checkpoint):
+            yield from layout.tensors(parameter, value)
+
+
+def _array(value: Tensor) -> Any:  # noqa: ANN401  of numpy
+    """The bytes of a tensor as an array."""
+    if value.dtype == torch.float64:
+        value = value.float()
+    return value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
