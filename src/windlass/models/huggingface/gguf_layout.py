@@ -68,6 +68,8 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
 def _not_expressed(table: GgufTable, family: Family, config: TransformerConfig) -> Iterator[str]:
     """Settings that are not the usual ones, and that no key says."""
     said = {*table.keys.values(), *table.expressed, *family.fixed, *NOT_SHAPE, "rotary_width"}
+    if config.kv_heads == config.heads:
+        said.add("kv_heads")
     for field in fields(config):
         value = getattr(config, field.name)
         usual = table.only.get(field.name, () if field.default is MISSING else (field.default,))
