@@ -80,6 +80,7 @@ def tiny_graph(
             name="block",
             parameters=(square,),
             costs=_costs(lambda e: _block_cost(e, width)),
+            is_hidden=True,
             selective_costs=_costs(lambda e: _selective_cost(e, width))[::2],
         ),
         "head": LayerKind(

@@ -220,6 +220,7 @@ def _capture_kind(
         parameters=tuple(_parameters(subject)),
         costs=tuple(costs),
         is_embedding=is_embedding,
+        is_hidden=0 < index < len(stack.layers) - 1,
         selective_costs=tuple(_selective_costs(subject)),
         fused_costs=tuple(_fused_costs(subject)),
         chooses_attention=chooses_attention(layer),

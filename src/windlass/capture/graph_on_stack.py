@@ -109,6 +109,7 @@ def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
     return LayerKind(
         name="block",
         parameters=(*weights, *biases, *norms),
+        is_hidden=True,
         costs=tuple(_block_cost(config, stack, tensor, each, False) for each in _PRECISIONS),
         selective_costs=tuple(
             _block_cost(config, stack, tensor, each, True) for each in _PRECISIONS

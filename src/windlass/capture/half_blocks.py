@@ -43,6 +43,7 @@ def _kinds(kinds: dict[str, LayerKind]) -> dict[str, LayerKind]:
 def _half(block: LayerKind, *, attention: bool) -> LayerKind:
     return LayerKind(
         name="attention" if attention else "feed_forward",
+        is_hidden=True,
         parameters=tuple(
             each
             for each in block.parameters

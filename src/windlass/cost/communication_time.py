@@ -32,6 +32,7 @@ from windlass.schema import (
     TensorAxis,
     group_size,
     group_span,
+    optimizer_law,
 )
 
 
@@ -54,6 +55,10 @@ class CommunicationCosts:
         return CommunicationVolume(self._plan, self._graph)
 
     @cached_property
+    def _full_kinds(self) -> tuple[LayerKind, ...]:
+        return tuple(self._graph.layer_kinds())
+
+    @cached_property
     def _state_sizes(self) -> tuple[StateSizes, ...]:
         return plan_state_sizes(self._plan, self._graph)
 
@@ -66,11 +71,31 @@ class CommunicationCosts:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
+        if kind == "update":
+            return self.whole_matrix_seconds(self._full_kinds[layer])
         if kind in MATCHING_RECEIVE:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
         return sum(map(self.tensor_parallel_seconds, self._volume.pass_collectives(instruction)))
+
+    def whole_matrix_seconds(self, kind: LayerKind) -> float:
+        """Seconds to sum the parts of a layer's matrices, where an optimizer updates them whole.
+
+        Args:
+            kind: the layer's kind before tensor parallelism.
+        """
+        if optimizer_law(self._plan.optimizer).scope != "matrix":
+            return 0.0
+        seconds, itemsize = 0.0, 8 if self._plan.precision == "float64" else 4
+        shards, tensor = self._plan.sharding.optimizer, self._plan.parallel.tensor
+        for matrix in kind.matrices:
+            nbytes = itemsize * matrix.count
+            seconds += self._replica_ring(all_reduce_bytes(nbytes, shards), shards)
+            if int(tensor) > 1:
+                sent = all_reduce_bytes(nbytes, int(tensor))
+                seconds += self.tensor_parallel_seconds(PassCollective("all_reduce", "all", sent))
+        return seconds
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""

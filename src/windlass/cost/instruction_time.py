@@ -151,7 +151,10 @@ class InstructionCosts:
         if layer is None:
             return TermSeconds()
         if kind == "update":
-            return update_seconds(self._plan, self._kinds[layer], self._device, self._machine.stack)
+            own = self._kinds[layer]
+            return update_seconds(
+                self._plan, own, self._device, self._machine.stack, full=self._graph.kinds[own.name]
+            )
         if kind == "accumulate_tied_grads":
             return self._accumulate_tied_grads(layer)
         run = self._layer_pass(instruction)

@@ -9,6 +9,7 @@ from windlass.schema import (
     MomentFormat,
     OptimizerLaw,
     Plan,
+    Precision,
     Stack,
     optimizer_law,
 )
@@ -64,7 +65,12 @@ def norm_rate(plan: Plan, device: Device) -> float | None:
 
 
 def update_seconds(
-    plan: Plan, kind: LayerKind, device: Device, stack: Stack | None = None
+    plan: Plan,
+    kind: LayerKind,
+    device: Device,
+    stack: Stack | None = None,
+    *,
+    full: LayerKind | None = None,
 ) -> TermSeconds:
     """Seconds of the optimizer's update of a layer.
 
@@ -80,9 +86,15 @@ def update_seconds(
         kind: the layer kind.
         device: the device as it computes under the plan.
         stack: the software; None means Windlass's own runtime.
+        full: the kind before tensor parallelism, whose matrices each rank updates whole; None
+            means `kind`.
     """
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
-    state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES * law.moments)
+    moments = float(law.moments_of(matrix=False))
+    if kind.matrices and not decodes:
+        share = sum(p.count for p in kind.matrices) / kind.trained_count
+        moments += share * (law.moments_of(matrix=True) - moments)
+    state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES * moments)
     working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
     divided = (
         _GRADIENT_SUM_BYTES if plan.clip and plan.gradient_itemsize == _GRADIENT_SUM_BYTES else 0
@@ -91,6 +103,7 @@ def update_seconds(
     elements = updated_elements(plan, kind)
     rate = (device.mixed_update_rate if working else None) or device.update_rate
     seconds = elements * moved / rate + elements * _piece_seconds(law, device, moved)
+    seconds += _matrix_seconds(plan, full or kind, device)
     if device.kind == "cpu" or decodes:
         launches = _call_seconds(plan, kind, device)
     else:
@@ -106,7 +119,22 @@ def update_seconds(
     return TermSeconds(update=seconds, launch=launches)
 
 
-def _piece_seconds(law: OptimizerLaw, device: Device, moved: int) -> float:
+def _matrix_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
+    """Seconds of the products that update whole matrices, in bfloat16 where a device has it."""
+    law = optimizer_law(plan.optimizer)
+    if law.scope != "matrix":
+        return 0.0
+    wide: Precision = "float64" if plan.precision == "float64" else "float32"
+    rate = device.rate("bfloat16" if device.computes_in("bfloat16") else wide)
+    seconds = 0.0
+    for matrix in kind.matrices:
+        rows, columns = matrix.shape
+        product = 2 * min(rows, columns) * rows * columns
+        seconds += law.matrix_flop(rows, columns) / rate.curve.at(product)
+    return seconds
+
+
+def _piece_seconds(law: OptimizerLaw, device: Device, moved: float) -> float:
     """Seconds per element of what an update that is no fused kernel reads and writes again.
 
     Args:
@@ -114,7 +142,7 @@ def _piece_seconds(law: OptimizerLaw, device: Device, moved: int) -> float:
         device: the device.
         moved: bytes that a fused kernel would read and write for each element.
     """
-    again = max(0, 4 * law.accesses - moved)
+    again = max(0.0, 4 * law.accesses - moved)
     if law.fused or not again:
         return 0.0
     if device.kind != "cpu":
@@ -134,10 +162,12 @@ def _update_launches(plan: Plan, kind: LayerKind) -> int:
     in_pieces = converts or not optimizer_law(plan.optimizer).fused
     pieces = -(-updated_elements(plan, kind) // _CALL_ELEMENTS) if in_pieces else 1
     law = optimizer_law(plan.optimizer)
-    own = sum(1 for p in kind.parameters if p.tied_to is None)
+    own = len(kind.trained)
     # Weights are updated together only where none reads a norm of its own.
-    calls = (len(decays) if law.scope == "element" else own) + max(0, pieces - 1)
-    return calls * (_CALL_LAUNCHES + law.calls - 1 + (_CONVERSION_LAUNCHES if converts else 0))
+    calls = (own if law.scope == "tensor" else len(decays)) + max(0, pieces - 1)
+    launches = calls * (_CALL_LAUNCHES + (_CONVERSION_LAUNCHES if converts else 0))
+    several = len(kind.matrices) if law.scope == "matrix" else calls
+    return launches + several * (law.calls - 1)
 
 
 def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
@@ -150,7 +180,10 @@ def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
     """
     counts = [p.count for p in kind.trained]
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
-    calls = law.calls * sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
+    calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
+    # Beside matrices that are updated whole there are weights with a fused kernel.
+    several = len(kind.matrices) if law.scope == "matrix" else calls
+    calls += several * (law.calls - 1)
     seconds = calls * (device.update_call_seconds or device.launch_seconds)
     if plan.parameter_itemsize != _MASTER_BYTES:
         # A CPU runs what the host interprets too.

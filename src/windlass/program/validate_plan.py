@@ -230,9 +230,9 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
     if plan.precision == "float64" and plan.moments != "float32":
         yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
     yield from moment_errors(plan.optimizer or "adamw", plan.moments)
-    parts = plan.sharding.optimizer * int(plan.parallel.tensor)
-    if plan.is_offloaded("optimizer") and parts > 1:
-        yield from offloaded_optimizer_errors(plan.optimizer or "adamw")
+    if plan.is_offloaded("optimizer"):
+        parts = plan.sharding.optimizer * int(plan.parallel.tensor)
+        yield from offloaded_optimizer_errors(plan.optimizer or "adamw", parts)
     parameters, gradients = plan.offload.parameters, plan.offload.gradients
     if plan.is_offloaded("parameters") and not plan.is_offloaded("optimizer"):
         yield (
@@ -263,9 +263,16 @@ def moment_errors(optimizer: OptimizerName, moments: MomentFormat) -> Iterator[s
         )
 
 
-def offloaded_optimizer_errors(optimizer: OptimizerName) -> Iterator[str]:
-    """Why an optimizer's state cannot be offloaded where ranks hold parts of weights."""
-    if optimizer_law(optimizer).scope != "element":
+def offloaded_optimizer_errors(optimizer: OptimizerName, parts: int) -> Iterator[str]:
+    """Why an optimizer's state cannot be offloaded where so many ranks hold parts of weights."""
+    scope = optimizer_law(optimizer).scope
+    if scope == "matrix":
+        yield (
+            f"`train.optimizer` = {optimizer} with offloaded state, which is updated part by part: "
+            f"it updates whole matrices; set `offload.optimizer` = {DEVICE_TIER}, or "
+            "`train.optimizer` = adamw, lion or sgd"
+        )
+    elif scope == "tensor" and parts > 1:
         yield (
             f"`train.optimizer` = {optimizer} with offloaded state of which ranks hold parts: its "
             "norms of whole weights are summed in device memory only; set `offload.optimizer` = "

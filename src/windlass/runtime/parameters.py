@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
-from windlass.schema import MomentFormat, Plan, Precision, optimizer_law
+from windlass.schema import MomentFormat, OptimizerLaw, Plan, Precision, optimizer_law
 from windlass.torch_ext import CpuDevice, Device, StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -148,21 +148,27 @@ def add_gradients(
         torch._foreach_add_([to for to, _ in added], [of for _, of in added])
 
 
+_MATRIX = 2
+"""Dimensions of a matrix; weights with fewer never decay."""
+
+
+def is_hidden(index: int, stack: LayerStack) -> bool:
+    """Whether a layer is neither the first nor the last one."""
+    return 0 < index < len(stack.layers) - 1
+
+
 class StateFormat(NamedTuple):
     """What an optimizer keeps of each weight."""
 
-    number: int
-    """Number of moments."""
-    moments: MomentFormat
+    law: OptimizerLaw
+    """How many moments."""
+    moments: MomentFormat = "float32"
     """Their storage format."""
-
-
-ADAMW_STATE = StateFormat(2, "float32")
 
 
 def state_format(plan: Plan) -> StateFormat:
     """What the optimizer of a plan keeps of each weight."""
-    return StateFormat(optimizer_law(plan.optimizer).moments, plan.moments)
+    return StateFormat(optimizer_law(plan.optimizer), plan.moments)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -177,6 +183,8 @@ class MasterParameter(ModelParameter):
     """`Float[]`: number of updates so far, as torch's optimizers count them."""
     decays: bool
     """Whether weight decay applies; it does not to weights of one dimension."""
+    matrix: bool = False
+    """Whether it is a matrix between the first and the last layer, or a shard of one."""
     offset: int = 0
     """First element of this shard in the full weight; 0 for a full weight."""
 
@@ -281,7 +289,7 @@ def resident_layers(
     seed: int,
     precision: Precision,
     device: torch.device,
-    state: StateFormat = ADAMW_STATE,
+    state: StateFormat | None = None,
 ) -> tuple[ResidentLayer, ...]:
     """The tensors of a full layer stack, materialized layer by layer.
 
@@ -291,8 +299,9 @@ def resident_layers(
         seed: seed of the initial weights.
         precision: precision that layers compute in.
         device: device of all tensors.
-        state: number and storage format of the optimizer's moments.
+        state: number and storage format of the optimizer's moments; None means AdamW's.
     """
+    state = state or StateFormat(optimizer_law(None))
     weights: dict[str, ModelParameter] = {}
     layers = []
     for index, name in enumerate(stack.names):
@@ -303,7 +312,8 @@ def resident_layers(
             if full in stack.tied_weights:
                 continue
             if parameter.requires_grad:
-                owned.append(_parameter(full, parameter, precision, state))
+                is_matrix = parameter.dim() == _MATRIX and is_hidden(index, stack)
+                owned.append(_parameter(full, parameter, precision, state, matrix=is_matrix))
                 weights[full] = owned[-1]
             else:
                 frozen.append(frozen_parameter(full, parameter.to(DTYPES[precision])))
@@ -337,14 +347,16 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _parameter(
-    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat
+    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat, *, matrix: bool
 ) -> MasterParameter:
     master = parameter.detach().to(master_dtype(precision)).contiguous()
     if master.dtype == DTYPES[precision]:
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
-    return new_master_parameter(name, master, working, state, decays=master.dim() >= 2)
+    return new_master_parameter(
+        name, master, working, state, decays=master.dim() >= _MATRIX, matrix=matrix
+    )
 
 
 def frozen_parameter(name: str, working: Tensor) -> ModelParameter:
@@ -365,6 +377,7 @@ def new_master_parameter(
     state: StateFormat,
     *,
     decays: bool,
+    matrix: bool = False,
     offset: int = 0,
 ) -> MasterParameter:
     """A parameter, or a shard of one, before its first update.
@@ -375,11 +388,13 @@ def new_master_parameter(
         working: weights that layers compute with; may be the same tensor.
         state: number and storage format of the moments.
         decays: whether weight decay applies.
+        matrix: whether it is a matrix between the first and the last layer, or a shard of one.
         offset: first element of the shard in the full parameter.
     """
     shape, device = tuple(master.shape), master.device
     moments = tuple(
-        StoredMoment.zeros(state.moments, which, shape, device) for which in range(state.number)
+        StoredMoment.zeros(state.moments, which, shape, device)
+        for which in range(state.law.moments_of(matrix=matrix))
     )
     if master.dtype == torch.float64:
         moments = tuple(StoredMoment(moment.values.double()) for moment in moments)
@@ -391,6 +406,7 @@ def new_master_parameter(
         moments=moments,
         steps=torch.zeros((), device=master.device),
         decays=decays,
+        matrix=matrix,
         offset=offset,
     )
 

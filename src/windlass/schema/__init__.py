@@ -84,6 +84,7 @@ from windlass.schema.model_request import (
     ModelRequest,
 )
 from windlass.schema.optimizers import (
+    NEWTON_SCHULZ_STEPS,
     DefaultRate,
     OptimizerLaw,
     OptimizerName,
@@ -253,6 +254,7 @@ __all__ = [
     "MERGED_CHECKPOINT_FOLDER",
     "MOMENT_BLOCK",
     "MOMENT_TOLERANCE",
+    "NEWTON_SCHULZ_STEPS",
     "OWN_STACK",
     "PLAN_FILE",
     "PRECISION_BYTES",

@@ -219,6 +219,8 @@ class LayerKind(Document):
     is_embedding: bool = False
     """Whether the layer only looks up rows of its weights. It is never compiled, and its backward
     gives gradients of those rows only."""
+    is_hidden: bool = False
+    """Whether it is neither the first layer of the model nor the last."""
     selective_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
     """The costs, run eagerly, if only the outputs of large matrix products are saved: the backward
     passes begin with the recomputed ops. Empty if the layer cannot be recomputed selectively."""
@@ -242,6 +244,11 @@ class LayerKind(Document):
     def trained_count(self) -> int:
         """Number of elements that the layer owns and updates."""
         return sum(p.count for p in self.trained)
+
+    @cached_property
+    def matrices(self) -> tuple[ParameterInfo, ...]:
+        """The parameters that it updates and that optimizers of matrices update whole."""
+        return tuple(p for p in self.trained if self.is_hidden and len(p.shape) == 2)
 
     def replicated_count(self, axis: TensorAxis) -> int:
         """Number of elements that the layer updates and that the ranks of an axis replicate."""
@@ -296,7 +303,7 @@ class Graph(Document):
     fingerprint_excludes = frozenset(
         {
             "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
-            "kinds.fused_costs", "kinds.chooses_attention", "looks_ahead",
+            "kinds.fused_costs", "kinds.chooses_attention", "kinds.is_hidden", "looks_ahead",
         }
     )  # fmt: skip
 

@@ -298,31 +298,35 @@ class Plan(Document):
         """Whether layers compute with copies of float32 master weights."""
         return self.precision in ("bfloat16", "float16", "float8")
 
-    def moment_bytes(self, elements: int) -> int:
+    def moment_bytes(self, elements: int, *, matrix: bool = False) -> int:
         """Bytes of all moments of one weight with n elements, scales included.
 
         With two moments in int8 that is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes per element.
 
         Args:
             elements: number of elements n.
+            matrix: whether it is a matrix between the first and the last layer.
         """
         scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
         widening = 2 if self.precision == "float64" else 1
         moment = widening * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales
-        return optimizer_law(self.optimizer).moments * moment
+        return optimizer_law(self.optimizer).moments_of(matrix=matrix) * moment
 
-    def state_bytes(self, elements: int) -> int:
+    def state_bytes(self, elements: int, *, matrix: bool = False) -> int:
         """Bytes of one weight's optimizer state: moments, and master weights if they are separate.
 
         Args:
             elements: number of elements of the weight.
+            matrix: whether it is a matrix between the first and the last layer.
         """
-        return self.moment_bytes(elements) + (4 * elements if self.has_master_weights else 0)
+        moments = self.moment_bytes(elements, matrix=matrix)
+        return moments + (4 * elements if self.has_master_weights else 0)
 
     @property
     def optimizer_bytes_per_parameter(self) -> float:
-        """Bytes of optimizer state for each element of a large weight."""
-        return self.state_bytes(MOMENT_BLOCK) / MOMENT_BLOCK
+        """Bytes of optimizer state for each element of a large weight, of any kind the least."""
+        least = min(self.state_bytes(MOMENT_BLOCK, matrix=each) for each in (True, False))
+        return least / MOMENT_BLOCK
 
     @property
     def gradient_itemsize(self) -> int:

@@ -146,9 +146,9 @@ class TrainRequest(RequestTable):
     betas: tuple[Decay, Decay] | None = None
     """Decay of the first and of the second moment: AdamW's, or the two of Lion's one moment."""
     momentum: Decay | None = None
-    """Share of SGD's moment that remains after each step."""
-    nesterov: bool = False
-    """Whether SGD adds the gradient to the weights once more, ahead of its moment."""
+    """Share of SGD's or Muon's moment that remains after each step."""
+    nesterov: bool | None = None
+    """Whether SGD or Muon adds the gradient once more, ahead of its moment."""
     epsilon: float | None = Field(default=None, gt=0)
     """AdamW's epsilon, beside the root of the second moment; half the width of Lion's sign."""
     weight_decay: float | None = Field(default=None, ge=0)
@@ -204,14 +204,9 @@ class TrainRequest(RequestTable):
             value = getattr(self, key)
             if getattr(law, key) is None and value not in (None, unread):
                 yield (
-                    f"`{key}` = {value} with `optimizer` = {self.optimizer}, which has none; leave "
-                    "it out"
+                    f"`{key}` = {str(value).lower()} with `optimizer` = {self.optimizer}, which "
+                    "has none; leave it out"
                 )
-        if self.nesterov and law.momentum is None:
-            yield (
-                f"`nesterov` = true with `optimizer` = {self.optimizer}, which has no such form; "
-                "leave it out"
-            )
 
     @field_validator("clip")
     @classmethod
@@ -234,6 +229,7 @@ class TrainSettings(TrainRequest):
     learning_rate: float = Field(default=1e-3, gt=0)
     betas: tuple[Decay, Decay]
     momentum: Decay
+    nesterov: bool
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
 
@@ -252,14 +248,16 @@ class TrainSettings(TrainRequest):
 
 
 _OPTIMIZERS = get_args(OptimizerName)
-_UNREAD: dict[str, object] = {"betas": (0.9, 0.95), "momentum": 0.9, "epsilon": 1e-8}
+_UNREAD: dict[str, object] = {
+    "betas": (0.9, 0.95), "momentum": 0.9, "nesterov": False, "epsilon": 1e-8,
+}  # fmt: skip
 """Values of the settings that an optimizer does not read."""
 
 
 def optimizer_settings(name: OptimizerName) -> dict[str, object]:
     """Default of each setting that the optimizers share, by key of `train`."""
     law = optimizer_law(name)
-    read = {"betas": law.betas, "momentum": law.momentum, "epsilon": law.epsilon}
+    read = {key: getattr(law, key) for key in _UNREAD}
     chosen = {key: _UNREAD[key] if value is None else value for key, value in read.items()}
     return {**chosen, "weight_decay": law.weight_decay}
 

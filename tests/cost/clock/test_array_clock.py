@@ -16,7 +16,8 @@ from windlass.cost.predict import StepTotals, clock_totals, simulated_totals
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import PipelineSchedule, Plan
+from windlass.schema.optimizers import OtherOptimizer
+from windlass.schema.plan import DEVICE_TIER, PipelineSchedule, Plan
 
 ROUNDING = 1e-11
 """Relative error of sums in another order."""
@@ -41,12 +42,19 @@ def simulated(plan: Plan, graph: Graph, machine: Machine) -> float:
     return pace * sum(totals.by_kind.values()) + machine.fixed_seconds
 
 
-def errors(seed: int, count: int, *, accumulation: int = 0) -> list[float]:
+def errors(
+    seed: int, count: int, *, accumulation: int = 0, optimizer: OtherOptimizer | None = None
+) -> list[float]:
     """Errors of so many random plans; few micro-batches have none, but for rounding."""
     chance, found = random.Random(seed), []
     for _ in range(count):
         graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
         plan = draw(chance, graph, machine, accumulation=accumulation)
+        if optimizer is not None:
+            tier = plan.offload.optimizer if optimizer == "lion" else DEVICE_TIER
+            offload = plan.offload.model_copy(update={"optimizer": tier})
+            changes = {"optimizer": optimizer, "moments": "float32", "offload": offload}
+            plan = plan.model_copy(update=changes)
         columns, clock = PlanColumns.of([plan]), ArrayClock(plan, graph, machine)
         seconds = simulated(plan, graph, machine)
         found.append(abs(float(clock.step_seconds(columns)[0]) / seconds - 1))
@@ -57,6 +65,11 @@ def errors(seed: int, count: int, *, accumulation: int = 0) -> list[float]:
 
 def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
     assert max(errors(seed=1, count=60)) < ROUNDING
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "lamb", "muon"])
+def test_so_does_a_step_of_another_optimizer(optimizer: OtherOptimizer):
+    assert max(errors(seed=3, count=8, optimizer=optimizer)) < ROUNDING
 
 
 def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():

@@ -29,10 +29,17 @@ def settings_of(name: str, **changes: object) -> TrainSettings:
 
 def new_weights(settings: TrainSettings) -> list[MasterParameter]:
     draws = torch.Generator().manual_seed(0)
-    state = StateFormat(optimizer_law(settings.optimizer).moments, "float32")
+    state = StateFormat(optimizer_law(settings.optimizer))
     masters = [torch.randn(shape, generator=draws) for shape in SHAPES]
     return [
-        new_master_parameter(f"layer.{index}", master, master, state, decays=master.dim() >= 2)
+        new_master_parameter(
+            f"layer.{index}",
+            master,
+            master,
+            state,
+            decays=master.dim() >= 2,
+            matrix=master.dim() == 2,
+        )
         for index, master in enumerate(masters)
     ]
 
@@ -97,11 +104,22 @@ def _plain(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim
     return plain_optimizer(weights, s)
 
 
+def _muon(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    if weights[0].dim() < 2:
+        return _adamw(weights, s, decay)
+    return torch.optim.Muon(
+        weights, weight_decay=decay, momentum=s.momentum, nesterov=s.nesterov,
+        adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+
+
 ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
     ("adamw", {}, _adamw),
     ("sgd", {}, _sgd),
     ("sgd", {"nesterov": True, "momentum": 0.8}, _sgd),
     ("lion", {}, _lion),
+    ("muon", {}, _muon),
+    ("muon", {"nesterov": False}, _muon),
     ("lamb", {}, _plain),
     ("lamb", {"weight_decay": 0.0, "epsilon": 1e-15}, _lamb),
 ]

@@ -34,7 +34,9 @@ def test_a_plan_without_an_optimizer_is_of_adamw_and_keeps_its_fingerprint():
     assert "optimizer" not in PLAN.model_dump(exclude_none=True)
 
 
-@pytest.mark.parametrize(("name", "state"), [(None, 8), ("lion", 4), ("sgd", 4), ("lamb", 8)])
+@pytest.mark.parametrize(
+    ("name", "state"), [(None, 8), ("lion", 4), ("sgd", 4), ("lamb", 8), ("muon", 8)]
+)
 def test_a_moment_is_four_bytes_of_state_for_each_parameter(name: str | None, state: int):
     plan = PLAN.model_copy(update={"optimizer": name})
     assert plan.state_bytes(1000) == 1000 * state
@@ -63,10 +65,12 @@ def test_the_rate_of_lamb_goes_with_the_root_of_the_batch():
     assert rates == pytest.approx([5 / (2**3 * 1000), 5 / (2 * 1000)])
 
 
-def test_lamb_keeps_its_state_in_device_memory_where_ranks_hold_parts_of_it():
-    assert not list(offloaded_optimizer_errors("lion"))
-    (error,) = offloaded_optimizer_errors("lamb")
-    assert "set `offload.optimizer` = device" in error
+def test_an_optimizer_of_whole_weights_keeps_its_state_in_device_memory():
+    assert not list(offloaded_optimizer_errors("lion", 8))
+    assert not list(offloaded_optimizer_errors("lamb", 1))
+    for name, parts in (("lamb", 2), ("muon", 1)):
+        (error,) = offloaded_optimizer_errors(name, parts)
+        assert "set `offload.optimizer` = device" in error
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -131,6 +131,7 @@ def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
         parameters=tuple(info for info, _ in scope.parameters),
         costs=tuple(costs),
         is_embedding=is_embedding,
+        is_hidden=layer.place == "inner",
         selective_costs=selective,
         fused_costs=tuple(fused),
         chooses_attention=any(op.kind == "attention" for op in costs[0].forward),

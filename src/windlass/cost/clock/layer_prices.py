@@ -364,7 +364,7 @@ class LayerPrices:
         config, plan = key.config, self.state_plan(key)
         device, kinds = self.device(config), self.kinds(config.tensor)
         stack = self._machine.stack
-        costs = CommunicationCosts(plan, self._graph, self._machine)
+        costs, full = CommunicationCosts(plan, self._graph, self._machine), self._graph.kinds
         sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]
         moving = [0.0] * len(kinds)
         if config.optimizer_tier != DEVICE_TIER:
@@ -384,7 +384,13 @@ class LayerPrices:
             reduce=updating(partial(costs.state_seconds, "reduce_grads")),
             overlapped=updating(costs.overlapped_reduce_seconds),
             alternates=np.full(len(kinds), float(costs.alternates_reductions)),
-            update=np.array([update_seconds(plan, kind, device, stack).total for kind in kinds]),
+            update=np.array(
+                [
+                    update_seconds(plan, kind, device, stack, full=full[kind.name]).total
+                    + costs.whole_matrix_seconds(full[kind.name])
+                    for kind in kinds
+                ]
+            ),
             spread=updating(partial(costs.state_seconds, "all_gather_params")),
             moving=np.array(moving),
             norm_bytes=np.array([each.gradient_shard for each in sizes], dtype=np.float64),

@@ -16,6 +16,7 @@ from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import (
     context_errors,
+    offloaded_optimizer_errors,
     selective_recompute_errors,
     tensor_parallel_errors,
 )
@@ -34,7 +35,6 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
-    optimizer_law,
 )
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -218,8 +218,8 @@ class OpenChoices:
     def optimizer_tiers(self, precision: Precision) -> tuple[str, ...]:
         """Tiers for optimizer state, weights staying on the device."""
         pin = self.request.offload.optimizer
-        by_element = optimizer_law(self.request.train.optimizer).scope == "element"
-        offloads = precision != "float64" and (by_element or self.machine.devices == 1)
+        optimizer, parts = self.request.train.optimizer, self.machine.devices
+        offloads = precision != "float64" and not any(offloaded_optimizer_errors(optimizer, parts))
         tiers = offload_tiers(self.machine) if offloads and not self.graph.has_frozen else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
         return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)

@@ -13,6 +13,7 @@ from windlass.program import (
     capability_faults,
     context_errors,
     moment_errors,
+    offloaded_optimizer_errors,
     recomputable_layers,
 )
 from windlass.schema import (
@@ -25,7 +26,6 @@ from windlass.schema import (
     Plan,
     Request,
     ResolvedRequest,
-    optimizer_law,
 )
 from windlass.stacks import load_stack, stack_names
 from windlass.units import format_bytes
@@ -212,9 +212,9 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
-    if machine.devices > 1 and optimizer_law(request.train.optimizer).scope != "element":
+    if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):
         pin = f"`train.optimizer` = {request.train.optimizer}"
-        yield pin, "on several devices it updates whole weights in device memory"
+        yield pin, "here it updates whole weights in device memory"
 
 
 def _device_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:

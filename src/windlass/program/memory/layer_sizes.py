@@ -123,23 +123,34 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
 
 def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
     """Model state sizes of any layer of one kind, full or tensor-parallel shard, under a plan."""
-    counts = tuple(p.count for p in kind.trained)
     padded = padded_elements(kind.trained_count, plan)
     updated = padded // plan.sharding.optimizer
     frozen = padded_frozen_elements(kind.parameter_count - kind.trained_count, plan)
     weights = padded + frozen
-    is_sharded = plan.sharding.optimizer > 1  # then the state is one flat tensor for all weights
     return StateSizes(
         weights=weights * plan.parameter_itemsize,
         weight_shard=weights // plan.sharding.parameters * plan.parameter_itemsize,
         updated_weights=updated * plan.parameter_itemsize,
-        optimizer=plan.state_bytes(updated) if is_sharded else sum(map(plan.state_bytes, counts)),
+        optimizer=_optimizer_bytes(plan, kind, updated),
         gradients=padded * plan.gradient_itemsize,
         gradient_shard=updated * plan.gradient_itemsize,
         replicated_gradients=kind.replicated_count("all") * plan.gradient_itemsize,
         replicated_in_columns=kind.replicated_count("tokens") * plan.gradient_itemsize,
         replicated_in_rows=kind.replicated_count("features") * plan.gradient_itemsize,
     )
+
+
+def _optimizer_bytes(plan: Plan, kind: LayerKind, updated: int) -> int:
+    """Bytes of the optimizer state of a layer on one device, which updates so many elements of it.
+
+    Where it is sharded the state is one flat tensor, in which matrices have an even share.
+    """
+    matrices = {p.name: p.count for p in kind.matrices}
+    if plan.sharding.optimizer > 1:
+        in_matrices = sum(matrices.values()) // plan.sharding.optimizer
+        others = plan.state_bytes(updated - in_matrices)
+        return others + plan.state_bytes(in_matrices, matrix=True)
+    return sum(plan.state_bytes(p.count, matrix=p.name in matrices) for p in kind.trained)
 
 
 def sparse_gradient_bytes(plan: Plan, kind: LayerKind) -> int:

@@ -35,6 +35,7 @@ from windlass.runtime.parameters import (
     LayerParameters,
     ModelParameter,
     grad_accum_dtype,
+    is_hidden,
     master_dtype,
     persistent_buffers,
 )
@@ -116,6 +117,8 @@ class Segment(NamedTuple):
     shape: torch.Size
     decays: bool
     """Whether weight decay applies."""
+    matrix: bool
+    """Whether it is a matrix between the first and the last layer, or a piece of one."""
 
     @property
     def shard_slice(self) -> slice:
@@ -144,6 +147,8 @@ class LayerShard:
         self._groups, self._name, self._layer = groups, stack.names[index], layer
         self._device, self._dtype = context.device.torch_device, master_dtype(plan.precision)
         self._precision = plan.precision
+        self.is_hidden = is_hidden(index, stack)
+        """Whether the layer is neither the first nor the last one."""
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
         self.shapes = {self._full_name(n): torch.Size(part.shape) for n, part in parts.items()}
         """Shape of every weight that the layer computes with, by full name."""
@@ -242,6 +247,7 @@ class LayerShard:
                 yield Segment(
                     weight.name, low - weight.flat_offset, low - begin, shape,
                     decays=len(self.pieces[weight.name].full_shape) >= 2,
+                    matrix=len(self.pieces[weight.name].full_shape) == 2 and self.is_hidden,
                 )  # fmt: skip
 
     def checkpoint_name(self, segment: Segment) -> str:

@@ -26,6 +26,7 @@ from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
     LayerShard,
+    Segment,
     remote_layer_parameters,
     writes_checkpoint,
 )
@@ -79,6 +80,37 @@ class _ShardRanks:
         sums = torch.stack(rows)
         self._groups.sum_over_shards(sums)
         return {weight.name: row for weight, row in zip(shard.parameters, sums, strict=True)}
+
+    @property
+    def matrices(self) -> Sequence[str]:
+        """Full names of all matrices of the layer that are updated whole, in order."""
+        shard = self._local.shard
+        names = [weight.name for weight in shard.parameters] if shard.is_hidden else []
+        return [name for name in names if len(shard.pieces[name].full_shape) == 2]
+
+    def gather(self, name: str, own: Tensor | None) -> Tensor:
+        """A whole matrix, from the parts of all ranks; of equal parts the first counts."""
+        shard = self._local.shard
+        piece, device = shard.pieces[name], self._local.working.device
+        full = torch.zeros(piece.full_shape, dtype=self._dtype, device=device)
+        segment = self._segment(name)
+        if own is not None and segment is not None and shard.is_responsible_for(segment):
+            part = torch.zeros(piece.shape, dtype=self._dtype, device=device)
+            part.view(-1)[segment.weight_offset :][: own.numel()] = own.reshape(-1)
+            piece.write_into(full, part)
+        self._groups.sum_over_shards(full)
+        return full
+
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """This rank's part of a whole matrix, in the shape of its segment."""
+        segment = self._segment(name)
+        if segment is None:
+            return full.new_empty(0)
+        flat = self._local.shard.pieces[name].extract(full).reshape(-1)
+        return flat[segment.weight_offset :][: segment.shape.numel()].view(segment.shape)
+
+    def _segment(self, name: str) -> Segment | None:
+        return next((s for s in self._local.shard.segments if s.name == name), None)
 
 
 class ShardedStore:
@@ -150,7 +182,7 @@ class ShardedStore:
             parameters.append(
                 new_master_parameter(
                     segment.name, master, segment_working, state_format(self._plan),
-                    decays=segment.decays, offset=segment.weight_offset,
+                    decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
                 )
             )  # fmt: skip
         named = {f"{layer_name}.{n}": p.detach() for n, p in layer.named_parameters()}

@@ -164,7 +164,7 @@ class ShardedOffloadedStore(OffloadedStore):
         return [
             new_master_parameter(
                 segment.name, master, master, state_format(self._plan),
-                decays=segment.decays, offset=segment.weight_offset,
+                decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
             )
             for segment in shard.segments
             for master in (part[segment.shard_slice].view(segment.shape),)

@@ -16,7 +16,7 @@ from torch import Tensor
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
-from windlass.runtime.parameters import ADAMW_STATE, StateFormat
+from windlass.runtime.parameters import StateFormat
 from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 
@@ -114,7 +114,7 @@ class StateLayout:
 def state_layout(
     weights: Mapping[str, tuple[int, ...]],
     buffers: Sequence[tuple[str, Tensor]],
-    state: StateFormat = ADAMW_STATE,
+    state: StateFormat,
 ) -> StateLayout:
     """The layout of a layer that owns these weights.
 
@@ -159,7 +159,7 @@ def _regions(
 ) -> Iterator[tuple[str, TensorRegion]]:
     """The regions at the start of the file, in order, with their kinds."""
     yield "weight", tensor_region(weights, torch.float32)
-    for which, dtype in enumerate(moment_dtypes(state.moments)[: state.number], start=1):
+    for which, dtype in enumerate(moment_dtypes(state.moments)[: state.law.moments], start=1):
         yield f"moment{which}", tensor_region(weights, dtype)
     if state.moments == "int8":
         scales = {

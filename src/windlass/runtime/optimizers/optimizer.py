@@ -1,14 +1,14 @@
 """The optimizer of a run, for one layer at a time, and the global gradient norm."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizers import lamb
+from windlass.runtime.optimizers import lamb, muon
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
@@ -115,9 +115,14 @@ class Optimizer:
         """
         rate = learning_rate(self._settings, step)
         present = [weight for weight in weights if weight.gradient is not None]
+        ranks = ranks or SingleRank(present)
         if self._law.scope == "tensor":
-            self._update_by_norm(present, step, clip_divisor, ranks or SingleRank())
+            self._update_by_norm(present, step, clip_divisor, ranks)
             return
+        if self._law.scope == "matrix":
+            matrices = {weight.name: weight for weight in present if weight.matrix}
+            self._update_matrices(matrices, rate, clip_divisor, ranks)
+            present = [weight for weight in present if not weight.matrix]
         for decays in (True, False):
             decay = self._decay(decays)
             chunks = (
@@ -199,6 +204,35 @@ class Optimizer:
                 lamb.apply(chunk, ratio, steps[weight.decays])
                 if chunk.working is not None:
                     chunk.working.copy_(chunk.master)
+
+    def _update_matrices(
+        self,
+        weights: Mapping[str, MasterParameter],
+        rate: float,
+        clip_divisor: Tensor | None,
+        ranks: WeightRanks,
+    ) -> None:
+        """Takes one step of an update of whole matrices, one after the other.
+
+        Args:
+            weights: this rank's parts of a layer's matrices, by full name.
+            rate: learning rate.
+            clip_divisor: divisor of all gradients; None for 1.
+            ranks: the ranks that hold parts of the same matrices.
+        """
+        hyper = Hyperparameters(self._settings, rate, self._decay(decays=True), clip_divisor)
+        for name in ranks.matrices:
+            weight = weights.get(name)
+            own: Tensor | None = None
+            if weight is not None and weight.gradient is not None:
+                gradient, weight.gradient = weight.gradient.to(weight.master.dtype), None
+                own = muon.momentum_update(weight.moments[0].values, gradient, hyper)
+            full = ranks.gather(name, own)
+            part = ranks.part(name, muon.orthogonal(full))
+            if weight is not None and own is not None:
+                muon.apply(weight.master.detach(), part, tuple(full.shape), hyper)
+                weight.refresh_working_copy()
+                weight.steps.add_(1)
 
     def _decay(self, decays: bool) -> float:
         return self._settings.weight_decay if decays else 0.0

@@ -1,9 +1,11 @@
 """The ranks that hold parts of the same weights, as an update asks them for whole weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+from windlass.runtime.parameters import MasterParameter
 
 
 class WeightRanks(Protocol):
@@ -19,10 +21,43 @@ class WeightRanks(Protocol):
             own: what this rank's part of each weight contributes, by full name.
         """
 
+    @property
+    def matrices(self) -> Sequence[str]:
+        """Full names of all matrices of the layer that are updated whole, in order."""
+
+    def gather(self, name: str, own: Tensor | None) -> Tensor:
+        """A whole matrix, `[rows columns]`.
+
+        Args:
+            name: full name of the weight.
+            own: this rank's part; None for zeros.
+        """
+
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """This rank's part of a whole matrix, in the shape of its weight here."""
+
 
 class SingleRank:
-    """A rank that holds whole weights."""
+    """A rank that holds whole weights.
+
+    Args:
+        weights: the weights of a layer.
+    """
+
+    def __init__(self, weights: Sequence[MasterParameter]) -> None:
+        self.matrices = [weight.name for weight in weights if weight.matrix]
 
     def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The contributions themselves."""
         return own
+
+    def gather(self, name: str, own: Tensor | None) -> Tensor:
+        """The matrix itself."""
+        if own is None:
+            raise ValueError(f"`{name}` has no update, and no other rank has parts of it")
+        return own
+
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """The matrix itself."""
+        del name
+        return full

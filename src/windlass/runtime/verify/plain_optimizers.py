@@ -3,7 +3,8 @@
 They are torch's own where torch has them, and else the formulas of their papers, weight by weight.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -16,9 +17,18 @@ Groups = list[dict[str, Any]]
 
 
 def plain_optimizer(
-    parameters: Iterable[nn.Parameter], settings: TrainSettings
+    parameters: Iterable[nn.Parameter],
+    settings: TrainSettings,
+    *,
+    hidden: Iterable[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """The optimizer of a run; each step's learning rate is to be set in its groups."""
+    """The optimizer of a run; each step's learning rate is to be set in its groups.
+
+    Args:
+        parameters: all weights.
+        settings: of the run.
+        hidden: those between the first and the last layer.
+    """
     weights = list(parameters)
     groups: Groups = [
         {"params": [p for p in weights if p.dim() > 1]},
@@ -37,6 +47,9 @@ def plain_optimizer(
             )  # fmt: skip
         case "lion":
             return _PlainOptimizer(groups, decay, lambda *args: _lion(settings, *args))
+        case "muon":
+            inner = {id(weight) for weight in hidden if weight.dim() == 2}
+            return _PlainOptimizer(groups, decay, lambda *args: _muon(settings, inner, *args))
         case "lamb":
             return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
 
@@ -84,3 +97,40 @@ def _lamb(
     u = u + group["weight_decay"] * w
     scale = w.norm() / u.norm() if w.dim() > 1 and w.norm() > 0 and u.norm() > 0 else 1.0
     w.sub_(group["lr"] * scale * u)
+
+
+def _muon(
+    settings: TrainSettings,
+    inner: Collection[int],
+    w: Tensor,
+    g: Tensor,
+    state: dict[str, Any],
+    group: dict[str, Any],
+) -> None:
+    rate, decay = group["lr"], group["weight_decay"]
+    if id(w) not in inner:
+        _adamw(settings, w, g, state, group)
+        return
+    momentum = settings.momentum
+    m = state["m"] = momentum * state.get("m", torch.zeros_like(w)) + (1 - momentum) * g
+    u = (1 - momentum) * g + momentum * m if settings.nesterov else m
+    x = u if u.dtype == torch.float64 else u.to(torch.bfloat16)
+    tall = x.shape[0] > x.shape[1]
+    x = x.mT if tall else x
+    x = x / max(float(x.norm()), 1e-7)
+    for _ in range(5):
+        s = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    x = x.mT if tall else x
+    w.sub_(rate * decay * w + rate * 0.2 * math.sqrt(max(w.shape)) * x.to(w.dtype))
+
+
+def _adamw(
+    settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    beta1, beta2 = settings.betas
+    t = state["t"] = state.get("t", 0) + 1
+    m = state["m"] = beta1 * state.get("m", torch.zeros_like(w)) + (1 - beta1) * g
+    v = state["v"] = beta2 * state.get("v", torch.zeros_like(w)) + (1 - beta2) * g**2
+    root = (v / (1 - beta2**t)).sqrt() + settings.epsilon
+    w.sub_(group["lr"] * (m / (1 - beta1**t) / root + group["weight_decay"] * w))

@@ -64,7 +64,9 @@ def train_plainly(
         parameter.data = parameter.data.to(dtype)
     dropouts = _keyed_dropouts(layers)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = plain_optimizer(parameters, settings)
+    ends = {id(parameter) for end in (model[0], model[-1]) for parameter in end.parameters()}
+    hidden = [parameter for parameter in parameters if id(parameter) not in ends]
+    optimizer = plain_optimizer(parameters, settings, hidden=hidden)
     losses, norms, rates = [], [], []
     for step in range(1, settings.steps + 1):
         rates.append(plain_learning_rate(settings, step))

@@ -1,6 +1,7 @@
 """Optimizers as laws: what each keeps, reads and costs, in one value that every room reads."""
 
 from windlass.schema.optimizers.law import (
+    NEWTON_SCHULZ_STEPS,
     DefaultRate,
     OptimizerLaw,
     OptimizerName,
@@ -10,6 +11,7 @@ from windlass.schema.optimizers.law import (
 )
 
 __all__ = [
+    "NEWTON_SCHULZ_STEPS",
     "DefaultRate",
     "OptimizerLaw",
     "OptimizerName",

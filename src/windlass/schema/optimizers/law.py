@@ -14,13 +14,17 @@ from pydantic import Field
 
 from windlass.document import Document
 
-OtherOptimizer = Literal["lion", "sgd", "lamb"]
+OtherOptimizer = Literal["lion", "sgd", "lamb", "muon"]
 OptimizerName = Literal["adamw", OtherOptimizer]
 
-UpdateScope = Literal["element", "tensor"]
+UpdateScope = Literal["element", "tensor", "matrix"]
 """What the update of one element reads beside its own weight, gradient and moments. `element`:
 nothing, so that every kind of sharding is free. `tensor`: norms of the whole weight, which ranks
-that hold parts of it sum."""
+that hold parts of it sum. `matrix`: all of a matrix, which is gathered from them; other weights
+are updated by element."""
+
+NEWTON_SCHULZ_STEPS = 5
+"""Iterations that make an update of Muon orthogonal. Source: Jordan et al. 2024."""
 
 
 class DefaultRate(Document):
@@ -54,6 +58,8 @@ class OptimizerLaw(Document):
     scope: UpdateScope
     moments: int = Field(ge=0)
     """Moments of a weight, each in its shape."""
+    matrix_moments: int | None = None
+    """Those of matrices between the first and the last layer; None means no other number."""
     fused: bool
     """Whether torch updates in one kernel, which reads and writes every tensor once."""
     calls: int = Field(ge=1)
@@ -65,6 +71,8 @@ class OptimizerLaw(Document):
     """Default of `train.betas`; None if it has none, as with the next two."""
     momentum: float | None = None
     epsilon: float | None = None
+    nesterov: bool | None = None
+    """Default of `train.nesterov`; None if it has no such form."""
     weight_decay: float
     """Default of `train.weight_decay`."""
     learning_rate: DefaultRate | None = None
@@ -74,6 +82,26 @@ class OptimizerLaw(Document):
     def quantizes_moments(self) -> bool:
         """Whether moments can be stored in fewer bits: the codec is for a mean and a square."""
         return self.name == "adamw"
+
+    def moments_of(self, *, matrix: bool) -> int:
+        """Moments of a weight.
+
+        Args:
+            matrix: whether it is a matrix between the first and the last layer.
+        """
+        if matrix and self.matrix_moments is not None:
+            return self.matrix_moments
+        return self.moments
+
+    def matrix_flop(self, rows: int, columns: int) -> int:
+        """FLOP of the products that update one whole matrix, beside its elements.
+
+        Each Newton-Schulz iteration on `[a, b]`, a the shorter side, takes `4 a^2 b + 2 a^3`.
+        """
+        if self.scope != "matrix":
+            return 0
+        a, b = sorted((rows, columns))
+        return NEWTON_SCHULZ_STEPS * (4 * a * a * b + 2 * a**3)
 
     def first_moment(self, betas: tuple[float, float]) -> float:
         """The first moment after one update, as a share of the gradient: proofs read it there."""
