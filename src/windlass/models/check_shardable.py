@@ -62,8 +62,8 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
 
 def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) -> list[str]:
     layer, sharding = stack.layers[index], layer_sharding(stack, index)
-    if any(isinstance(module, LoraLinear) for module in layer.modules()):
-        return ["adapters are not cut over ranks yet; set `parallel.tensor` = 1"]
+    if tp_rank.columns > 1 and any(isinstance(each, LoraLinear) for each in layer.modules()):
+        return ["adapters are not cut over a grid of ranks; set `parallel.tensor` to one number"]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
         return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1
@@ -183,8 +183,7 @@ def _region_errors(sharding: LayerSharding, path: str) -> Iterator[str]:
 def _column_or_row_errors(
     sharding: LayerSharding, path: str, module: nn.Module, rule: ShardingRule, degree: int
 ) -> Iterator[str]:
-    has_torch_forward = type(module).forward is nn.Linear.forward
-    if not is_sparse(module) and not (isinstance(module, nn.Linear) and has_torch_forward):
+    if not is_sparse(module) and not _is_plain_linear(module):
         yield f"is a `{type(module).__name__}`; only an `nn.Linear` can be a {rule.style}"
         return
     if sharding.enclosing_region(path) is None:
@@ -196,10 +195,16 @@ def _column_or_row_errors(
         yield error
 
 
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module computes torch's linear product, perhaps with an adapter beside it."""
+    plain = (nn.Linear.forward, LoraLinear.forward)
+    return isinstance(module, nn.Linear) and type(module).forward in plain
+
+
 def _linear_errors(
     sharding: LayerSharding, path: str, module: nn.Module, *, last: bool
 ) -> Iterator[str]:
-    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+    if not _is_plain_linear(module):
         yield f"is a `{type(module).__name__}`; only an `nn.Linear` can be a linear"
     elif sharding.is_first or sharding.enclosing_region(path) is not None:
         yield (
@@ -213,6 +218,9 @@ def _linear_errors(
 def _vocabulary_errors(
     module: nn.Module, rule: ShardingRule, degree: int, *, first: bool, last: bool
 ) -> Iterator[str]:
+    if isinstance(module, LoraLinear):
+        yield "has an adapter, and its outputs are the vocabulary; leave it out of `lora.targets`"
+        return
     has_torch_forward = type(module).forward in (nn.Embedding.forward, nn.Linear.forward)
     in_place = first if isinstance(module, nn.Embedding) else last
     if not isinstance(module, (nn.Embedding, nn.Linear)) or not has_torch_forward or not in_place:

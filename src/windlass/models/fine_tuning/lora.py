@@ -56,6 +56,22 @@ class LoraLinear(nn.Linear):
         return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}"
 
 
+class RowLoraLinear(LoraLinear):
+    """A row-parallel rank's part: it takes the rank's inputs and gives a partial sum.
+
+    The partial sums of the ranks' products with A add up in the product with B, which all have.
+    """
+
+    ranks: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s in/t]` to a partial sum of `[b s out]`."""
+        update = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+        # Each rank adds its share of the bias, as in `RowLinear`.
+        bias = None if self.bias is None else self.bias * (1 / self.ranks)
+        return torch.add(functional.linear(x, self.weight, bias), update, alpha=self.scale)
+
+
 def is_adapter(parameter: str) -> bool:
     """Whether a parameter's name is that of an adapter's factor."""
     return parameter.rpartition(".")[2] in ("lora_a", "lora_b")

@@ -17,6 +17,7 @@ its outputs. Source: Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 import torch
 from torch import nn
 
+from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import set_layer_loss
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
@@ -124,6 +125,10 @@ def _shard_submodule(
         module.register_forward_hook(ScatterTokens(tp_rank))
     elif is_sparse(module) and rule.style in ("column", "row"):
         shard_sparse_module(module, SparseShard(rule, shard.number, shard.total))
+    elif isinstance(module, LoraLinear) and rule.style in ("column", "row"):
+        module.out_features, module.in_features = module.weight.shape
+        if rule.style == "row":
+            _change_class(module, RowLoraLinear, ranks=tp_rank.degree)
     elif isinstance(module, nn.Embedding) and rule.style == "vocabulary":
         _shard_embedding(module, rule, tp_rank)
     elif isinstance(module, nn.Linear) and rule.style == "linear":

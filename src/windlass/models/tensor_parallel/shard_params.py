@@ -1,7 +1,7 @@
 """Which part of each parameter of a layer one tensor-parallel rank has."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -160,6 +160,12 @@ def _param_shard(
         axis: TensorAxis | None = None if shard.total == tp_rank.degree else "features"
         ranges = (first, *replicated.ranges[1:])
         return ParamShard(full_shape=shape, ranges=ranges, replicated_over=axis)
+    if leaf == "lora_b" and rule.style == "column":
+        return replace(replicated, ranges=(_row_ranges(rule, shape[0], tp_rank, shard), None),
+                       replicated_over=None)  # fmt: skip
+    if leaf == "lora_a" and rule.style == "row":
+        return replace(replicated, ranges=(None, _row_ranges(rule, shape[1], tp_rank, shard)),
+                       replicated_over=None)  # fmt: skip
     if leaf == "weight":
         outputs, inputs = shape
         weight_ranges: tuple[tuple[IndexRange, ...] | None, ...]
