@@ -23,6 +23,10 @@ from .check_shardable import (
 from .config import (
     TransformerConfig,
 )
+from .fine_tuning.lora import (
+    LoraLinear,
+    is_adapter,
+)
 from .fused_loss.projection import (
     can_fuse_loss,
     fuse_loss,
@@ -48,6 +52,11 @@ from .huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
     tokenizer_file,
+)
+from .huggingface.peft_adapter import (
+    PeftAdapter,
+    linear_layers,
+    peft_adapter,
 )
 from .init_weights import (
     meta_copy,
@@ -109,7 +118,9 @@ __all__ = [
     "GgufLayout",
     "GgufVocabulary",
     "LayerStack",
+    "LoraLinear",
     "ParamShard",
+    "PeftAdapter",
     "SampleShard",
     "ShardedDropout",
     "ShardingRule",
@@ -132,6 +143,7 @@ __all__ = [
     "gguf_vocabulary",
     "has_config",
     "in_loss_precision",
+    "is_adapter",
     "is_causal",
     "is_embedding_only",
     "is_huggingface",
@@ -140,6 +152,7 @@ __all__ = [
     "layer_sharding",
     "layer_stack_of",
     "layer_that_looks_ahead",
+    "linear_layers",
     "materialize_layer",
     "meta_copy",
     "model_config",
@@ -147,6 +160,7 @@ __all__ = [
     "pad_vocabulary",
     "padded_linear",
     "param_shards",
+    "peft_adapter",
     "published_parameter_count",
     "reduce_scatter",
     "running_statistics",

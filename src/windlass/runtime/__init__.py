@@ -16,6 +16,9 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.export_adapter import (
+    export_adapter,
+)
 from windlass.runtime.checkpoint.export_gguf import (
     export_gguf,
 )
@@ -164,6 +167,7 @@ __all__ = [
     "convert_checkpoint",
     "create_store_file",
     "destroy_process_group",
+    "export_adapter",
     "export_gguf",
     "export_huggingface",
     "export_masks",

@@ -54,8 +54,9 @@ def export(
     Args:
         run: folder, name, the first characters of its id, or `last`.
         to: `hf` or `hf:DIR` for a folder that `transformers` loads, `gguf` or `gguf:FILE` for a
-            file that llama.cpp loads (new ones in the run folder unless named), or a safetensors
-            file with our names; None writes none.
+            file that llama.cpp loads, `peft` or `peft:DIR` for a folder with the adapters alone
+            (new ones in the run folder unless named), or a safetensors file with our names; the
+            others have adapters merged. None writes none.
         masks: file of the masks, which `sparsity.mask` takes; None writes none.
         root: the folder that holds the run folders.
         model: the model of a run that was given it as an object.
@@ -96,7 +97,7 @@ def export(
 
 
 class _Target(NamedTuple):
-    format: Literal["safetensors", "hf", "gguf"]
+    format: Literal["safetensors", "hf", "gguf", "peft"]
     path: Path
 
 
@@ -105,6 +106,8 @@ def _target(to: str, run: Path, step: int) -> _Target:
     name, colon, place = to.partition(":")
     if name == "hf" and (place or not colon):
         return _Target("hf", Path(place).expanduser() if place else run / f"hf-step-{step}")
+    if name == "peft" and (place or not colon):
+        return _Target("peft", Path(place).expanduser() if place else run / f"peft-step-{step}")
     if name == "gguf" and (place or not colon):
         return _Target("gguf", Path(place).expanduser() if place else run / f"step-{step}.gguf")
     return _Target("safetensors", Path(to))
@@ -123,8 +126,8 @@ def _write(
         RequestError: the model is one of the user's own, which Hugging Face does not know.
         WindlassError: what else keeps them from being written.
     """
-    from windlass.models import export_layout
-    from windlass.runtime import export_huggingface, export_weights
+    from windlass.models import export_layout, peft_adapter
+    from windlass.runtime import export_adapter, export_huggingface, export_weights
 
     if target.format == "safetensors":
         export_weights(checkpoint, stack, target.path)
@@ -135,6 +138,14 @@ def _write(
             "it as one file (`--to FILE.safetensors`)"
         )
     config = apply_model_arguments(model_config(identity.name), model_arguments(identity))
+    if target.format == "peft":
+        if identity.lora is None:
+            raise RequestError(
+                "the run trained no adapter (`lora.rank`); export its weights by `--to hf:DIR`"
+            )
+        adapter = peft_adapter(config, stack, identity.lora)
+        export_adapter(checkpoint, stack, adapter, target.path)
+        return
     file = tokenizer if tokenizer.is_file() else None
     layout = export_layout(config, stack.tied_weights, tokenizer=file)
     if target.format == "hf":

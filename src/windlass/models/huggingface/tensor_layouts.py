@@ -50,10 +50,18 @@ class TensorNames:
             parameter: its full name.
             value: `[rows columns]` or `[rows]`; on the meta device only shapes are right.
         """
+        transposed = self.family.rule(parameter)[0].layout == "transposed"
+        return self.split_rows(parameter, value.t() if transposed else value)
+
+    def split_rows(self, parameter: str, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
+        """The sources of a parameter with their parts of a tensor that has a row for each of its.
+
+        Args:
+            parameter: its full name.
+            value: `[rows ...]`; on the meta device only shapes are right.
+        """
         layout = self.family.rule(parameter)[0].layout
-        if layout == "transposed":
-            value = value.t()
-        elif layout is not None and not value.is_meta:
+        if layout not in (None, "transposed") and not value.is_meta:
             value = value[_row_order(layout, self.config).argsort()]
         names = self.sources(parameter)
         if len(names) == 1:

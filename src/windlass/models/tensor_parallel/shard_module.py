@@ -125,19 +125,25 @@ def _shard_submodule(
         module.register_forward_hook(ScatterTokens(tp_rank))
     elif is_sparse(module) and rule.style in ("column", "row"):
         shard_sparse_module(module, SparseShard(rule, shard.number, shard.total))
-    elif isinstance(module, LoraLinear) and rule.style in ("column", "row"):
-        module.out_features, module.in_features = module.weight.shape
-        if rule.style == "row":
-            _change_class(module, RowLoraLinear, ranks=tp_rank.degree)
     elif isinstance(module, nn.Embedding) and rule.style == "vocabulary":
         _shard_embedding(module, rule, tp_rank)
-    elif isinstance(module, nn.Linear) and rule.style == "linear":
+    elif isinstance(module, nn.Linear):
+        _shard_linear(module, rule, tp_rank, shard)
+
+
+def _shard_linear(
+    module: nn.Linear, rule: ShardingRule, tp_rank: TensorParallelRank, shard: EqualShard
+) -> None:
+    if rule.style == "linear":
         if tp_rank.columns > 1:
             module.in_features = module.weight.shape[1]
             _change_class(module, GridLinear, tp_rank=tp_rank)
-    elif isinstance(module, nn.Linear) and rule.style in _SHARDED_LINEARS:
+    elif rule.style in _SHARDED_LINEARS:
         module.out_features, module.in_features = module.weight.shape
-        if rule.style != "column" or tp_rank.columns > 1:
+        if isinstance(module, LoraLinear):
+            if rule.style == "row":
+                _change_class(module, RowLoraLinear, ranks=tp_rank.degree)
+        elif rule.style != "column" or tp_rank.columns > 1:
             is_sharded = shard.total == tp_rank.degree
             new_class = _SHARDED_LINEARS[rule.style]
             _change_class(module, new_class, tp_rank=tp_rank, is_sharded=is_sharded)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import CheckpointError
-from windlass.models import LayerStack, meta_copy
+from windlass.models import LayerStack, LoraLinear, is_adapter, meta_copy
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.safetensors_io import read_tensor, stream_tensors
 from windlass.sparsity import BlockSparseLinear, LayerMask, MaskedLinear, save_masks
@@ -100,7 +100,10 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
 def dense_tensors(
     stack: LayerStack, index: int, checkpoint: Checkpoint | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and dense value of each tensor of a layer; on the meta device without a checkpoint."""
+    """Name and dense value of each tensor of a layer; on the meta device without a checkpoint.
+
+    Adapters are merged into the weights beside which they stand.
+    """
     name = stack.names[index]
     layer = meta_copy(stack.layers[index])
     file = None if checkpoint is None else checkpoint.path / layer_file(index)
@@ -109,16 +112,27 @@ def dense_tensors(
         full_name = f"{name}.{path}"
         owner, _, leaf = path.rpartition(".")
         module = sparse.get(owner)
-        if full_name in stack.tied_weights or (module is not None and leaf in _MASKS):
+        is_part = is_adapter(path) or (module is not None and leaf in _MASKS)
+        if full_name in stack.tied_weights or is_part:
             continue
         kind = "weight" if isinstance(tensor, nn.Parameter) else "buffer"
         value = tensor if file is None else read_tensor(file, f"{kind}/{full_name}")
+        if file is not None and leaf == "weight":
+            value = _merged(value, layer.get_submodule(owner), file, f"{name}.{owner}")
         if isinstance(module, BlockSparseLinear) and leaf == "values":
             module.values = nn.Parameter(value, requires_grad=False)
             if file is not None:
                 module.blocks = read_tensor(file, f"buffer/{name}.{owner}.blocks")
             full_name, value = f"{full_name.removesuffix('values')}weight", module.dense_weight()
         yield full_name, value
+
+
+def _merged(weight: Tensor, module: nn.Module, file: Path, name: str) -> Tensor:
+    """A weight with the adapter beside it, if there is one, in the adapter's type."""
+    if not isinstance(module, LoraLinear):
+        return weight
+    a, b = (read_tensor(file, f"weight/{name}.lora_{each}") for each in "ab")
+    return torch.addmm(weight.to(a.dtype), b, a, alpha=module.scale)
 
 
 _SPARSE = (BlockSparseLinear, MaskedLinear)

@@ -53,15 +53,16 @@ def export(
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights of a run, in full: absent ones are zeros.
+    """Write the weights of a run, in full: absent ones are zeros, adapters are merged.
 
     For example: `windlass export last --to hf:my-model`, or `windlass export last --to
     weights.safetensors --masks masks.safetensors`.
 
     Args:
         run: Folder, name, the first characters of its id, or `last`.
-        to: `hf:DIR` for a Hugging Face folder, `gguf:FILE` for llama.cpp (`hf` and `gguf` make
-            them in the run folder), or one safetensors file.
+        to: `hf:DIR` for a Hugging Face folder, `gguf:FILE` for llama.cpp, `peft:DIR` for the
+            adapters alone (`hf`, `gguf` and `peft` make them in the run folder), or one
+            safetensors file.
         masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
         runs: The folder that holds the run folders.
         as_json: Print what was written as JSON.

@@ -1,0 +1,49 @@
+"""Adapters of a checkpoint as a folder of PEFT."""
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+from torch import Tensor
+
+from windlass.atomic_files import atomic_write, fsync_folder, storage_errors
+from windlass.models import LayerStack, PeftAdapter, linear_layers
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
+from windlass.runtime.checkpoint.export_huggingface import require_new_folder
+from windlass.runtime.checkpoint.safetensors_io import read_tensor, write_tensors
+
+
+def export_adapter(
+    checkpoint: Checkpoint, stack: LayerStack, adapter: PeftAdapter, to: Path
+) -> None:
+    """Writes a folder that PEFT loads beside the base model, whole or not at all.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model; its weights are not touched.
+        adapter: names and configuration.
+        to: the folder, which does not exist yet or is empty.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+        StorageError: the folder is not empty, or the disk is full or not writable.
+    """
+    require_new_folder(to)
+    tensors: dict[str, Tensor] = {}
+    for linear in linear_layers(stack, adapted=True):
+        index = next(i for i, name in enumerate(stack.names) if f"{linear}.".startswith(f"{name}."))
+        file = checkpoint.path / layer_file(index)
+        a, b = (read_tensor(file, f"weight/{linear}.lora_{each}") for each in "ab")
+        tensors |= adapter.tensors(linear, a, b)
+    partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
+    with storage_errors(to):
+        try:
+            partial.mkdir(parents=True)
+            content = json.dumps(adapter.config, indent=2, sort_keys=True) + "\n"
+            atomic_write(partial / "adapter_config.json", content)
+            write_tensors(partial / "adapter_model.safetensors", sorted(tensors.items()))
+            partial.replace(to)
+            fsync_folder(to.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
