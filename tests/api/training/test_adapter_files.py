@@ -52,7 +52,7 @@ def trained(home: Path, folder: Path, *overrides: str) -> Path:
     ("model_type", "targets"),
     [
         ("llama", ()),
-        pytest.param("gpt2", ("lora.targets=[\"attention.*\"]",), marks=pytest.mark.slow),
+        pytest.param("gpt2", ('lora.targets=["attention.*"]',), marks=pytest.mark.slow),
     ],
 )
 def test_peft_computes_with_an_exported_adapter_what_the_merged_model_computes(
