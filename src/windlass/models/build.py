@@ -15,7 +15,12 @@ from windlass.models.fine_tuning.lora import add_adapters, is_adapter
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.init_weights import set_parameter
-from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
+from windlass.models.layer_stack import (
+    LayerStack,
+    layer_stack_from_module,
+    materialize_layer,
+    named_layers,
+)
 from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
@@ -168,7 +173,8 @@ def _make_trainable(
     if sparsity is not None:
         make_sparse(model, name, sparsity, seed=seed)
     if lora is not None:
-        add_adapters(model, name, lora, seed=seed)
+        layers = [layer for layer, _ in named_layers(model)]
+        add_adapters(model, name, layers, lora, seed=seed)
     freeze_weights(model, name, frozen or ())
 
 

@@ -4,6 +4,7 @@ Source: Hu et al. 2021, LoRA, arXiv:2106.09685; initial values as in PEFT.
 """
 
 import math
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,7 +13,6 @@ from torch.nn import functional
 
 from windlass.errors import ModelError
 from windlass.models.init_weights import keyed_generator
-from windlass.models.layer_stack import named_layers
 from windlass.schema import LoraRequest
 
 
@@ -77,12 +77,15 @@ def is_adapter(parameter: str) -> bool:
     return parameter.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
-def add_adapters(model: nn.Module, name: str, request: LoraRequest, *, seed: int) -> None:
+def add_adapters(
+    model: nn.Module, name: str, layers: Sequence[str], request: LoraRequest, *, seed: int
+) -> None:
     """Puts adapters beside linear layers and freezes all other weights, in place.
 
     Args:
         model: a sequence of layers, on the meta device or with real weights.
         name: the model's name in messages.
+        layers: names of the layers in order; those between the first and the last are blocks.
         request: rank, scale, and which layers.
         seed: random seed of all weights of the model.
 
@@ -90,7 +93,7 @@ def add_adapters(model: nn.Module, name: str, request: LoraRequest, *, seed: int
         ModelError: a pattern matches no linear layer, or one without its usual product.
     """
     model.requires_grad_(requires_grad=False)
-    for path in _targets(model, name, request):
+    for path in _targets(model, name, layers[1:-1], request):
         base = model.get_submodule(path)
         if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
             raise ModelError(
@@ -104,7 +107,7 @@ def add_adapters(model: nn.Module, name: str, request: LoraRequest, *, seed: int
         setattr(model.get_submodule(owner), leaf, adapted.train(base.training))
 
 
-def _targets(model: nn.Module, name: str, request: LoraRequest) -> list[str]:
+def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRequest) -> list[str]:
     """Full names of the linear layers that get an adapter.
 
     Raises:
@@ -112,7 +115,6 @@ def _targets(model: nn.Module, name: str, request: LoraRequest) -> list[str]:
     """
     linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if request.targets is None:
-        _, *blocks, _ = [layer for layer, _ in named_layers(model)] or ("", "")
         inner = tuple(f"{block}." for block in blocks)
         targets = [path for path in linears if path.startswith(inner) or path in blocks]
         if not targets:
