@@ -91,6 +91,17 @@ def test_a_score_does_not_depend_on_what_else_is_scored(
     assert last.nats == pytest.approx(alone.nats, abs=SUM_ERROR)
 
 
+@pytest.mark.parametrize("phases", [2, 4, 99])
+def test_a_model_whose_layers_take_turns_in_memory_gives_the_same_scores_bit_for_bit(
+    trained: tuple[LayerStack, Checkpoint], phases: int
+) -> None:
+    choices = [EncodedChoice(tuple(b"word1 w"[:n]), tuple(b"ord2")) for n in range(1, 7)] * 150
+
+    streamed = log_likelihoods(InferenceModel(*trained, phases=phases), choices)
+
+    assert streamed == log_likelihoods(InferenceModel(*trained), choices)
+
+
 @pytest.mark.parametrize(
     ("before", "choice", "reason"),
     [((), (1,), "at least one"), ((1,), (), "at least one"), ((1,), (1,) * 17, "accepts 16")],

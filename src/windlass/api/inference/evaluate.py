@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.inference.language_model import LanguageModel, load_language_model
+from windlass.api.inference.language_model import (
+    LanguageModel,
+    load_language_model,
+    streamed_language_model,
+)
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS
 from windlass.errors import InputErrors, RequestError
@@ -21,6 +25,7 @@ def evaluate(
     *tasks: "Task | Path | str",
     shots: int | None = None,
     step: int | None = None,
+    phases: int = 1,
     root: Path | str = RUNS,
     progress: Progress | None = None,
 ) -> tuple[TaskScore, ...]:
@@ -33,6 +38,8 @@ def evaluate(
         tasks: tasks, or their TOML files.
         shots: solved questions before each question; None means as many as a task says.
         step: step of the checkpoint; None means the newest good one.
+        phases: groups of layers that take turns in memory, for a model that is too large for it;
+            1 keeps all layers. Scores are the same.
         root: the folder that holds the run folders.
         progress: called with how many tasks are done.
 
@@ -53,15 +60,15 @@ def evaluate(
         raise RequestError("no task is named; name the TOML file of one")
     asked = [load_task(Path(task)) if isinstance(task, str | Path) else task for task in tasks]
     asked = asked if shots is None else [task.with_shots(shots) for task in asked]
-    model = load_language_model(run, step=step, root=root)
-    encoded = [_encode(model, task) for task in asked]
     scores = []
-    for number, (task, choices) in enumerate(zip(asked, encoded, strict=True)):
-        if progress is not None:
-            progress("evaluating", number, len(asked))
-        scores.append(_score(model, task, choices))
-        name = f"step-{model.step:08d}.{task.name}.{task.shots}-shot.json"
-        scores[-1].save(model.folder / EVALUATIONS_FOLDER / name)
+    with streamed_language_model(run, step=step, root=root, phases=phases) as model:
+        encoded = [_encode(model, task) for task in asked]
+        for number, (task, choices) in enumerate(zip(asked, encoded, strict=True)):
+            if progress is not None:
+                progress("evaluating", number, len(asked))
+            scores.append(_score(model, task, choices))
+            name = f"step-{model.step:08d}.{task.name}.{task.shots}-shot.json"
+            scores[-1].save(model.folder / EVALUATIONS_FOLDER / name)
     return tuple(scores)
 
 

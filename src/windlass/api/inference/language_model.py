@@ -1,6 +1,7 @@
 """The model of a run with its tokenizer, loaded from any of its checkpoints."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,9 +101,33 @@ def load_language_model(
         RequestError: its model does not predict the next token, or it has no tokenizer.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
+    with streamed_language_model(run, step=step, root=root, phases=1) as model:
+        return model
+
+
+@contextmanager
+def streamed_language_model(
+    run: str | Path, *, step: int | None, root: Path | str, phases: int
+) -> Iterator[LanguageModel]:
+    """The model of a run whose layers take turns in memory, while the context is open.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        step: step of the checkpoint; None means the newest good one.
+        root: the folder that holds the run folders.
+        phases: groups of layers; 1 loads all of them, which stay when the context is closed.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        RequestError: its model does not predict the next token, or it has no tokenizer; or
+            `phases` is no number of groups.
+        CheckpointError: it has no such checkpoint, or none that is whole.
+    """
     from windlass.data import load_tokenizer
     from windlass.runtime import InferenceModel, merge_shards
 
+    if phases < 1:
+        raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
     record = load(run, root=root)
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
@@ -113,13 +138,12 @@ def load_language_model(
     stack = NO_OBJECTS.stack(request.model_identity, seed=None)
     with TemporaryDirectory(dir=record.folder) as folder:
         merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
-        model = InferenceModel(stack, merged)
-    return LanguageModel(
-        folder=record.folder,
-        step=checkpoint.manifest.step,
-        model=model,
-        tokenizer=load_tokenizer(record.folder / TOKENIZER_FILE),
-    )
+        yield LanguageModel(
+            folder=record.folder,
+            step=checkpoint.manifest.step,
+            model=InferenceModel(stack, merged, phases=phases),
+            tokenizer=load_tokenizer(record.folder / TOKENIZER_FILE),
+        )
 
 
 def _require_language_model(record: RunRecord, model: str) -> None:

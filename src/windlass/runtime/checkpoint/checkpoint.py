@@ -238,7 +238,11 @@ def verify_checkpoint(path: Path) -> Manifest:
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint, layers: Sequence[ResidentLayer], *, moments: bool = True
+    checkpoint: Checkpoint,
+    layers: Sequence[ResidentLayer],
+    *,
+    moments: bool = True,
+    indices: Sequence[int] | None = None,
 ) -> None:
     """Loads a checkpoint into the tensors of full layers.
 
@@ -246,11 +250,13 @@ def load_checkpoint(
         checkpoint: a complete checkpoint, with every layer in one file.
         layers: layers of the same model, in any precision and with moments in any format.
         moments: whether to load optimizer state.
+        indices: the place of each layer in the model; None means that the layers are all of it.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.
     """
-    for index, layer in enumerate(layers):
+    places = range(len(layers)) if indices is None else indices
+    for index, layer in zip(places, layers, strict=True):
         file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
         tensors = dict(layer.checkpoint_tensors(moments=False))
         if moments:

@@ -1,6 +1,8 @@
-"""A trained model whose weights stay in memory, as a function from tokens to logits."""
+"""A trained model as a function from tokens to logits, in memory or streamed layer by layer."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from windlass.models import Attention, LayerStack, can_cache_tokens, set_first_p
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from windlass.runtime.inference.kv_cache import KeyValueCaches
 from windlass.runtime.layer_templates import layer_templates
-from windlass.runtime.parameters import resident_layers
+from windlass.runtime.parameters import ResidentLayer, resident_layers
 from windlass.schema import Precision
 
 
@@ -22,6 +24,8 @@ class InferenceModel:
             the model begins with.
         precision: precision that layers compute in.
         device: torch device name.
+        phases: groups of layers that take turns in memory, whose weights are read from the
+            checkpoint each time; 1 keeps all.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.
@@ -34,27 +38,77 @@ class InferenceModel:
         *,
         precision: Precision = "float32",
         device: str = "cpu",
+        phases: int = 1,
     ) -> None:
         self.max_sequence = stack.max_sequence
         """Longest sequence that it reads; None if it sets no limit."""
-        self._device = torch.device(device)
-        self._layers = resident_layers(stack, seed=0, precision=precision, device=self._device)
-        if checkpoint is not None:
-            load_checkpoint(checkpoint, self._layers, moments=False)
+        self._stack, self._checkpoint = stack, checkpoint
+        self._precision, self._device = precision, torch.device(device)
         self._templates = layer_templates(stack, compiled=False)
         self._caches_tokens = can_cache_tokens(stack.layers)
+        count = len(stack.layers)
+        phases = min(phases, count)
+        ends = [count * phase // phases for phase in range(phases + 1)]
+        self._phases = list(itertools.starmap(range, itertools.pairwise(ends)))
+        self._layers = self._load(self._phases[0]) if phases == 1 else None
 
-    @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits `Float[b s v]` for tokens `Int[b s]`, which may be on any device."""
-        x = tokens.to(self._device)
-        for layer, template in zip(self._layers, self._templates, strict=True):
-            x = template.raw_output(layer.weights, layer.buffers, x)
+        (logits,) = self.logits_of_batches([tokens])
+        return logits
+
+    def logits_of_batches(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Logits `Float[b s v]` for each batch of tokens `Int[b s]`, as they are asked for.
+
+        All batches pass through one phase before the next one is loaded.
+        """
+        values = [tokens.to(self._device) for tokens in batches]
+        for phase in self._phases:
+            layers = self._load(phase) if self._layers is None else self._layers
+            for place, x in enumerate(values):
+                with torch.no_grad():
+                    output = self._forward(phase, layers, x)
+                if phase is self._phases[-1]:
+                    yield output
+                else:
+                    values[place] = output
+
+    def _forward(self, phase: range, layers: Sequence[ResidentLayer], x: Tensor) -> Tensor:
+        for index, layer in zip(phase, layers, strict=True):
+            x = self._templates[index].raw_output(layer.weights, layer.buffers, x)
         return x
 
+    def _load(self, phase: range) -> tuple[ResidentLayer, ...]:
+        """The layers of a phase, and for as long those whose weights they share."""
+        stack = self._stack
+        owners = {
+            owner
+            for full, owner in stack.tied_weights.items()
+            if any(full.startswith(f"{stack.names[index]}.") for index in phase)
+        }
+        indices = [
+            index
+            for index, name in enumerate(stack.names)
+            if index in phase or any(owner.startswith(f"{name}.") for owner in owners)
+        ]
+        part = replace(
+            stack,
+            layers=tuple(stack.layers[index] for index in indices),
+            names=tuple(stack.names[index] for index in indices),
+            kinds=tuple(stack.kinds[index] for index in indices),
+        )
+        layers = resident_layers(part, seed=0, precision=self._precision, device=self._device)
+        if self._checkpoint is not None:
+            load_checkpoint(self._checkpoint, layers, moments=False, indices=indices)
+        return tuple(layer for index, layer in zip(indices, layers, strict=True) if index in phase)
+
     def new_caches(self) -> KeyValueCaches | None:
-        """Caches for one text; None for a model of the user's own, which may look anywhere."""
-        if not self._caches_tokens:
+        """Caches for one text.
+
+        Returns:
+            None for a model of the user's own, which may look anywhere, and for a streamed one.
+        """
+        if not self._caches_tokens or self._layers is None:
             return None
         return KeyValueCaches(
             [
@@ -79,9 +133,8 @@ class InferenceModel:
 
     @torch.no_grad()
     def _cached_logits(self, tokens: Tensor, caches: KeyValueCaches) -> Tensor:
-        x = tokens.to(self._device)
-        for index, template in enumerate(self._templates):
-            layer = self._layers[index]
+        x, layers = tokens.to(self._device), self._layers or ()
+        for index, (layer, template) in enumerate(zip(layers, self._templates, strict=True)):
             set_first_position(template.module, caches.tokens)
             caches.attach(index)
             try:

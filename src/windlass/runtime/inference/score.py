@@ -33,11 +33,9 @@ def log_likelihoods(
     """
     rows = [_row(choice, model.max_sequence) for choice in choices]
     found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(rows)
-    for batch in _batches([len(row) - 1 for row in rows]):
-        longest = max(len(rows[index]) for index in batch)
-        padded = [rows[index] + [_PADDING] * (longest - len(rows[index])) for index in batch]
-        tokens = torch.tensor(padded)
-        logits = model.logits(tokens[:, :-1])
+    batches = _batches([len(row) - 1 for row in rows])
+    all_logits = model.logits_of_batches(_inputs(rows, batch) for batch in batches)
+    for batch, logits in zip(batches, all_logits, strict=True):
         for place, index in enumerate(batch):
             end, count = len(rows[index]) - 1, len(choices[index].tokens)
             found[index] = _likelihood(logits[place, end - count : end], choices[index].tokens)
@@ -50,6 +48,13 @@ def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
     chosen = torch.tensor(tokens)
     nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).double().sum()
     return ChoiceLikelihood(float(nats), bool((all_tokens.argmax(-1) == chosen).all()))
+
+
+def _inputs(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> Tensor:
+    """What the model reads of some rows, all but their last tokens, `Int[b s]`."""
+    longest = max(len(rows[index]) for index in batch)
+    padded = [[*rows[index], *[_PADDING] * (longest - len(rows[index]))] for index in batch]
+    return torch.tensor(padded)[:, :-1]
 
 
 def _row(choice: EncodedChoice, longest: int | None) -> list[int]:

@@ -12,6 +12,7 @@ def evaluate(
     *tasks: Path,
     step: int | None = None,
     shots: int | None = None,
+    phases: int = 1,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -24,11 +25,14 @@ def evaluate(
         tasks: TOML files of tasks.
         step: Step of the checkpoint; the newest good one if not given.
         shots: Solved questions before each question; as many as each task says if not given.
+        phases: Groups of layers that take turns in memory, for a model that is too large for it.
         runs: The folder that holds the run folders.
         as_json: Print the scores as JSON.
     """
     with ProgressBars() as progress:
-        scores = api.evaluate(run, *tasks, step=step, shots=shots, root=runs, progress=progress)
+        scores = api.evaluate(
+            run, *tasks, step=step, shots=shots, phases=phases, root=runs, progress=progress
+        )
     if as_json:
         print_json(scores)
         return
