@@ -9,7 +9,7 @@ from torch import Tensor
 from windlass.errors import InputErrors, ModelError
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.export_layout import ExportLayout
-from windlass.models.huggingface.families import Family, GgufTable
+from windlass.models.huggingface.families import GgufTable
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import FLOAT_TYPES
 from windlass.models.huggingface.write_config import NOT_SHAPE
@@ -55,7 +55,7 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
             f"`{config.name}` is a `{family.model_type}`, of which no GGUF file is written; export "
             "it as a folder (`--to hf:DIR`)"
         )
-    errors = [*_not_expressed(table, family, config)]
+    errors = [*_not_expressed(table, config)]
     if errors:
         raise InputErrors(errors)
     names = TensorNames(family=replace(family, tensors=table.tensors), config=config)
@@ -65,9 +65,9 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
     return GgufLayout(architecture=table.architecture, keys=keys, names=names, export=layout)
 
 
-def _not_expressed(table: GgufTable, family: Family, config: TransformerConfig) -> Iterator[str]:
+def _not_expressed(table: GgufTable, config: TransformerConfig) -> Iterator[str]:
     """Settings that are not the usual ones, and that no key says."""
-    said = {*table.keys.values(), *table.expressed, *family.fixed, *NOT_SHAPE, "rotary_width"}
+    said = {*table.keys.values(), *table.expressed, *NOT_SHAPE, "rotary_width"}
     if config.kv_heads == config.heads:
         said.add("kv_heads")
     for field in fields(config):
