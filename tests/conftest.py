@@ -33,9 +33,14 @@ _GROUPS = {
         "runtime/test_tensor_parallel.py",
     ),
     "capture": ("capture/",),
+    "transformers": (
+        "api/training/test_export.py",
+        "models/huggingface/test_pretrained_weights.py",
+    ),
 }
 """Tests that one worker takes: those that start several ranks, some of which must act within
-seconds and would starve each other, and those that share captured graphs."""
+seconds and would starve each other, those that share captured graphs, and those that import
+`transformers`, which takes seconds."""
 
 
 # Before xdist reads the groups.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
@@ -149,3 +149,21 @@ def test_a_config_that_is_written_anew_says_the_same_model(name: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(content))
 
     assert model_config(f"hf:{tmp_path}") == config
+
+
+def test_names_of_earlier_versions_are_read(tmp_path: Path):
+    model = saved("bert", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file({**older, "bert.pooler.dense.bias": torch.zeros(32)}, tmp_path / "model.safetensors")
+    tokens = torch.arange(20)[None]
+
+    with torch.no_grad():
+        assert torch.allclose(
+            logits(ours(tmp_path), tokens), model(tokens).logits, atol=1e-5, rtol=1e-5
+        )

@@ -18,7 +18,7 @@ from windlass.models.huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
 )
-from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,
     StoredTensor,
@@ -132,7 +132,7 @@ def export_layout(
     base = list_tensors(folder.weights)
     paths = (folder.weights / name for name in _CARRIED_FILES)
     return ExportLayout(
-        names=TensorNames(family=family, config=config, has_prefix=family.is_prefixed(base)),
+        names=names_in_folder(family, config, base),
         files={path.name: read_regular_file(path) for path in paths if path.is_file()},
         users=users,
         base=base,

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -91,12 +91,10 @@ class Family:
     """Ends of names of tensors that hold no weight of ours."""
     tensors: Mapping[str, TensorRule]
     """By name of our parameter, in which `block` stands for each block."""
+    older_names: Mapping[str, str]
+    """Ends of names that folders of earlier versions have, by today's."""
     gguf: GgufTable | None = None
     """None if no GGUF file of this type can be written."""
-
-    def is_prefixed(self, names: Iterable[str]) -> bool:
-        """Whether some tensors of a folder have the prefix."""
-        return any(name.startswith(self.prefix) for name in names)
 
     def rule(self, parameter: str) -> tuple[TensorRule, int | None]:
         """The rule for a parameter of ours, and the number of its block.
@@ -165,6 +163,7 @@ def _family(model_type: str) -> Family:
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
         unread_tensors=tuple(table["unread_tensors"]),
         tensors=_tensor_rules(table["tensors"]),
+        older_names=table.get("older_names", {}),
         gguf=_gguf_table(table["gguf"]) if "gguf" in table else None,
     )
 

@@ -12,7 +12,7 @@ from windlass.errors import InputErrors
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder
-from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,
     StoredTensor,
@@ -65,7 +65,7 @@ def open_pretrained(
     family = find_family(folder.read_config().get("model_type"))
     path = folder.config.parent
     stored = list_tensors(path)
-    names = TensorNames(family=family, config=config, has_prefix=family.is_prefixed(stored))
+    names = names_in_folder(family, config, stored)
     weights = PretrainedWeights(
         folder=path, stored=stored, names=names, parameters=frozenset(parameters)
     )

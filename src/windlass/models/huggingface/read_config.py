@@ -129,8 +129,9 @@ def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
     refused = {key.partition(".")[0] for key in family.only if values.get(key) is not None
                and values[key] not in family.only[key]}  # fmt: skip
     for key, value in values.items():
-        top = key.partition(".")[0]
-        if key in known or top in known or top in refused or value in (None, False, "", [], {}):
+        parts = key.split(".")
+        heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        if heads & (known | refused) or value in (None, False, "", [], {}):
             continue
         yield (
             f"`{key}` = {json.dumps(value)} is not known for `{family.model_type}`; if it does not "

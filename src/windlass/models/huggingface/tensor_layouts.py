@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face model that make each parameter of ours, joined and split again."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ class TensorNames:
     config: TransformerConfig
     has_prefix: bool = True
     """Whether names begin with the family's prefix."""
+    has_older_names: bool = False
+    """Whether names end as those of earlier versions do."""
 
     def sources(self, parameter: str) -> tuple[str, ...]:
         """The tensors that a parameter is made of.
@@ -73,7 +75,30 @@ class TensorNames:
 
     def _name(self, pattern: str, block: int | None) -> str:
         name = pattern.replace("{n}", str(block))
+        if self.has_older_names:
+            for end, older in self.family.older_names.items():
+                if name.endswith(end):
+                    name = name.removesuffix(end) + older
         return name if self.has_prefix else name.removeprefix(self.family.prefix)
+
+
+def names_in_folder(
+    family: Family, config: TransformerConfig, stored: Collection[str]
+) -> TensorNames:
+    """The names that a folder has for a model's tensors.
+
+    Args:
+        family: the model's family.
+        config: its sizes.
+        stored: all names in the folder.
+    """
+    older = tuple(family.older_names.values())
+    return TensorNames(
+        family=family,
+        config=config,
+        has_prefix=any(name.startswith(family.prefix) for name in stored),
+        has_older_names=any(name.endswith(older) for name in stored),
+    )
 
 
 def _row_order(layout: Layout, config: TransformerConfig) -> Tensor:
