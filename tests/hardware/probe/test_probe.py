@@ -29,6 +29,7 @@ from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import Precision
 
 
 @pytest.fixture
@@ -40,9 +41,12 @@ def test_work_that_sleeps_takes_as_long_as_it_sleeps(watch: Stopwatch):
     assert watch.seconds(lambda: time.sleep(0.02)) == pytest.approx(0.02, rel=0.5)
 
 
-def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(watch: Stopwatch):
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(
+    watch: Stopwatch, precision: Precision
+):
     calls = []
-    rate = matmul_rates("float32", watch, lambda: calls.append(1))
+    rate = matmul_rates(precision, watch, lambda: calls.append(1))
     sizes = [point.size for point in rate.curve.points]
     assert sizes == sorted(sizes)
     assert all(0 < point.rate <= rate.peak for point in rate.curve.points)
