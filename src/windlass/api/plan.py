@@ -225,6 +225,12 @@ def plan(
     items: Iterable[object] | None = None
     if data is not None:
         request, items = with_data(request, data)
+    if request.train.groups:
+        from windlass.runtime import require_group_matches
+
+        require_group_matches(
+            request.train.groups, objects.stack(request.model_identity, seed=None)
+        )
     given = Plan.load(Path(plan)) if isinstance(plan, str | Path) else plan
     planned = (
         plan_request(request, objects, progress, cache=cache)

@@ -7,7 +7,7 @@ from windlass.api.plan import Planned
 from windlass.document import Document, leaf_fields
 from windlass.schema import Plan, Request
 
-_NOT_PLANNED = ("model", "sparsity", "machine", "stack", "memory", "data", "train")
+_NOT_PLANNED = ("model", "sparsity", "lora", "machine", "stack", "memory", "data", "train")
 """Keys and tables that no planner decides."""
 
 

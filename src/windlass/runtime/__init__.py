@@ -91,6 +91,9 @@ from windlass.runtime.interpreter import (
 from windlass.runtime.memory_stats import (
     MemoryLimit,
 )
+from windlass.runtime.optimizers.groups import (
+    require_group_matches,
+)
 from windlass.runtime.rank_context import (
     RankContext,
 )
@@ -192,6 +195,7 @@ __all__ = [
     "rank_placements",
     "reference_step",
     "remove_temporaries",
+    "require_group_matches",
     "require_new_folder",
     "train_loop",
     "train_with_restart",

@@ -119,6 +119,17 @@ _DECAY = 0.2
 _FINAL_RATE = 0.1
 
 
+class ParameterGroup(RequestTable):
+    """Weights that have a learning rate or a weight decay of their own."""
+
+    pattern: Name
+    """Pattern of their full names, such as `*.bias`; the first group that matches counts."""
+    rate_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Their learning rate in each step, as a share of that of other weights."""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """Their weight decay, whatever their dimensions; None means that of other weights."""
+
+
 class TrainRequest(RequestTable):
     """Training: an optimizer, a learning-rate schedule, clipping by the global gradient norm."""
 
@@ -153,6 +164,8 @@ class TrainRequest(RequestTable):
     """AdamW's epsilon, beside the root of the second moment; half the width of Lion's sign."""
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay, of weights with two or more dimensions; SGD adds it to the gradient."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Weights that have a learning rate or a weight decay of their own."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
     loss_scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from windlass.runtime.optimizers import lamb, muon
+from windlass.runtime.optimizers.groups import rate_and_decay
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
@@ -123,11 +124,11 @@ class Optimizer:
             matrices = {weight.name: weight for weight in present if weight.matrix}
             self._update_matrices(matrices, rate, clip_divisor, ranks)
             present = [weight for weight in present if not weight.matrix]
-        for decays in (True, False):
-            decay = self._decay(decays)
-            chunks = (
-                c for weight in present if weight.decays is decays for c in self._chunks(weight)
-            )
+        groups: dict[tuple[float, float], list[MasterParameter]] = defaultdict(list)
+        for weight in sorted(present, key=lambda weight: not weight.decays):
+            groups[self._rate_and_decay(weight.name, rate, weight.decays)].append(weight)
+        for (rate, decay), together in groups.items():
+            chunks = (chunk for weight in together for chunk in self._chunks(weight))
             if self.codec is not None:
                 for chunk in chunks:
                     self._step_encoded(self.codec, chunk, step, rate, decay, clip_divisor)
@@ -152,11 +153,12 @@ class Optimizer:
             return self._norm_passes(rate, clip_divisor)
 
         def update(part: ParameterPart) -> None:
-            chunk, decay = _chunk_of(part), self._decay(part.decays)
+            chunk = _chunk_of(part)
+            own_rate, decay = self._rate_and_decay(part.name, rate, part.decays)
             if self.codec is not None:
-                self._step_encoded(self.codec, chunk, step, rate, decay, clip_divisor)
+                self._step_encoded(self.codec, chunk, step, own_rate, decay, clip_divisor)
             else:
-                self._step([chunk], rate, decay, clip_divisor)
+                self._step([chunk], own_rate, decay, clip_divisor)
 
         return (update,)
 
@@ -167,7 +169,8 @@ class Optimizer:
         squares: dict[str, list[Tensor]] = defaultdict(list)
 
         def step_of(part: ParameterPart) -> Hyperparameters:
-            return Hyperparameters(self._settings, rate, self._decay(part.decays), clip_divisor)
+            own = self._rate_and_decay(part.name, rate, part.decays)
+            return Hyperparameters(self._settings, *own, clip_divisor)
 
         def observe(part: ParameterPart) -> None:
             squares[part.name].append(lamb.observe(_chunk_of(part), part.gradient, step_of(part)))
@@ -188,20 +191,22 @@ class Optimizer:
         """Takes one step of an update that reads norms of whole weights."""
         rate = learning_rate(self._settings, step)
         steps = {
-            decays: Hyperparameters(self._settings, rate, self._decay(decays), clip_divisor)
-            for decays in (True, False)
+            w.name: Hyperparameters(
+                self._settings, *self._rate_and_decay(w.name, rate, w.decays), clip_divisor
+            )
+            for w in weights
         }
         chunks = [(weight, tuple(self._chunks(weight))) for weight in weights]
         squares: dict[str, Tensor] = {}
         for weight, parts in chunks:
-            hyper = steps[weight.decays]
+            hyper = steps[weight.name]
             sums = [lamb.observe(c, self._float([c.gradient])[0], hyper) for c in parts]
             squares[weight.name] = _total(sums)
         totals = ranks.sum(squares)
         for weight, parts in chunks:
             ratio = lamb.trust_ratio(totals[weight.name]) if weight.decays else None
             for chunk in parts:
-                lamb.apply(chunk, ratio, steps[weight.decays])
+                lamb.apply(chunk, ratio, steps[weight.name])
                 if chunk.working is not None:
                     chunk.working.copy_(chunk.master)
 
@@ -220,8 +225,9 @@ class Optimizer:
             clip_divisor: divisor of all gradients; None for 1.
             ranks: the ranks that hold parts of the same matrices.
         """
-        hyper = Hyperparameters(self._settings, rate, self._decay(decays=True), clip_divisor)
         for name in ranks.matrices:
+            own_rate = self._rate_and_decay(name, rate, decays=True)
+            hyper = Hyperparameters(self._settings, *own_rate, clip_divisor)
             weight = weights.get(name)
             own: Tensor | None = None
             if weight is not None and weight.gradient is not None:
@@ -234,8 +240,8 @@ class Optimizer:
                 weight.refresh_working_copy()
                 weight.steps.add_(1)
 
-    def _decay(self, decays: bool) -> float:
-        return self._settings.weight_decay if decays else 0.0
+    def _rate_and_decay(self, name: str, rate: float, decays: bool) -> tuple[float, float]:
+        return rate_and_decay(name, rate, self._settings, decays=decays)
 
     def _step(
         self, chunks: Sequence[Chunk], rate: float, decay: float, clip_divisor: Tensor | None

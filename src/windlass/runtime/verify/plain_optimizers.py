@@ -4,7 +4,8 @@ They are torch's own where torch has them, and else the formulas of their papers
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -21,18 +22,18 @@ def plain_optimizer(
     settings: TrainSettings,
     *,
     hidden: Iterable[nn.Parameter] = (),
+    names: Mapping[int, str] | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a run; each step's learning rate is to be set in its groups.
+    """The optimizer of a run; each step's learning rate times `factor` is to be set in its groups.
 
     Args:
         parameters: all weights.
         settings: of the run.
         hidden: those between the first and the last layer.
+        names: full name of each weight by its `id`; None if no group of the settings needs them.
     """
-    weights = list(parameters)
-    groups: Groups = [
-        {"params": [p for p in weights if p.dim() > 1]},
-        {"params": [p for p in weights if p.dim() <= 1], "weight_decay": 0.0},
+    groups = [
+        _group_of(weight, (names or {}).get(id(weight), ""), settings) for weight in parameters
     ]
     decay = settings.weight_decay
     match settings.optimizer:
@@ -52,6 +53,17 @@ def plain_optimizer(
             return _PlainOptimizer(groups, decay, lambda *args: _muon(settings, inner, *args))
         case "lamb":
             return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
+
+
+def _group_of(weight: nn.Parameter, name: str, settings: TrainSettings) -> dict[str, Any]:
+    """A weight as a parameter group of its own."""
+    own = next((g for g in settings.groups if fnmatchcase(name, g.pattern)), None)
+    group: dict[str, Any] = {"params": [weight], "factor": own.rate_factor if own else 1.0}
+    if own is not None and own.weight_decay is not None:
+        group["weight_decay"] = own.weight_decay
+    elif weight.dim() <= 1:
+        group["weight_decay"] = 0.0
+    return group
 
 
 class _PlainOptimizer(torch.optim.Optimizer):

@@ -66,12 +66,17 @@ def train_plainly(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ends = {id(parameter) for end in (model[0], model[-1]) for parameter in end.parameters()}
     hidden = [parameter for parameter in parameters if id(parameter) not in ends]
-    optimizer = plain_optimizer(parameters, settings, hidden=hidden)
+    names = {
+        id(parameter): f"{name}.{path}"
+        for name, layer in reversed(layers)
+        for path, parameter in layer.named_parameters()
+    }
+    optimizer = plain_optimizer(parameters, settings, hidden=hidden, names=names)
     losses, norms, rates = [], [], []
     for step in range(1, settings.steps + 1):
         rates.append(plain_learning_rate(settings, step))
         for group in optimizer.param_groups:
-            group["lr"] = rates[-1]
+            group["lr"] = rates[-1] * group["factor"]
         inputs, targets = batches.samples(step)
         optimizer.zero_grad()
         number_of_targets = int((targets != IGNORED_TARGET).sum())
