@@ -114,3 +114,20 @@ def test_a_gguf_file_is_loaded_by_transformers(home: Path, model: str):
     names = reader.fields["tokenizer.ggml.tokens"].contents()
     assert len(names) == 258
     assert names[256] == "<|endoftext|>"
+
+
+def test_transformers_generates_the_text_that_a_run_writes(home: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    sizes = ("model.vocabulary=258", "model.width=64", "model.sequence=48")
+    run = trained(home, "gpt-tiny", *sizes, "train.steps=20")
+    ours = "".join(windlass.sample(run, "three", tokens=24, temperature=0.0))
+
+    folder = windlass.export(run, to=f"hf:{home / 'out'}").weights
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("three", return_tensors="pt")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    theirs = model.generate(**prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
+
+    assert len(ours) > 8
+    assert tokenizer.decode(theirs[0], skip_special_tokens=True) == f"three{ours}"
