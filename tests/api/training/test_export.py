@@ -131,3 +131,27 @@ def test_transformers_generates_the_text_that_a_run_writes(home: Path):
 
     assert len(ours) > 8
     assert tokenizer.decode(theirs[0], skip_special_tokens=True) == f"three{ours}"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "mistral"])
+def test_a_gguf_file_of_a_folder_computes_what_the_folder_did(home: Path, model_type: str):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        model_type, num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=48, vocab_size=64,
+        max_position_embeddings=40, sliding_window=None,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    model.save_pretrained(home / "model")
+    run = windlass.import_model(home / "model", root=home / "runs")
+    windlass.export(run, to=f"gguf:{home / 'out.gguf'}")
+
+    again = AutoModelForCausalLM.from_pretrained(home, gguf_file="out.gguf")
+
+    tokens = torch.arange(32)[None]
+    with torch.no_grad():
+        # The same products in float32, in another order.
+        assert torch.allclose(again(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)

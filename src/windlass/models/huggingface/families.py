@@ -198,9 +198,15 @@ def _merged(model_type: str) -> dict[str, Any]:
     base = table.pop("like", None)
     if base is None:
         return table
-    merged = _merged(base)
+    return _merge(_merged(base), table)
+
+
+def _merge(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with the entries of another in place of its own; a rule is replaced as a whole."""
+    merged = dict(base)
     for key, value in table.items():
-        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+        is_table = isinstance(value, dict) and not {"key", "from"} & value.keys()
+        merged[key] = _merge(merged.get(key, {}), value) if is_table else value
     return merged
 
 

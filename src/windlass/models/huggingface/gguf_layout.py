@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import InputErrors, ModelError
-from windlass.models.config import TransformerConfig
+from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.export_layout import ExportLayout
 from windlass.models.huggingface.families import GgufTable
 from windlass.models.huggingface.tensor_layouts import TensorNames
@@ -20,7 +20,7 @@ class GgufLayout:
     """How a model is written as a GGUF file."""
 
     architecture: str
-    keys: Mapping[str, int | float]
+    keys: Mapping[str, int | float | str]
     """Sizes and constants, by full key."""
     names: TensorNames
     export: ExportLayout
@@ -35,6 +35,17 @@ class GgufLayout:
         """
         for name, part in self.names.split(parameter, value):
             yield name, part.to(self._dtype(parameter) if part.dim() > 1 else torch.float32)
+
+    def constants(self) -> Iterator[tuple[str, Tensor]]:
+        """How many times slower each of Llama 3.1's angles is than without scaling, `[k'/2]`."""
+        config = self.names.config
+        scaling = config.rope_scaling
+        if scaling is not None and scaling.type == "llama3":
+            width, base = config.rotated_width, config.rotary_base
+            slope, offset = scaling.kept_share(width, base)
+            plain = base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+            kept = (plain * slope + offset).clamp(0, 1)
+            yield "rope_freqs.weight", 1 / (kept * (1 - 1 / scaling.factor) + 1 / scaling.factor)
 
     def _dtype(self, parameter: str) -> torch.dtype:
         stored = self.export.base.get(self.export.names.sources(parameter)[0])
@@ -59,9 +70,13 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
     if errors:
         raise InputErrors(errors)
     names = TensorNames(family=replace(family, tensors=table.tensors), config=config)
-    keys = {
+    keys: dict[str, int | float | str] = {
         f"{table.architecture}.{key}": getattr(config, name) for key, name in table.keys.items()
     }
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.type == "linear":
+        keys[f"{table.architecture}.rope.scaling.type"] = "linear"
+        keys[f"{table.architecture}.rope.scaling.factor"] = scaling.factor
     return GgufLayout(architecture=table.architecture, keys=keys, names=names, export=layout)
 
 
@@ -72,6 +87,8 @@ def _not_expressed(table: GgufTable, config: TransformerConfig) -> Iterator[str]
         said.add("kv_heads")
     for field in fields(config):
         value = getattr(config, field.name)
+        if isinstance(value, RopeScaling) and value.type in ("linear", "llama3"):
+            continue
         usual = table.only.get(field.name, () if field.default is MISSING else (field.default,))
         if field.name not in said and value not in usual:
             yield (

@@ -77,7 +77,8 @@ def export_gguf(
 def _add_keys(writer: Any, name: str, layout: GgufLayout) -> None:  # noqa: ANN401  an optional package's
     writer.add_name(name)
     for key, value in layout.keys.items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+        add = {float: writer.add_float32, str: writer.add_string}.get(type(value))
+        (add or writer.add_uint32)(key, value)
 
 
 def _add_vocabulary(
@@ -120,6 +121,7 @@ def _tensors(
     for index in range(len(stack.layers)):
         for parameter, value in dense_tensors(stack, index, checkpoint):
             yield from layout.tensors(parameter, value)
+    yield from layout.constants()
 
 
 def _array(value: Tensor) -> Any:  # noqa: ANN401  of numpy
