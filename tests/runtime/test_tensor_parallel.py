@@ -21,7 +21,8 @@ WIDE = {**SMALL, "width": 128, "heads": 8}
 EIGHT_HEADS = {**SMALL, "heads": 8}
 EVEN = ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b")
 FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED,
-            "qwen2.5-0.5b": GROUPED, "qwen3-0.6b": GROUPED, "bert-tiny": SMALL}  # fmt: skip
+            "qwen2.5-0.5b": GROUPED, "qwen3-0.6b": GROUPED, "gemma2-2b": GROUPED,
+            "gemma3-1b": GROUPED, "bert-tiny": SMALL}  # fmt: skip
 RULES = {
     "0.table": "vocabulary",
     "*.attention": "region",

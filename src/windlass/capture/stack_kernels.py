@@ -54,9 +54,14 @@ class BlockKernels:
 
     @property
     def attended(self) -> float:
-        """Numbers of a token's queries, keys and values, `(1 + 2k) d / t`."""
+        """Numbers of a token's queries, keys and values, `(h + 2g) k / t`."""
         config = self.config
-        return (1 + 2 * config.kv_heads / config.heads) * config.width / self.tensor
+        return (config.heads + 2 * config.kv_heads) * config.head_width / self.tensor
+
+    @property
+    def mixed(self) -> float:
+        """Numbers of a token that attention gives, `h k / t`."""
+        return self.config.query_width / self.tensor
 
     @property
     def hidden(self) -> float:
@@ -66,13 +71,13 @@ class BlockKernels:
     @property
     def widened(self) -> float:
         """Numbers of a token that the first feed-forward product gives: `f / t`, or twice that."""
-        return self.hidden * (2 if self.config.activation == "swiglu" else 1)
+        return self.hidden * (2 if self.config.is_gated else 1)
 
     def linears(self) -> Iterator[tuple[str, float, float]]:
         """Name, columns and depth of a block's products in order."""
         width = float(self.config.width)
         yield "qkv", self.attended, width
-        yield "projection", width, width / self.tensor
+        yield "projection", width, self.mixed
         yield "widen", self.widened, width
         yield "narrow", width, self.hidden
 
@@ -114,10 +119,10 @@ class BlockKernels:
         """Operations of attention between the projections."""
         config = self.config
         heads = config.heads / self.tensor
-        head = config.width / config.heads
+        head = config.head_width
         if self.stack.attention != "unfused":
             flop = (10 if backward else 4) * heads * head
-            keys = (self.attended - config.width / self.tensor) * ACTIVATION_BYTES
+            keys = (self.attended - self.mixed) * ACTIVATION_BYTES
             results = heads * head * ACTIVATION_BYTES
             yield kernel(
                 "attention", "attention", Polynomial(bss=flop), calls=2 if backward else 1,
@@ -158,12 +163,12 @@ class BlockKernels:
         if selective and self.stack.selective == "products":
             # Outputs of attention and of every second product: queries, values, the first of the
             # feed-forward part. Products of 8-bit numbers are ops of another name, and repeated.
-            values = d / t * config.kv_heads / config.heads
-            products = 0.0 if self.float8 else d / t + values + self.hidden
-            return Polynomial(bs=ACTIVATION_BYTES * (d / t + products))
+            values = config.kv_heads * config.head_width / t
+            products = 0.0 if self.float8 else self.mixed + values + self.hidden
+            return Polynomial(bs=ACTIVATION_BYTES * (self.mixed + products))
         inputs = 3 * ACTIVATION_BYTES * d * self.whole
         masks = 2 * d * self.whole if self.stack.dropout else 0
-        inside = ACTIVATION_BYTES * (self.attended + d / t + self.widened + self.hidden)
+        inside = ACTIVATION_BYTES * (self.attended + self.mixed + self.widened + self.hidden)
         scores = 0.0
         if self.stack.attention == "unfused" and not selective:
             scores = config.heads / t * (5 if self.stack.dropout else 2)
@@ -225,7 +230,7 @@ class BlockKernels:
 
     def _activation(self, *, backward: bool = False) -> Op:
         moved = ACTIVATION_BYTES * (self.widened + self.hidden) * (2 if backward else 1)
-        if self.config.activation == "swiglu" and self.stack.fusion == "eager":
+        if self.config.is_gated and self.stack.fusion == "eager":
             moved += 2 * ACTIVATION_BYTES * self.hidden * (2 if backward else 1)
         return self._moves("activation", moved, calls=2 if self.stack.fusion == "eager" else 1)
 

@@ -44,6 +44,9 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
         self.query_width = config.heads * config.head_width
         self.kv_width = config.kv_heads * config.head_width
         self.causal = config.causal
+        self.window = config.sliding_window
+        self.scale = config.scored_width**-0.5
+        self.softcap = config.attention_softcap
         self.backend: AttentionBackend = "flash"
         outputs = self.query_width + 2 * self.kv_width
         rotated = config.rotated_width
@@ -69,8 +72,20 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
             query, key = self.rotary(query, key)
         if self.cache is not None:
             key, value = self.cache(key, value)
-        mixed = attend(query, key, value, is_causal=self.causal, backend=self.backend)
+        mixed = self._attend(query, key, value)
         return self.output(mixed.transpose(1, 2).flatten(-2))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # A token that stands alone behind others sees all that the cache gives.
+        is_masked = query.shape[2] > 1 and (self.window is not None or self.softcap is not None)
+        mask = attention_mask(query, self.window, is_causal=self.causal) if is_masked else None
+        if self.softcap is not None:
+            return _capped_attention(
+                query, key, value, mask, scale=self.scale, softcap=self.softcap
+            )
+        return attend(
+            query, key, value, mask, is_causal=self.causal, backend=self.backend, scale=self.scale
+        )
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has whole heads: its shard of the queries, the keys and the values."""
@@ -106,11 +121,39 @@ def set_attention_backend(layer: nn.Module, backend: AttentionBackend) -> None:
 
 def chooses_attention(layer: nn.Module) -> bool:
     """Whether a layer computes attention as `set_attention_backend` says."""
-    return any(isinstance(module, Attention) for module in layer.modules())
+    return any(
+        isinstance(module, Attention) and module.softcap is None for module in layer.modules()
+    )
+
+
+def attention_mask(query: Tensor, window: int | None, *, is_causal: bool) -> Tensor | None:
+    """What is added to scores: 0, and minus infinity where a token does not see another; `[s s]`.
+
+    Args:
+        query: queries, `[b h s k]`.
+        window: how many positions away a token is no longer seen; None sees all.
+        is_causal: whether tokens see none that come later.
+
+    Returns:
+        None if every token sees all.
+    """
+    if window is None and not is_causal:
+        return None
+    shape = 2 * (query.shape[-2],)
+    hidden = torch.full(shape, float("-inf"), dtype=query.dtype, device=query.device)
+    later = hidden.triu(1 if is_causal or window is None else window)
+    return later if window is None else later + hidden.tril(-window)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, backend: AttentionBackend
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool,
+    backend: AttentionBackend,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention; maps `[b h s k]`, `[b g s k]` and `[b g s k]` to `[b h s k]`.
 
@@ -118,21 +161,27 @@ def attend(
         query: queries.
         key: keys, of as many heads or of fewer, g, that divide them.
         value: values, of as many heads as the keys.
+        mask: from `attention_mask`, where tokens see fewer than `is_causal` says.
         is_causal: whether tokens see none that come later.
         backend: how it is computed; `flash` leaves the choice among fused kernels to torch.
+        scale: factor of the scores; None means 1 / sqrt(k).
     """
     # A token that stands alone behind others is the last one, and sees them all.
     is_causal = is_causal and query.shape[2] > 1
     if backend == "math":
-        return _plain_attention(query, key, value, is_causal=is_causal)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return _plain_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
     kernel = _FUSED_KERNELS.get(backend)
     with nullcontext() if kernel is None else sdpa_kernel(kernel):
         return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1]
-        )
+            query, key, value, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
 
 
-def _plain_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Tensor:
+def _plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float
+) -> Tensor:
     """Attention by two matrix products with a softmax between them.
 
     Under a causal mask the queries are divided into tiles, so that each is multiplied with the
@@ -144,9 +193,12 @@ def _plain_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bo
         key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
     # Copied once here, they need not be copied for each tile.
     query, key, value = (
-        part.reshape(-1, tokens, width) for part in (query * width**-0.5, key, value)
+        part.reshape(-1, tokens, width) for part in (query * scale, key, value)
     )  # [b*h s k]
     key = key.transpose(1, 2)
+    if mask is not None:
+        mixed = torch.bmm((torch.bmm(query, key) + mask).softmax(dim=-1), value)
+        return mixed.unflatten(0, (batch, heads))
     if not is_causal:
         mixed = torch.bmm(torch.bmm(query, key).softmax(dim=-1), value)
         return mixed.unflatten(0, (batch, heads))
@@ -158,3 +210,23 @@ def _plain_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bo
         probabilities = (torch.bmm(tile, key[:, :, :seen]) + later).softmax(dim=-1)
         tiles.append(torch.bmm(probabilities, value[:, :seen]))
     return torch.cat(tiles, dim=1).unflatten(0, (batch, heads))
+
+
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, softcap: float
+) -> Tensor:
+    """Attention whose scores stay below a cap, which no fused kernel of torch computes.
+
+    Source: Gemma Team 2024, arXiv:2408.00118, section 2.
+    """
+    batch, heads, tokens, width = query.shape
+    # Queries that share keys lie one after another, so that keys need not be repeated.
+    query, key, value = (
+        part.reshape(batch * key.shape[1], -1, width) for part in (query, key, value)
+    )
+    scores = torch.bmm(query * (scale / softcap), key.transpose(1, 2)).tanh() * softcap
+    scores = scores.unflatten(1, (-1, tokens))  # [b*g h/g s s]
+    if mask is not None:
+        scores = scores + mask
+    mixed = torch.bmm(scores.softmax(dim=-1).flatten(1, 2), value)
+    return mixed.view(batch, heads, tokens, width)

@@ -42,6 +42,8 @@ def model_config(name: str) -> TransformerConfig:
     entry.setdefault("ffn", 4 * entry["width"])
     if "rope_scaling" in entry:
         entry["rope_scaling"] = RopeScaling(**entry["rope_scaling"])
+    if "window_blocks" in entry:
+        entry["window_blocks"] = tuple(entry["window_blocks"])
     return TransformerConfig(name=name, **entry)
 
 

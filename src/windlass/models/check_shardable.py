@@ -12,6 +12,7 @@ from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
 from windlass.models.shape_inference import fake_state
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.norms import ZeroCenteredRMSNorm
 from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import (
     ParamShard,
@@ -24,7 +25,7 @@ from windlass.models.tensor_parallel.sparse_shards import is_sparse, sparse_shar
 
 _TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 """Modules of torch that compute each token's vector from that vector only."""
-_NORM_FORWARDS = (nn.LayerNorm.forward, nn.RMSNorm.forward)
+_NORM_FORWARDS = (nn.LayerNorm.forward, nn.RMSNorm.forward, ZeroCenteredRMSNorm.forward)
 _RULES_HINT = (
     "name its regions, columns and rows in `model.sharding_rules`, or make it `tokenwise` if it "
     "treats each token by itself"

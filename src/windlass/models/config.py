@@ -1,20 +1,24 @@
 """Hyperparameters of a GPT- or BERT-style transformer (this module does not import torch)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import Literal
 
 from windlass.schema import SparsityRequest
 
-NormType = Literal["layer", "rms"]
+NormType = Literal["layer", "rms", "zero_centered_rms"]
+"""`zero_centered_rms` multiplies by 1 plus the weight, as Gemma does."""
 PositionEncoding = Literal["learned", "rotary"]
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
-BlockLayout = Literal["pre_norm", "post_norm", "parallel", "parallel_one_norm"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"]
+"""Those that end in `glu` multiply an activated gate with the input (Shazeer 2020,
+arXiv:2002.05202); `tanh` approximates the GELU."""
+BlockLayout = Literal["pre_norm", "post_norm", "sandwich_norm", "parallel", "parallel_one_norm"]
 """How attention, feed-forward and their norms are arranged in a block.
 
 `pre_norm`: attention, then feed-forward, each after its own norm. `post_norm`: each branch's sum
 with its input is normalised, the embedding too, and the head transforms before it projects.
+`sandwich_norm`: as `pre_norm`, and each branch's result is normalised before it is added.
 `parallel`: both branches read the block's input, each through its own norm. `parallel_one_norm`:
 both branches read the same normalised input."""
 
@@ -47,6 +51,8 @@ class RopeScaling:
     """`yarn`: features that rotate less often are slowed down in full."""
     attention_factor: float | None = None
     """`yarn`: factor of queries and of keys; None means `0.1 ln(factor) + 1`."""
+    truncate: bool = True
+    """`yarn`: whether the features between which speeds change are rounded outwards."""
 
     @property
     def magnitude(self) -> float:
@@ -74,8 +80,10 @@ class RopeScaling:
             longest = self.original_sequence / (2 * pi * rotations)
             return width * log(longest) / (2 * log(base))
 
-        low = max(0, floor(index_of(self.beta_fast)))
-        high = min(width - 1, ceil(index_of(self.beta_slow)))
+        low, high = index_of(self.beta_fast), index_of(self.beta_slow)
+        if self.truncate:
+            low, high = floor(low), ceil(high)
+        low, high = max(0, low), min(width - 1, high)
         span = max(high - low, 1e-3)
         return -1 / (2 * span), 1 + low / span
 
@@ -127,6 +135,19 @@ class TransformerConfig:
     """How rotary angles slow down for longer sequences; None keeps them."""
     qk_norm: bool = False
     """Whether each head's queries and keys are RMS-normalised before their rotation."""
+    sliding_window: int | None = None
+    """A token sees only those less than this many positions away; None sees all."""
+    window_blocks: tuple[bool, ...] = (True,)
+    """Which blocks have the sliding window, repeated over all blocks."""
+    window_rotary_base: float | None = None
+    """Base of rotary positions in blocks with a sliding window, which are not scaled then; None
+    means that these are as in all blocks."""
+    score_width: int | None = None
+    """Scores of attention are divided by its square root; None means the width of a head."""
+    attention_softcap: float | None = None
+    """Largest score c of attention, `c tanh(score / c)`; None bounds no score."""
+    logit_softcap: float | None = None
+    """The same of the logits."""
     activation: Activation = "gelu_tanh"
     block_layout: BlockLayout = "pre_norm"
     causal: bool = True
@@ -138,6 +159,8 @@ class TransformerConfig:
     """Whether the projection after attention has a bias; None means as queries do."""
     ffn_bias: bool = True
     head_bias: bool = False
+    scaled_embedding: bool = False
+    """Whether embedded tokens are multiplied by sqrt(d)."""
     tied_embeddings: bool = True
     """Whether the head's projection shares its weight with the token embedding."""
     dropout: float = 0.0
@@ -159,6 +182,38 @@ class TransformerConfig:
         """Whether the projection after attention has a bias."""
         return self.attention_bias if self.projection_bias is None else self.projection_bias
 
+    @property
+    def query_width(self) -> int:
+        """Features of the queries of all heads, which differ from d where `head_dim` does."""
+        return self.heads * self.head_width
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward branch multiplies its input with a gate."""
+        return self.activation in ("swiglu", "geglu", "geglu_tanh")
+
+    @property
+    def windows(self) -> tuple[bool, ...]:
+        """Whether each block has a sliding window, if the model has one."""
+        return tuple(
+            self.window_blocks[index % len(self.window_blocks)] for index in range(self.layers)
+        )
+
+    @property
+    def scored_width(self) -> int:
+        """Number whose square root divides the scores of attention."""
+        return self.head_width if self.score_width is None else self.score_width
+
+    def of_block(self, index: int) -> "TransformerConfig":
+        """The configuration of one block, which has a sliding window or not."""
+        if self.sliding_window is None:
+            return self
+        if not self.windows[index]:
+            return replace(self, sliding_window=None)
+        if self.window_rotary_base is None:
+            return self
+        return replace(self, rotary_base=self.window_rotary_base, rope_scaling=None)
+
     def errors(self) -> tuple[str, ...]:
         """Every reason why this model cannot be built, one sentence each; empty if it can."""
         errors: list[str] = []
@@ -167,7 +222,7 @@ class TransformerConfig:
         errors += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:
             errors.append(f"`dropout` is {self.dropout:g}, must be at least 0 and below 1")
-        if self.split_blocks and self.block_layout not in ("pre_norm", "post_norm"):
+        if self.split_blocks and self.block_layout.startswith("parallel"):
             errors.append(
                 "`split_blocks` splits a block between attention and feed-forward, but in this "
                 "model both read the block's input in parallel; leave it out"
@@ -176,6 +231,7 @@ class TransformerConfig:
             return tuple(errors)
         if self.rope_scaling is not None:
             errors += self.rope_scaling.errors()
+        errors += self._score_errors()
         if self.width % self.heads and self.head_dim is None:
             below = self.width // self.heads * self.heads
             nearest = [str(width) for width in (below, below + self.heads) if width]
@@ -203,3 +259,14 @@ class TransformerConfig:
         if self.positions == "learned":
             return 0
         return self.head_width if self.rotary_width is None else self.rotary_width
+
+    def _score_errors(self) -> Iterator[str]:
+        """Every reason why attention cannot compute such scores."""
+        if self.sliding_window is not None and self.sliding_window < 1:
+            yield f"`sliding_window` is {self.sliding_window}, must be at least 1"
+        if not self.window_blocks:
+            yield "`window_blocks` is empty, must say of one block at least"
+        for name in ("score_width", "attention_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                yield f"`{name}` is {value:g}, must be above 0"

@@ -15,6 +15,7 @@ from torch.nn import functional
 from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
+from windlass.models.tensor_parallel.norms import ZeroCenteredRMSNorm
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 from windlass.sparsity import block_feed_forward
 
@@ -52,14 +53,19 @@ def _init_normal(weight: Tensor, std: float) -> None:
 
 def build_norm(config: TransformerConfig) -> nn.Module:
     """The normalisation over d that the configuration asks for."""
-    if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
-    return nn.LayerNorm(config.width, eps=config.norm_epsilon)
+    if config.norm == "layer":
+        return nn.LayerNorm(config.width, eps=config.norm_epsilon)
+    return _rms_norm(config, config.width)
 
 
 def build_head_norm(config: TransformerConfig) -> nn.RMSNorm:
     """The normalisation of each head's k features. Source: Qwen Team 2025, arXiv:2505.09388."""
-    return nn.RMSNorm(config.head_width, eps=config.norm_epsilon)
+    return _rms_norm(config, config.head_width)
+
+
+def _rms_norm(config: TransformerConfig, width: int) -> nn.RMSNorm:
+    norm = ZeroCenteredRMSNorm if config.norm == "zero_centered_rms" else nn.RMSNorm
+    return norm(width, eps=config.norm_epsilon)
 
 
 def residual_projection(config: TransformerConfig, inputs: int, *, bias: bool) -> Projection:
@@ -156,17 +162,24 @@ class FeedForward(nn.Module, TensorShardable, Sparsifiable):
 
 
 class GatedFeedForward(nn.Module, TensorShardable, Sparsifiable):
-    """SwiGLU: `(silu(x G) * x U) D`. Source: Shazeer 2020, arXiv:2002.05202."""
+    """SwiGLU or GEGLU: `(act(x G) * x U) D`. Source: Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gate = Projection(config.width, config.ffn, bias=config.ffn_bias)
         self.input = Projection(config.width, config.ffn, bias=config.ffn_bias)
         self.output = residual_projection(config, config.ffn, bias=config.ffn_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        return self.output(functional.silu(self.gate(x)) * self.input(x))
+        return self.output(self._activated(self.gate(x)) * self.input(x))
+
+    def _activated(self, gate: Tensor) -> Tensor:
+        if self.activation == "swiglu":
+            return functional.silu(gate)
+        approximate = "tanh" if self.activation == "geglu_tanh" else "none"
+        return functional.gelu(gate, approximate=approximate)
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the f inner features, the same of gate and input."""
@@ -188,4 +201,4 @@ class GatedFeedForward(nn.Module, TensorShardable, Sparsifiable):
 
 def build_feed_forward(config: TransformerConfig) -> nn.Module:
     """The feed-forward branch that the configuration asks for."""
-    return GatedFeedForward(config) if config.activation == "swiglu" else FeedForward(config)
+    return GatedFeedForward(config) if config.is_gated else FeedForward(config)

@@ -29,11 +29,14 @@ class Embedding(nn.Module, TensorShardable):
         self.tokens = EmbeddingTable(config.vocabulary, config.width)
         learned = config.positions == "learned"
         self.positions = EmbeddingTable(config.sequence, config.width) if learned else None
+        self.scale = config.width**0.5 if config.scaled_embedding else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
         x = self.tokens(tokens)
+        if self.scale is not None:
+            x = x * self.scale
         if self.positions is not None:
             first = self.first_position
             x = x + self.positions.weight[first : first + tokens.shape[1]]
@@ -45,20 +48,30 @@ class Embedding(nn.Module, TensorShardable):
 
 
 class Block(nn.Module):
-    """Pre-norm block: attention, then feed-forward, each after its norm and with a residual."""
+    """Pre-norm block: attention, then feed-forward, each after its norm and with a residual.
+
+    With `sandwich_norm` the result of each is normalised, too, before it is added (Gemma Team 2024,
+    arXiv:2408.00118, section 2).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
         self.attention = Attention(config)
+        self.attention_result_norm = _build_result_norm(config)
         self.hidden_norm = build_norm(config)
         self.hidden = build_feed_forward(config)
+        self.hidden_result_norm = _build_result_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        return x + self.dropout(self.hidden(self.hidden_norm(x)))
+        x = x + self.dropout(self.attention_result_norm(self.attention(self.attention_norm(x))))
+        return x + self.dropout(self.hidden_result_norm(self.hidden(self.hidden_norm(x))))
+
+
+def _build_result_norm(config: TransformerConfig) -> nn.Module:
+    return build_norm(config) if config.block_layout == "sandwich_norm" else nn.Identity()
 
 
 class HalfBlock(nn.Module):
@@ -68,11 +81,12 @@ class HalfBlock(nn.Module):
         super().__init__()
         self.norm = build_norm(config)
         self.branch = branch
+        self.result_norm = _build_result_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        return x + self.dropout(self.branch(self.norm(x)))
+        return x + self.dropout(self.result_norm(self.branch(self.norm(x))))
 
 
 def build_split_block(config: TransformerConfig) -> nn.Sequential:
@@ -114,10 +128,12 @@ class Head(nn.Module, TensorShardable):
         super().__init__()
         self.norm = build_norm(config)
         self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
+        self.softcap = config.logit_softcap
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b s v]`."""
-        return self.projection(self.norm(x))
+        logits = self.projection(self.norm(x))
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the logits."""
@@ -154,7 +170,7 @@ def build_transformer(config: TransformerConfig) -> nn.Sequential:
     embedding: Embedding | bert.BertEmbedding = Embedding(config)
     head: Head | bert.BertHead = Head(config)
     block: Callable[[TransformerConfig], nn.Module] = ParallelBlock
-    if config.block_layout == "pre_norm":
+    if config.block_layout in ("pre_norm", "sandwich_norm"):
         block = build_split_block if config.split_blocks else Block
     elif config.block_layout == "post_norm":
         embedding, head = bert.BertEmbedding(config), bert.BertHead(config)
@@ -162,5 +178,5 @@ def build_transformer(config: TransformerConfig) -> nn.Sequential:
     if config.tied_embeddings:
         head.projection.weight = embedding.tokens.weight
     layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
-    layers += [(f"block{index}", block(config)) for index in range(config.layers)]
+    layers += [(f"block{index}", block(config.of_block(index))) for index in range(config.layers)]
     return nn.Sequential(OrderedDict([*layers, ("head", head)]))

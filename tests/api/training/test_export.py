@@ -12,6 +12,10 @@ from windlass.api.objects import NO_OBJECTS
 from windlass.errors import RequestError, StorageError
 
 MODEL, *OVERRIDES = TINY
+OTHERS = (
+    "gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "bert-tiny", "llama3.2-1b", "qwen2.5-0.5b",
+    "qwen3-0.6b", "mistral-7b-v0.1", "gemma2-2b", "gemma3-1b",
+)  # fmt: skip
 
 
 def trained(home: Path, model: str, *overrides: str) -> Path:
@@ -25,16 +29,14 @@ def trained(home: Path, model: str, *overrides: str) -> Path:
     "model",
     [
         "llama-tiny",
-        *(
-            pytest.param(model, marks=pytest.mark.slow)
-            for model in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "bert-tiny")
-        ),
+        *(pytest.param(model, marks=pytest.mark.slow) for model in OTHERS),
     ],
 )
 def test_a_run_of_the_catalog_is_loaded_by_transformers(home: Path, model: str):
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    run = trained(home, model, "model.vocabulary=258", "model.width=64", "model.sequence=48")
+    words = ("model.vocabulary=258", "model.width=64", "model.sequence=48", "model.kv_heads=2")
+    run = trained(home, model, *words)
 
     exported = windlass.export(run, to=f"hf:{home / 'out'}")
 

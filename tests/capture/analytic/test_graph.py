@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "llama3.2-1b": ({"kv_heads": 2}, 2),
     "qwen2.5-0.5b": ({"kv_heads": 2}, TensorGrid(1, 2)),
     "qwen3-0.6b": ({"kv_heads": 2}, TensorGrid(2, 3)),
+    "gemma2-2b": ({"kv_heads": 2}, TensorGrid(1, 2)),
+    "gemma3-1b": ({"kv_heads": 2, "layers": 7, "split_blocks": True}, 2),
     "bert-tiny": ({"split_blocks": True}, 2),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""

@@ -25,8 +25,13 @@ OLD_NAMES: dict[str, Any] = {
 ROPE: dict[str, Any] = {
     "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
+LINEAR_ROPE: dict[str, Any] = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
 LLAMA3_ROPE: dict[str, Any] = {
     **ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+GEMMA: dict[str, Any] = {
+    **NEW_NAMES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", OLD_NAMES),
@@ -36,6 +41,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("llama", {**NEW_NAMES, "rope_parameters": {**ROPE, "rope_type": "linear"}}),
     "llama-yarn": ("llama", {**NEW_NAMES, "rope_parameters": {**ROPE, "rope_type": "yarn"}}),
     "mistral": ("mistral", {**NEW_NAMES, "num_key_value_heads": 2, "sliding_window": None}),
+    "mistral-window": ("mistral", {**NEW_NAMES, "num_key_value_heads": 2, "sliding_window": 6}),
+    "gemma2": ("gemma2", {**GEMMA, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0}),
+    "gemma3": (
+        "gemma3_text",
+        {**GEMMA, "rope_parameters": {"full_attention": LINEAR_ROPE}},
+    ),
     "qwen2": ("qwen2", {**NEW_NAMES, "num_key_value_heads": 2}),
     "qwen3": ("qwen3", {**NEW_NAMES, "num_key_value_heads": 2, "head_dim": 12}),
     "gptj": ("gptj", {**OLD_NAMES, "rotary_dim": 4}),
@@ -88,7 +99,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     assert expected.std() > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_split_blocks_read_the_same_weights(name: str, tmp_path: Path):
     saved(name, tmp_path)
     tokens = torch.arange(20)[None]

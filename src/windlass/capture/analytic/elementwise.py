@@ -160,6 +160,15 @@ def _by_result(name: str, x: Tensor, backward: Callable[..., Sequence[Tensor]]) 
     return attach(node, out)
 
 
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return _by_result("tanh", x, _tanh_backward)
+
+
+def _tanh_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    return [_emit("tanh_backward", only(gradients), saved[0])]
+
+
 def log(x: Tensor) -> Tensor:
     """The natural logarithm."""
     node = new_node((x,), _div_backward, [x])

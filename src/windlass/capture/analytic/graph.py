@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
 
 from windlass.capture.analytic.collectives import Rank
 from windlass.capture.analytic.record import layer_scope, record_layer
-from windlass.capture.analytic.transformer import LayerType, layer_types
+from windlass.capture.analytic.transformer import LayerType, layer_sequence, layer_types
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.trace import NamedTrace
@@ -25,18 +26,12 @@ _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 def analytic_graph(config: TransformerConfig) -> Graph:
     """The graph of a transformer, as `capture_graph` captures it from the model itself."""
-    types = layer_types(config)
-    first, *inner, last = (layer.kind for layer in types)
-    blocks = [(kind, 1) for _ in range(config.layers) for kind in inner]
-    if len(inner) == 1:
-        blocks = [(inner[0], config.layers)]
+    runs = groupby(layer.kind for layer in layer_sequence(config))
     return Graph(
         name=config.name,
         vocabulary=config.vocabulary,
         max_sequence=config.sequence,
-        layer_runs=tuple(
-            LayerRun(kind=kind, count=count) for kind, count in ((first, 1), *blocks, (last, 1))
-        ),
+        layer_runs=tuple(LayerRun(kind=kind, count=len(list(layers))) for kind, layers in runs),
         kinds=_kinds(config, Rank()),
     )
 
@@ -50,10 +45,10 @@ def analytic_traces(config: TransformerConfig, precision: Precision) -> dict[str
     """
     traces: dict[str, NamedTrace] = {}
     for layer in layer_types(config):
-        scope = layer_scope(config, Rank(), precision)
+        scope = layer_scope(layer, Rank(), precision)
         layer.build(scope)
         traces[layer.kind] = NamedTrace(
-            fitted=record_layer(config, layer, Rank(), precision),
+            fitted=record_layer(layer, Rank(), precision),
             parameters=tuple(info.name for info, _ in scope.parameters),
         )
     return traces
@@ -101,30 +96,30 @@ def _rank(degree: int) -> Rank:
 
 @lru_cache(maxsize=256)
 def _kinds(config: TransformerConfig, rank: Rank) -> dict[str, LayerKind]:
-    return {layer.kind: _kind(config, layer, rank) for layer in layer_types(config)}
+    return {layer.kind: _kind(layer, rank) for layer in layer_types(config)}
 
 
-def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
-    is_embedding = layer.kind == "embedding" and not config.dropout
+def _kind(layer: LayerType, rank: Rank) -> LayerKind:
+    is_embedding = layer.kind == "embedding" and not layer.config.dropout
     costs: list[LayerCost] = []
     for precision in _PRECISIONS:
-        fitted = record_layer(config, layer, rank, precision)
+        fitted = record_layer(layer, rank, precision)
         costs += (
             embedding_costs(fitted, precision)
             if is_embedding
             else (eager_cost(fitted, precision), compiled_cost(fitted, precision))
         )
     selective = tuple(
-        eager_cost(record_layer(config, layer, rank, precision, selective=True), precision)
+        eager_cost(record_layer(layer, rank, precision, selective=True), precision)
         for precision in _PRECISIONS
         if layer.place == "inner"
     )
     fused: list[LayerCost] = []
-    if layer.place == "last" and rank.degree == 1:
+    if layer.place == "last" and rank.degree == 1 and layer.config.logit_softcap is None:
         for precision in _PRECISIONS:
-            fitted = record_layer(config, layer, rank, precision, fused=True)
+            fitted = record_layer(layer, rank, precision, fused=True)
             fused += (eager_cost(fitted, precision), compiled_cost(fitted, precision))
-    scope = layer_scope(config, rank, "float32")
+    scope = layer_scope(layer, rank, "float32")
     layer.build(scope)
     return LayerKind.model_construct(
         name=layer.kind,
@@ -141,7 +136,7 @@ def _kind(config: TransformerConfig, layer: LayerType, rank: Rank) -> LayerKind:
 def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
     """Every reason why a model cannot be sharded, in the words of `models.sharding_errors`."""
     for layer in layer_types(config):
-        scope = layer_scope(config, rank, "float32")
+        scope = layer_scope(layer, rank, "float32")
         layer.build(scope)
         prefix = f"layer `{layer.name}` of model `{config.name}`: "
         for path, rule, total, ranks in scope.rules:

@@ -37,6 +37,7 @@ from windlass.capture.analytic.elementwise import (
     silu,
     square,
     sub,
+    tanh,
     unary,
 )
 from windlass.capture.analytic.reductions import (
@@ -81,14 +82,15 @@ class Norm:
             scope.feature_paths.append(scope.path)
         width = (scope.config.width,)
         self.weight = make("weight", width)
-        self.bias = None if scope.config.norm == "rms" else make("bias", width)
+        self.bias = make("bias", width) if scope.config.norm == "layer" else None
+        self.is_centered = scope.config.norm == "zero_centered_rms"
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of `[b s d]`."""
         if self.rank.columns > 1:
             return self._sharded_rms(x) if self.bias is None else self._sharded(x, self.bias)
         if self.bias is None:
-            return products.rms_norm(x, self.weight)
+            return rms_norm(x, self.weight, is_centered=self.is_centered)
         return products.layer_norm(x, self.weight, self.bias)
 
     def _sharded(self, x: Tensor, bias: Tensor) -> Tensor:
@@ -105,10 +107,24 @@ class Norm:
         return add(x, bias)
 
     def _sharded_rms(self, x: Tensor) -> Tensor:
+        if self.is_centered:
+            return cast(mul(self._normed(x), shift(cast(self.weight, "float32"))), x.dtype)
+        return mul(cast(self._normed(x), x.dtype), self.weight)
+
+    def _normed(self, x: Tensor) -> Tensor:
         wide = cast(x, "float32")
         local = mean_last(square(wide))
         squared = divide(all_reduce(local, self.rank.feature_group))
-        return mul(cast(mul(wide, rsqrt(shift(squared))), x.dtype), self.weight)
+        return mul(wide, rsqrt(shift(squared)))
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, is_centered: bool) -> Tensor:
+    """The RMS norm over the last dimension, whose weight may be stored less 1."""
+    if not is_centered:
+        return products.rms_norm(x, weight)
+    weight = shift(cast(weight, "float32"))
+    normed = products.rms_norm(cast(x, "float32"), weight)
+    return cast(normed, x.dtype)
 
 
 class Column:
@@ -202,7 +218,9 @@ class Attention:
         self.rank = rank
         self.head_width = config.head_width
         self.rotated, self.scaling = config.rotated_width, config.rope_scaling
-        self.causal = config.causal
+        self.causal, self.window = config.causal, config.sliding_window
+        self.softcap = config.attention_softcap
+        self.is_centered = config.norm == "zero_centered_rms"
         self.head_counts = [
             heads // (rank.degree if divides else rank.rows)
             for heads in (config.heads, config.kv_heads, config.kv_heads)
@@ -232,14 +250,29 @@ class Attention:
         )
         if self.norms:
             query, key = (
-                products.rms_norm(part, weight)
+                rms_norm(part, weight, is_centered=self.is_centered)
                 for part, weight in zip((query, key), self.norms, strict=True)
             )
         query, key, value = (transpose(part, 1, 2) for part in (query, key, value))
         if self.rotated:
             query, key = self._rotated(query, key)
-        mixed = products.attention(query, key, value, causal=self.causal)
+        mixed = self._attend(query, key, value)
         return self.output(flatten(transpose(mixed, 1, 2), 2, 3))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        is_masked = self.window is not None or self.softcap is not None
+        mask = self._mask(query) if is_masked else None
+        if self.softcap is not None:
+            return capped_attention(query, key, value, mask)
+        return products.attention(query, key, value, mask, causal=self.causal)
+
+    def _mask(self, query: Tensor) -> Tensor | None:
+        if self.window is None and not self.causal:
+            return None
+        hidden = Tensor(query.tape, (query.shape[2], query.shape[2]), query.dtype)
+        query.tape.call("full", [], [hidden])
+        later = unary("triu", hidden)
+        return later if self.window is None else add(later, unary("tril", hidden))
 
     def _rotated(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         steps = arange(query.tape, self.rotated // 2)
@@ -273,15 +306,31 @@ class Attention:
         return cat((*rotated, *unrotated), 3)
 
 
+def capped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention in plain products, whose scores stay below a cap."""
+    shape, groups = query.shape, key.shape[0] * key.shape[1]
+    repeats = query.shape[1] // key.shape[1]
+    rows = groups, repeats * shape[2], shape[3]
+    query = reshape(query, rows)
+    key, value = (reshape(part, (groups, *part.shape[2:])) for part in (key, value))
+    scores = scale(tanh(products.bmm(scale(query), transpose(key, 1, 2))))
+    scores = reshape(scores, (groups, repeats, shape[2], shape[2]))
+    if mask is not None:
+        scores = add(scores, mask)
+    mixed = products.bmm(flatten(products.softmax(scores), 1, 2), value)
+    return reshape(mixed, shape)
+
+
 class FeedForward:
     """The feed-forward branch, gated or not."""
 
     def __init__(self, scope: Scope) -> None:
         config = scope.config
         self.rank, self.ffn = scope.rank, config.ffn
+        self.activate = silu if config.activation == "swiglu" else gelu
         divides = config.ffn % scope.rank.degree == 0
         linears: dict[str, LinearName] = {"input": "up"}
-        if config.activation == "swiglu":
+        if config.is_gated:
             linears = {"gate": "gate", **linears}
         ffn, bias = config.ffn, config.ffn_bias
         self.inputs = [
@@ -306,7 +355,7 @@ class FeedForward:
                 return products.block_feed_forward(x, first, second, self.ffn)
             return down(gelu(up(x)))
         gate, up = self.inputs
-        return self.output(mul(silu(gate(x)), up(x)))
+        return self.output(mul(self.activate(gate(x)), up(x)))
 
 
 class Vocabulary:

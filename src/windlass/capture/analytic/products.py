@@ -63,6 +63,45 @@ def _addmm_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[T
     return [gradient, by_left, by_right]
 
 
+def bmm(left: Tensor, right: Tensor) -> Tensor:
+    """Products of batches of matrices."""
+    node = new_node((left, right), _bmm_backward, [left, right])
+    return attach(node, _batch_product(left, right))
+
+
+def _bmm_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    (left, right), gradient = saved, only(gradients)
+    by_right = _batch_product(transpose(left, 1, 2), gradient)
+    return [_batch_product(gradient, transpose(right, 1, 2)), by_right]
+
+
+def _batch_product(left: Tensor, right: Tensor) -> Tensor:
+    (batch, m, k), n = left.shape, right.shape[2]
+    out = Tensor(left.tape, (batch, m, n), left.dtype)
+    left.tape.call(
+        "bmm", [left, right], [out], kind="matmul", flop=2 * batch * m * n * k,
+        matmul_sizes=(batch, m, n, k),
+    )  # fmt: skip
+    return out
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last dimension."""
+    node = new_node((x,), _softmax_backward)
+    out = Tensor(x.tape, x.shape, x.dtype)
+    x.tape.call("_softmax", [x], [out])
+    if node is not None:
+        node.save([out], x.tape)
+    return attach(node, out)
+
+
+def _softmax_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    (result,) = saved
+    out = Tensor(result.tape, result.shape, result.dtype)
+    result.tape.call("_softmax_backward_data", [only(gradients), result], [out])
+    return [out]
+
+
 def _product(name: str, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     (m, k), n = left.shape, right.shape[1]
     out = Tensor(left.tape, (m, n), left.dtype)
@@ -200,42 +239,44 @@ def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...
     return run() if checkpoint is None else checkpoint.kept(run)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """Fused attention of `[b h s k]` on `[b g s k]`."""
-    mask = None if causal else False
-    backward = partial(_attention_backward, mask)
-    node = new_node((query, key, value), backward, [query, key, value])
-    out, logsumexp = _kept(query, lambda: _attention(mask, query, key, value))
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool
+) -> Tensor:
+    """Fused attention of `[b h s k]` on `[b g s k]`, with a mask `[s s]` or the causal one."""
+    is_causal = None if causal and mask is None else False
+    inputs = [query, key, value, *(() if mask is None else (mask,))]
+    backward = partial(_attention_backward, is_causal)
+    node = new_node((query, key, value), backward, inputs)
+    out, logsumexp = _kept(query, lambda: _attention(is_causal, inputs))
     if node is not None:
         node.save([out, logsumexp], query.tape)
     return attach(node, out)
 
 
-def _attention(
-    mask: bool | None, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
+def _attention(is_causal: bool | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    query, key, value = inputs[:3]
     out = Tensor(query.tape, query.shape, query.dtype, dense_strides(query.shape, query.strides))
     logsumexp = Tensor(query.tape, query.shape[:-1], "float32")
     flop = _attention_flop(query, key, value, 1, 1)
     out.tape.call(
-        _ATTENTION, [query, key, value], [out, logsumexp], kind="attention", flop=flop, random=True,
-        is_causal=mask,
+        _ATTENTION, inputs, [out, logsumexp], kind="attention", flop=flop, random=True,
+        is_causal=is_causal,
     )  # fmt: skip
     return out, logsumexp
 
 
 def _attention_backward(
-    mask: bool | None, gradients: Gradients, saved: _Saved, _: Needs
+    is_causal: bool | None, gradients: Gradients, saved: _Saved, _: Needs
 ) -> list[Tensor]:
-    query, key, value = saved[:3]
+    query, key, value, *masks, out, logsumexp = saved
     inner = [
         Tensor(x.tape, x.shape, x.dtype, permuted_strides(x.shape, (0, 2, 1, 3)))
         for x in (query, key, value)
     ]
     flop = _attention_flop(query, key, value, 3, 2)
-    reads = [only(gradients), *saved]
+    reads = [only(gradients), query, key, value, out, logsumexp, *masks]
     query.tape.call(
-        f"{_ATTENTION}_backward", reads, inner, kind="attention", flop=flop, is_causal=mask
+        f"{_ATTENTION}_backward", reads, inner, kind="attention", flop=flop, is_causal=is_causal
     )
     return inner
 

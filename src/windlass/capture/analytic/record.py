@@ -13,7 +13,6 @@ from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tape, Tensor
 from windlass.capture.analytic.transformer import BertHead, Head, LayerType
 from windlass.capture.trace import FittedTrace
-from windlass.models import TransformerConfig
 from windlass.schema import Polynomial, Precision
 
 _DIGIT_BITS = 96
@@ -25,17 +24,17 @@ _MICRO_BATCH = _SEQUENCE**3
 """The symbol B."""
 
 
-def layer_scope(config: TransformerConfig, rank: Rank, precision: Precision) -> Scope:
+def layer_scope(layer: LayerType, rank: Rank, precision: Precision) -> Scope:
     """A scope for the modules of one layer.
 
     Args:
-        config: the model.
+        layer: which of a model's layers.
         rank: the first tensor-parallel rank.
         precision: float32 or bfloat16.
     """
     return Scope(
         tape=Tape(),
-        config=config,
+        config=layer.config,
         rank=rank,
         dtype="bfloat16" if precision == "bfloat16" else "float32",
         parameters=[],
@@ -45,7 +44,6 @@ def layer_scope(config: TransformerConfig, rank: Rank, precision: Precision) -> 
 
 
 def record_layer(
-    config: TransformerConfig,
     layer: LayerType,
     rank: Rank,
     precision: Precision,
@@ -56,14 +54,13 @@ def record_layer(
     """The trace of a layer's forward and backward pass.
 
     Args:
-        config: the model.
-        layer: which of its layers.
+        layer: which of a model's layers.
         rank: the first tensor-parallel rank.
         precision: float32 or bfloat16.
         selective: whether it runs with selective activation checkpointing.
         fused: whether the last layer's loss is fused with its projection.
     """
-    scope = layer_scope(config, rank, precision)
+    scope, config = layer_scope(layer, rank, precision), layer.config
     run, tape = layer.build(scope), scope.tape
     trace, weights = tape.trace, [tensor for _, tensor in scope.parameters]
     tokens = (_MICRO_BATCH, _SEQUENCE * rank.rows)

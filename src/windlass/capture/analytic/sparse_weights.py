@@ -189,6 +189,6 @@ def _parts(config: TransformerConfig) -> dict[LinearName, tuple[WeightPart, ...]
         "attention": attention,
         "projection": (WeightPart("projection", width, query),),
     }
-    if config.activation == "swiglu":
+    if config.is_gated:
         parts["gate"] = up
     return parts | {"up": up, "down": (WeightPart("down", width, ffn),)}

@@ -1,10 +1,10 @@
 """The layers of a transformer, which mirror `models.transformer` and `models.bert`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
-from windlass.capture.analytic.elementwise import add, gelu
+from windlass.capture.analytic.elementwise import add, divide, gelu, scale, tanh
 from windlass.capture.analytic.modules import (
     Attention,
     FeatureLinear,
@@ -38,6 +38,8 @@ class LayerType(NamedTuple):
     place: Place
     """Whether it takes tokens, or the loss follows."""
     build: Callable[[Scope], Layer]
+    config: TransformerConfig
+    """The model's, with the window of its block."""
 
 
 class Embedding:
@@ -59,6 +61,8 @@ class Embedding:
 
     def _forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
+        if self.config.scaled_embedding:
+            x = scale(x)
         if self.positions is not None:
             x = add(x, narrow(self.positions, 0, 0, tokens.shape[1]))
         return dropped(x, self.config)
@@ -87,19 +91,32 @@ class BertEmbedding:
 
 
 class Block:
-    """Attention, then feed-forward, each with a norm before it and a residual."""
+    """Attention, then feed-forward, each with a norm before it or on both sides."""
 
     def __init__(self, scope: Scope) -> None:
         self.config = scope.config
         self.attention_norm = Norm(scope.inner("attention_norm"))
         self.attention = Attention(scope.inner("attention"))
+        self.attention_result_norm = _result_norm(scope.inner("attention_result_norm"))
         self.hidden_norm = Norm(scope.inner("hidden_norm"))
         self.hidden = FeedForward(scope.inner("hidden"))
+        self.hidden_result_norm = _result_norm(scope.inner("hidden_result_norm"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
-        y = add(x, dropped(self.attention(self.attention_norm(x)), self.config))
-        return add(y, dropped(self.hidden(self.hidden_norm(y)), self.config))
+        y = add(
+            x,
+            dropped(
+                self.attention_result_norm(self.attention(self.attention_norm(x))), self.config
+            ),
+        )
+        return add(
+            y, dropped(self.hidden_result_norm(self.hidden(self.hidden_norm(y))), self.config)
+        )
+
+
+def _result_norm(scope: Scope) -> Layer:
+    return Norm(scope) if scope.config.block_layout == "sandwich_norm" else lambda x: x
 
 
 class BertBlock:
@@ -146,10 +163,11 @@ class HalfBlock:
         self.config = scope.config
         self.norm = Norm(scope.inner("norm"))
         self.branch = branch(scope.inner("branch"))
+        self.result_norm = _result_norm(scope.inner("result_norm"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
-        return add(x, dropped(self.branch(self.norm(x)), self.config))
+        return add(x, dropped(self.result_norm(self.branch(self.norm(x))), self.config))
 
 
 class BertHalfBlock:
@@ -171,10 +189,12 @@ class Head:
     def __init__(self, scope: Scope) -> None:
         self.norm = Norm(scope.inner("norm"))
         self.projection = Logits(scope.inner("projection"))
+        self.is_capped = scope.config.logit_softcap is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to logits."""
-        return self.projection(self.norm(x))
+        logits = self.projection(self.norm(x))
+        return scale(tanh(divide(logits))) if self.is_capped else logits
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of `[b s d]`, fused with the projection."""
@@ -199,25 +219,50 @@ class BertHead:
 
 
 def layer_types(config: TransformerConfig) -> tuple[LayerType, ...]:
-    """The kinds of layers of a model: the embedding, those of a block, and the head."""
-    if config.block_layout == "post_norm":
-        embedding = LayerType("bert_embedding", "embedding", "first", BertEmbedding)
-        head = LayerType("bert_head", "head", "last", BertHead)
-    else:
-        embedding = LayerType("embedding", "embedding", "first", Embedding)
-        head = LayerType("head", "head", "last", Head)
-    return embedding, *_block_types(config), head
+    """The kinds of layers of a model in order: the embedding, those of blocks, and the head."""
+    return tuple(dict.fromkeys(layer_sequence(config)))
 
 
-def _block_types(config: TransformerConfig) -> tuple[LayerType, ...]:
-    """The kinds of layers of a block, in order."""
-    prefix = "bert_" if config.block_layout == "post_norm" else ""
-    if config.block_layout not in ("pre_norm", "post_norm"):
-        return (LayerType("parallel_block", "block0", "inner", ParallelBlock),)
+def layer_sequence(config: TransformerConfig) -> tuple[LayerType, ...]:
+    """The kind of every layer of a model."""
+    is_bert = config.block_layout == "post_norm"
+    prefix = "bert_" if is_bert else ""
+    embedding, head = (BertEmbedding, BertHead) if is_bert else (Embedding, Head)
+    first = LayerType(f"{prefix}embedding", "embedding", "first", embedding, config)
+    last = LayerType(f"{prefix}head", "head", "last", head, config)
+    return first, *_block_layers(config), last
+
+
+def _block_layers(config: TransformerConfig) -> Iterator[LayerType]:
+    """The kind of every layer of the blocks, which is another with a window than without."""
+    name, parts = _block_parts(config)
+    known: dict[tuple[str, TransformerConfig], LayerType] = {}
+    for index in range(config.layers):
+        block = config.of_block(index)
+        for part, build in parts.items():
+            own = config if part == ".hidden" else block
+            if (part, own) not in known:
+                kind = f"{name}{len(known) + 1}" if known else name
+                path = f"block{index}{part}"
+                known[part, own] = LayerType(kind, path, "inner", build, own)
+            yield known[part, own]
+
+
+def _block_parts(
+    config: TransformerConfig,
+) -> tuple[str, Mapping[str, Callable[[Scope], Layer]]]:
+    """What the layers of a block are called, and what builds each, by the end of its name."""
+    is_bert = config.block_layout == "post_norm"
+    prefix = "bert_" if is_bert else ""
+    if config.block_layout.startswith("parallel"):
+        return "parallel_block", {"": ParallelBlock}
     if not config.split_blocks:
-        return (LayerType(f"{prefix}block", "block0", "inner", BertBlock if prefix else Block),)
-    half, name = BertHalfBlock if prefix else HalfBlock, f"{prefix}half_block"
-    return (
-        LayerType(name, "block0.attention", "inner", partial(half, branch=Attention)),
-        LayerType(f"{name}2", "block0.hidden", "inner", partial(half, branch=FeedForward)),
-    )
+        return f"{prefix}block", {"": BertBlock if is_bert else Block}
+    half = BertHalfBlock if is_bert else HalfBlock
+    branches: dict[str, Callable[[Scope], Layer]] = {
+        ".attention": Attention,
+        ".hidden": FeedForward,
+    }
+    return f"{prefix}half_block", {
+        part: partial(half, branch=branch) for part, branch in branches.items()
+    }

@@ -27,8 +27,11 @@ class FieldRule:
     """Keys that earlier versions used."""
     default: Any = None
     """Value where no key stands; None leaves the field to our own default."""
+    nullable: bool = False
+    """Whether `null` means None; otherwise it means the default, as if no key stood."""
     values: Mapping[str, Any] | None = None
-    """Our value for each of theirs, as JSON writes it; None takes the value as it is."""
+    """Our value for each of theirs, as JSON writes it, or for each of a list; None takes the value
+    as it is."""
     share_of: str | None = None
     """The value is a share of this property, which is rounded down."""
     of: str | None = None
@@ -119,6 +122,7 @@ _BLOCK = re.compile(r"block(\d+)\.")
 _HALVES = (
     (re.compile(r"^(block\.\w+)\.branch\."), r"\1."),
     (re.compile(r"^(block\.\w+)\.norm\."), r"\1_norm."),
+    (re.compile(r"^(block\.\w+)\.result_norm\."), r"\1_result_norm."),
 )
 """Names in a block that is split into two layers, and in a whole one."""
 

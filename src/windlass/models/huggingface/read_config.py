@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from windlass.errors import ModelError
@@ -62,7 +62,7 @@ def config_from_values(
     entry, missing = _read_fields(family, values)
     if missing:
         return None, [*errors, *missing]
-    config = TransformerConfig(name=name, source=source, **entry)
+    config = _without_usual(TransformerConfig(name=name, source=source, **entry))
     return config, [*errors, *(config.errors() or _unequal(family, values, config))]
 
 
@@ -74,7 +74,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
     for name, rule in family.fields.items():
         key, value = _value_of(rule, values)
         if rule.values is not None and value is not None:
-            known, value = value, rule.values.get(_as_key(value))
+            known, value = value, _our_value(rule.values, value)
             if value is None:
                 expected = ", ".join(f"`{choice}`" for choice in rule.values)
                 errors.append(f"`{key}` is `{_as_key(known)}`; can be read: {expected}")
@@ -97,6 +97,15 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
     return entry, errors
 
 
+def _without_usual(config: TransformerConfig) -> TransformerConfig:
+    """The same configuration, with None for sizes of heads that None would give, too."""
+    if config.heads > 0 and config.head_dim == config.width / config.heads:
+        config = replace(config, head_dim=None)
+    if config.heads > 0 and config.score_width == config.head_width:
+        config = replace(config, score_width=None)
+    return config
+
+
 def _join_rope_scaling(entry: dict[str, Any]) -> None:
     """Makes one field of those that say how rotary angles are scaled, if they are."""
     parts = {name: entry.pop(name) for name in tuple(entry) if name.startswith(_SCALING)}
@@ -108,9 +117,17 @@ def _join_rope_scaling(entry: dict[str, Any]) -> None:
 def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:
     """The key of a field that stands in a `config.json`, and its value or the default."""
     for key in rule.keys:
-        if values.get(key) is not None:
+        if values.get(key) is not None or (rule.nullable and key in values):
             return key, values[key]
     return rule.key, rule.default
+
+
+def _our_value(known: Mapping[str, Any], value: object) -> Any:  # noqa: ANN401  as the table says
+    """Our value for one of theirs, or for each of a list; None if one is unknown."""
+    if not isinstance(value, list):
+        return known.get(_as_key(value))
+    each = tuple(known.get(_as_key(part)) for part in value)
+    return None if None in each else each
 
 
 def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:

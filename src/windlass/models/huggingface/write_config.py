@@ -5,10 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 from windlass.errors import ModelError
-from windlass.models.config import TransformerConfig
+from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
 from windlass.models.huggingface.read_config import config_from_values
 
+_SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_sequence", "low_frequency", "high_frequency"),
+    "yarn": (
+        "factor", "original_sequence", "beta_fast", "beta_slow", "attention_factor", "truncate",
+    ),
+}  # fmt: skip
 NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
 """Fields that no `config.json` says, because they do not change what a trained model computes."""
 
@@ -40,10 +47,11 @@ def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None
         "model_type": family.model_type,
     }
     for name, rule in family.fields.items():
-        value = _their_value(rule, getattr(config, rule.of or name), config)
-        if value is None and values[name] is not None:
+        ours = _field(config, name)
+        value = _their_value(rule, _field(config, rule.of or name), config)
+        if value is None and ours is not None:
             return None
-        for key in rule.keys:
+        for key in _written_keys(name, rule, config.rope_scaling):
             _put(content, key, value)
     for key, allowed in family.only.items():
         if allowed and key.partition(".")[0] in (key, *content):
@@ -51,13 +59,38 @@ def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None
     return content | {"dtype": "float32"}
 
 
+def _field(config: TransformerConfig, name: str) -> Any:  # noqa: ANN401  any field
+    """A field or property; a dot leads into one that may be None."""
+    value: Any = config
+    for part in name.split("."):
+        value = None if value is None else getattr(value, part)
+    return value
+
+
 def _their_value(rule: FieldRule, value: Any, config: TransformerConfig) -> Any:  # noqa: ANN401
     if rule.share_of is not None:
         return value / getattr(config, rule.share_of)
     if rule.values is None:
         return value
-    theirs = next((key for key, ours in rule.values.items() if ours == value), None)
+    if isinstance(value, tuple):
+        return [_key_of(rule.values, each) for each in value]
+    return _key_of(rule.values, value)
+
+
+def _key_of(values: Mapping[str, Any], value: Any) -> Any:  # noqa: ANN401  any JSON
+    """Their value for one of ours; an empty one of ours stands for None."""
+    wanted = "" if value is None else value
+    theirs = next((key for key, ours in values.items() if ours == wanted), None)
     return {"true": True, "false": False}.get(theirs, theirs) if theirs else None
+
+
+def _written_keys(name: str, rule: FieldRule, scaling: RopeScaling | None) -> tuple[str, ...]:
+    """The keys of a field; of scaled positions only what their type knows, by its newest name."""
+    owner, _, number = name.rpartition(".")
+    if owner != "rope_scaling":
+        return rule.keys
+    known = ("type", *(_SCALING_NUMBERS[scaling.type] if scaling else ()))
+    return (rule.key,) if number in known else ()
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401  any JSON
@@ -78,6 +111,12 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerC
         for each in (again, config)
     ]
     for shape, each in zip(shapes, (again, config), strict=True):
-        # A width of None means all of a head.
+        # None means what these properties say.
         shape["rotary_width"] = each.rotated_width
+        shape["head_dim"], shape["score_width"] = each.head_width, each.scored_width
+        shape["projection_bias"] = each.has_projection_bias
+        shape["window_blocks"] = each.windows if each.sliding_window else None
+        if (scaling := each.rope_scaling) is not None:
+            numbers = ("type", *_SCALING_NUMBERS[scaling.type])
+            shape["rope_scaling"] = [getattr(scaling, number) for number in numbers]
     return shapes[0] == shapes[1]

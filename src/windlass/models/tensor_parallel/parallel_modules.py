@@ -115,11 +115,15 @@ class ShardedRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rank's features of the norm."""
+        return _scale_and_shift(self.normalized(x).to(x.dtype), self.weight, None)
+
+    def normalized(self, x: Tensor) -> Tensor:
+        """The rank's features before the weight, in float32 at least."""
         wide = _at_least_float32(x)
         local = wide.square().mean(-1, keepdim=True)
         square = all_reduce_autograd(local, self.tp_rank.feature_group) / self.tp_rank.columns
         epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return _scale_and_shift((wide * (square + epsilon).rsqrt()).to(x.dtype), self.weight, None)
+        return wide * (square + epsilon).rsqrt()
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

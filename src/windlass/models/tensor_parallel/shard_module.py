@@ -21,6 +21,10 @@ from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import set_layer_loss
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.norms import (
+    ShardedZeroCenteredRMSNorm,
+    ZeroCenteredRMSNorm,
+)
 from windlass.models.tensor_parallel.parallel_modules import (
     GatherTokens,
     GridColumnLinear,
@@ -85,10 +89,7 @@ def shard_layer(
     if tp_rank.columns > 1:
         for path in sharded_norm_paths(layer, sharding):
             norm = local.get_submodule(path)
-            is_layer_norm = isinstance(norm, nn.LayerNorm)
-            _change_class(
-                norm, ShardedLayerNorm if is_layer_norm else ShardedRMSNorm, tp_rank=tp_rank
-            )
+            _change_class(norm, _sharded_norm(norm), tp_rank=tp_rank)
     _shard_dropouts(local, layer, sharding, tp_rank)
     if sharding.is_first:
         local.register_forward_hook(KeepLocalPart(tp_rank))
@@ -167,6 +168,13 @@ def _change_class(module: nn.Module, new_class: type[nn.Module], **attributes: o
     """
     module.__class__ = new_class
     vars(module).update(attributes)
+
+
+def _sharded_norm(norm: nn.Module) -> type[nn.Module]:
+    if isinstance(norm, nn.LayerNorm):
+        return ShardedLayerNorm
+    is_centered = isinstance(norm, ZeroCenteredRMSNorm)
+    return ShardedZeroCenteredRMSNorm if is_centered else ShardedRMSNorm
 
 
 def _shard_dropouts(
