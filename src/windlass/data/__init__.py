@@ -7,6 +7,7 @@ a function of the seed and the step alone, so there is no reader state to checkp
 from windlass.data.batches import (
     Batches,
     TokenBatch,
+    batch_of_step,
 )
 from windlass.data.dataset_cache import (
     prepare_dataset,
@@ -80,6 +81,7 @@ __all__ = [
     "TokenDataset",
     "Tokenizer",
     "TrainingBatches",
+    "batch_of_step",
     "code_tasks",
     "dataset_statistics",
     "document_files",

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 
@@ -17,6 +17,24 @@ from windlass.errors import raise_data_errors
 
 TokenBatch = npt.NDArray[np.int64]
 """Token ids `Int[sample s]`."""
+
+
+def batch_of_step(step: int, skipped: Sequence[str] | None) -> int:
+    """The number of the batch that a step takes, which is its own if no batch is left out.
+
+    Args:
+        step: step, counted from 1.
+        skipped: ranges of batches that are left out, such as `120-125`, in any order.
+    """
+    ends = [text.partition("-")[::2] for text in skipped or ()]
+    batch, next_free = step, 1
+    for first, last in sorted((int(first), int(last or first)) for first, last in ends):
+        # What an earlier range leaves out does not count twice.
+        if max(first, next_free) > batch:
+            break
+        batch += max(last + 1 - max(first, next_free), 0)
+        next_free = max(next_free, last + 1)
+    return batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

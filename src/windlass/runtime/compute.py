@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from windlass.data import ReadAhead, TrainingBatches
+from windlass.data import ReadAhead, TrainingBatches, batch_of_step
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.distributed.process_groups import DistContext
@@ -73,7 +73,7 @@ class ComputeHandlers:
         self._dist = dist
         self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
-        self._batches = batches
+        self._batches, self._skip_batches = batches, context.settings.skip_batches
         self._reader = ReadAhead(
             batches, first=self.first_sample, micro=self._micro, count=plan.batch.accumulation
         )
@@ -109,8 +109,10 @@ class ComputeHandlers:
         """Drops everything of the previous step and begins `step`, counted from 1."""
         self.step = step
         """The step that runs, counted from 1."""
+        self.batch = batch_of_step(step, self._skip_batches)
+        """The number of the batch that it takes."""
         self._store.begin_step(step)
-        self._weigh_losses(step)
+        self._weigh_losses()
         if self._activations is not None:
             self._activations.begin_step()
         self.state = StepState()
@@ -124,19 +126,19 @@ class ComputeHandlers:
             for weight in (*layer.owned, *layer.used):
                 weight.clear_gradient()
 
-    def _weigh_losses(self, step: int) -> None:
+    def _weigh_losses(self) -> None:
         """Counts the targets of the global batch, of which every rank knows all samples.
 
         A micro-batch's loss is a mean over its own targets. It is weighted with their share of all
         targets, so that the sum over all micro-batches and ranks is a mean over all targets.
         """
-        counts = self._batches.target_counts(step)
+        counts = self._batches.target_counts(self.batch)
         end = self.first_sample + self._replica_samples
         own = counts[self.first_sample : end].reshape(-1, self._micro)
         total = int(counts.sum())
         if not total:
             raise RunBroken(
-                f"none of the {len(counts)} samples of step {step} has a target, so no loss; "
+                f"none of the {len(counts)} samples of step {self.step} has a target, so no loss; "
                 "raise `train.batch`, or leave out examples without targets"
             )
         shares = tuple(int(count) / total for count in own.sum(axis=1))
@@ -210,7 +212,7 @@ class ComputeHandlers:
     def _load_batch(self, _: int, micro: int) -> None:
         if self._dist.world_size == 1 and self._stop():
             raise StopRequested
-        inputs, targets = self._reader.read(self.step, micro)
+        inputs, targets = self._reader.read(self.batch, micro)
         if not self._weighed[0][micro]:
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = targets.copy()
@@ -450,7 +452,7 @@ class ComputeHandlers:
 
     def _documents(self, samples: Iterable[int]) -> str:
         """Names of the documents that samples of this step contain."""
-        by_sample = (self._batches.document_names(self.step, sample) for sample in samples)
+        by_sample = (self._batches.document_names(self.batch, sample) for sample in samples)
         names = list(dict.fromkeys(name for documents in by_sample for name in documents))
         shown = ", ".join(f"`{name}`" for name in names[:_NAMED_DOCUMENTS])
         more = len(names) - _NAMED_DOCUMENTS

@@ -260,7 +260,10 @@ class _Run:
             except StopRequested:
                 raise self._interrupted(step - 1) from None
             except RunBroken as broken:
-                raise RunBroken(f"{broken}; {self.last_good_checkpoint()}") from None
+                raise RunBroken(
+                    f"{broken}; {self.last_good_checkpoint()}, and `windlass resume "
+                    f"--skip-batches {self._compute.batch}` leaves this batch out"
+                ) from None
             is_last = step == self._last_step
             saves = is_last or step % self._settings.save_every == 0
             try:

@@ -9,6 +9,7 @@ from math import inf, isfinite
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -115,6 +116,19 @@ LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_s
 the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
 `constant` stays; `inverse_sqrt` falls with the root of the step."""
 
+
+def _require_rising(text: str) -> str:
+    first, _, last = text.partition("-")
+    if last and int(last) < int(first):
+        raise ValueError(f"`{text}` ends before it begins; write `{last}-{first}`")
+    return text
+
+
+BatchRange = Annotated[
+    str, Field(pattern=r"^[1-9]\d{0,11}(-[1-9]\d{0,11})?$"), AfterValidator(_require_rising)
+]
+"""A number of a batch, or the first and the last one of some, such as `120-125`."""
+
 _DECAY = 0.2
 _FINAL_RATE = 0.1
 
@@ -173,6 +187,9 @@ class TrainRequest(RequestTable):
     frozen: tuple[Name, ...] | None = None
     """Patterns of the names of weights that are never updated, such as `embedding.*`; None freezes
     none."""
+    skip_batches: tuple[BatchRange, ...] | None = None
+    """Batches that are left out, such as `120` or `120-125`; the later ones move up. A batch has
+    the number of the step that would take it if none were left out."""
     seed: int = 0
     """Seed of the weights, of dropout and of the order of the text."""
     evaluate_every: Count = 100
@@ -220,6 +237,15 @@ class TrainRequest(RequestTable):
                     f"`{key}` = {str(value).lower()} with `optimizer` = {self.optimizer}, which "
                     "has none; leave it out"
                 )
+
+    @field_validator("skip_batches", mode="before")
+    @classmethod
+    def _one_range_needs_no_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            # `6-7,9` on the command line is no TOML list.
+            value = [text.strip() for text in value.strip("[]").split(",")]
+        ranges = value if isinstance(value, list | tuple) or value is None else [value]
+        return ranges and tuple(str(text) if type(text) is int else text for text in ranges)
 
     @field_validator("clip")
     @classmethod

@@ -173,7 +173,8 @@ def document_counts(folder: Path) -> DocumentCounts | None:
         tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
         if record.meta.get("tokens") == tokens.fingerprint:
             steps = [step.step for step in record.steps][-_DATA_STEPS:]
-            return _count(make_batches(planned, tokens), steps)
+            skipped = planned.request.train.skip_batches
+            return _count(make_batches(planned, tokens), steps, skipped)
     return None
 
 
@@ -330,8 +331,10 @@ def _differences(own: RunRow, peers: Sequence[RunRow]) -> tuple[str, ...]:
     return tuple(clauses)
 
 
-def _count(batches: object, steps: Sequence[int]) -> DocumentCounts | None:
-    from windlass.data import Batches
+def _count(
+    batches: object, steps: Sequence[int], skipped: Sequence[str] | None
+) -> DocumentCounts | None:
+    from windlass.data import Batches, batch_of_step
 
     if not isinstance(batches, Batches):
         return None
@@ -339,7 +342,7 @@ def _count(batches: object, steps: Sequence[int]) -> DocumentCounts | None:
     for step in steps:
         counted: Counter[str] = Counter()
         for sample in range(batches.batch):
-            documents = set(batches.document_names(step, sample))
+            documents = set(batches.document_names(batch_of_step(step, skipped), sample))
             counted.update(documents | {str(Path(name).parent) for name in documents})
         rows.append(counted)
     names = sorted({name for row in rows for name in row})

@@ -1,7 +1,7 @@
 """`resume` continues a run from its newest checkpoint; `sample` generates text from it."""
 
 import shlex
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ from windlass.api.training.setup import (
     require_local_machine,
     verified_programs,
 )
+from windlass.api.training.skipped_batches import with_skipped_batches
 from windlass.atomic_files import atomic_write
 from windlass.errors import CheckpointError, RecordError, RequestError
 from windlass.models import has_config, is_causal
@@ -72,6 +73,7 @@ _CHANGEABLE = (
 def resume(
     run: str | Path = "last",
     *overrides: str,
+    skip_batches: Sequence[str] = (),
     root: Path | str = RUNS,
     model: "nn.Module | Callable[..., nn.Module] | None" = None,
     loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
@@ -86,6 +88,7 @@ def resume(
     Args:
         run: folder, name, the first characters of its id, or `last`.
         overrides: `key=value` of the plan, such as `parallel.data=2`; without any, the plan stays.
+        skip_batches: batches that are left out from now on, such as `120-125`; later ones move up.
         root: the folder that holds the run folders.
         model: the model of a run that was given it as an object; its weights are the run's.
         loss: the loss of a run that was given one.
@@ -95,7 +98,8 @@ def resume(
     Raises:
         RecordError: no such run, it has finished, one of its files has changed, or another process
             holds its folder.
-        RequestError: an override would make it another run.
+        RequestError: an override would make it another run, or a batch that should be left out was
+            taken already.
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
@@ -105,6 +109,8 @@ def resume(
         record = load(record.folder)
     objects = objects_of_record(record, model=model, loss=loss)
     planned, is_new = _planned(record, overrides, objects, progress)
+    if skip_batches:
+        planned, is_new = with_skipped_batches(planned, record, skip_batches), True
     require_local_machine(planned)
     programs = verified_programs(planned)
     reopened = reopen_run(record, planned, progress, programs=programs if is_new else None)

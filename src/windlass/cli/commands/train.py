@@ -89,7 +89,11 @@ def train(
 
 
 def resume(
-    run: str = "last", *overrides: str, runs: Path = api.RUNS, elastic: Flag = False
+    run: str = "last",
+    *overrides: str,
+    skip_batches: tuple[str, ...] = (),
+    runs: Path = api.RUNS,
+    elastic: Flag = False,
 ) -> None:
     """Resume a run from its newest good checkpoint, under the same plan or another one.
 
@@ -98,12 +102,20 @@ def resume(
     Args:
         run: Folder, name, the first characters of its id, or `last`.
         overrides: `key=value` of the plan, such as `parallel.data=1` or `phases=4`.
+        skip_batches: Batches to leave out from now on, such as `120-125`; later ones move up.
         runs: The folder that holds the run folders.
         elastic: If a device is lost, continue with the remaining ones.
     """
     with graceful_stop() as stop:
         with ProgressBars() as progress:
-            resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
+            resumed = api.resume(
+                run,
+                *overrides,
+                skip_batches=skip_batches,
+                root=runs,
+                stop=stop,
+                progress=progress,
+            )
         _show_to_the_end(resumed, stop, root=runs, elastic=elastic)
 
 

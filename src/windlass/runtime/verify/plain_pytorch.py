@@ -6,6 +6,7 @@ batches.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,11 +74,12 @@ def train_plainly(
     }
     optimizer = plain_optimizer(parameters, settings, hidden=hidden, names=names)
     losses, norms, rates = [], [], []
+    taken = _batches_taken(settings.skip_batches or ())
     for step in range(1, settings.steps + 1):
         rates.append(plain_learning_rate(settings, step))
         for group in optimizer.param_groups:
             group["lr"] = rates[-1] * group["factor"]
-        inputs, targets = batches.samples(step)
+        inputs, targets = batches.samples(next(taken))
         optimizer.zero_grad()
         number_of_targets = int((targets != IGNORED_TARGET).sum())
         micro_losses = []
@@ -118,6 +120,15 @@ def plain_learning_rate(settings: TrainSettings, step: int) -> float:
         case "cosine":
             angle = math.pi * (step - rising) / (settings.steps - rising)
             return (peak + lowest) / 2 + (peak - lowest) / 2 * math.cos(angle)
+
+
+def _batches_taken(skipped: Sequence[str]) -> Iterator[int]:
+    """The numbers of the batches that are not left out, in order."""
+    left_out: set[int] = set()
+    for text in skipped:
+        ends = [int(end) for end in text.split("-")]
+        left_out.update(range(ends[0], ends[-1] + 1))
+    return (number for number in itertools.count(1) if number not in left_out)
 
 
 def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Tensor:
