@@ -122,3 +122,14 @@ def test_the_learning_rate_is_the_published_one_of_the_model_of_its_size(
 def test_an_encoder_takes_the_learning_rate_of_bert():
     bert = catalog_graph("bert-base")
     assert resolve_defaults(Request(), bert, GPUS)[0].train.learning_rate == 1e-4
+
+
+def test_pretrained_weights_take_the_rate_and_the_batch_of_fine_tuning():
+    for name, rate in (("hf:folder", 2e-5), ("hf:folder/config.json", 1.2e-4)):
+        request = Request.resolve(overrides=(f'model.name="{name}"',))
+        train = resolve_defaults(request, graph(6.7e9), GPUS)[0].train
+        assert train.learning_rate == rate
+        assert (train.batch == 64) == (name == "hf:folder")
+
+    adapters = Request.resolve(overrides=('model.name="hf:folder"', "lora.rank=8"))
+    assert resolve_defaults(adapters, graph(6.7e9), GPUS)[0].train.learning_rate == 2e-4

@@ -51,6 +51,7 @@ from .huggingface.gguf_vocabulary import (
 from .huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
+    is_pretrained,
     tokenizer_file,
 )
 from .huggingface.peft_adapter import (
@@ -147,6 +148,7 @@ __all__ = [
     "is_causal",
     "is_embedding_only",
     "is_huggingface",
+    "is_pretrained",
     "is_users_own",
     "layer_loss",
     "layer_sharding",

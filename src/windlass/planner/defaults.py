@@ -9,6 +9,7 @@ from math import ceil, lcm
 from pydantic import Field
 
 from windlass.document import Document
+from windlass.models import is_pretrained
 from windlass.schema import (
     ChosenDefault,
     Graph,
@@ -25,6 +26,8 @@ class _Row(Document):
 
     device: str | None = None
     """Kind of device; None holds for any."""
+    pretrained: bool | None = None
+    """Whether the weights are trained already; None holds for any."""
     max_parameters: int | None = None
     """Parameters of the largest model; None holds for any."""
     max_sequence: int
@@ -40,6 +43,10 @@ class _Row(Document):
 class _Rate(Document):
     """The learning rate of the models for which a row holds."""
 
+    adapter: bool | None = None
+    """Whether adapters are trained; None holds for any."""
+    pretrained: bool | None = None
+    """Whether the weights are trained already; None holds for any."""
     encoder: bool | None = None
     """Whether tokens see later ones, as in BERT; None holds for any."""
     max_parameters: int | None = None
@@ -94,7 +101,7 @@ def _defaults(
     request: Request, graph: Graph, machine: Machine, most_sequences: int | None
 ) -> Iterator[ChosenDefault]:
     train, table = request.train, _table()
-    row = next(row for row in table.rows if _holds(row, graph, machine))
+    row = next(row for row in table.rows if _holds(row, request, graph, machine))
     sequence, batch, steps = train.sequence, train.batch, train.steps
     if sequence is None:
         sequence = min(graph.max_sequence or row.max_sequence, row.max_sequence)
@@ -115,7 +122,7 @@ def _defaults(
         steps = row.steps or ceil(tokens / (batch * sequence))
         yield ChosenDefault(key="train.steps", value=steps, reason=reason)
     if train.learning_rate is None:
-        row_rate = next(rate for rate in table.rates if _rate_holds(rate, graph))
+        row_rate = next(rate for rate in table.rates if _rate_holds(rate, request, graph))
         rate, reason = row_rate.rate, row_rate.reason
         own = optimizer_law(train.optimizer).learning_rate
         if own is not None:
@@ -123,14 +130,18 @@ def _defaults(
         yield ChosenDefault(key="train.learning_rate", value=rate, reason=reason)
 
 
-def _holds(row: _Row, graph: Graph, machine: Machine) -> bool:
+def _holds(row: _Row, request: Request, graph: Graph, machine: Machine) -> bool:
     right_size = row.max_parameters is None or graph.parameter_count <= row.max_parameters
-    return right_size and row.device in (None, machine.device.kind)
+    right_start = row.pretrained in (None, is_pretrained(request.model.name))
+    return right_size and right_start and row.device in (None, machine.device.kind)
 
 
-def _rate_holds(rate: _Rate, graph: Graph) -> bool:
+def _rate_holds(rate: _Rate, request: Request, graph: Graph) -> bool:
     right_size = rate.max_parameters is None or graph.parameter_count <= rate.max_parameters
-    return right_size and rate.encoder in (None, _is_encoder(graph))
+    right_start = rate.pretrained in (None, is_pretrained(request.model.name))
+    right_weights = rate.adapter in (None, request.lora is not None)
+    right_kind = rate.encoder is None or rate.encoder == _is_encoder(graph)
+    return right_size and right_start and right_weights and right_kind
 
 
 def _is_encoder(graph: Graph) -> bool:

@@ -38,6 +38,11 @@ def is_huggingface(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def is_pretrained(name: str) -> bool:
+    """Whether a model's name is one of a Hugging Face folder, whose weights are trained already."""
+    return is_huggingface(name) and not name.endswith(".json")
+
+
 def find_model_folder(name: str) -> ModelFolder:
     """The folder or file that a name means.
 
