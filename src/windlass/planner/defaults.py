@@ -126,7 +126,7 @@ def _defaults(
         rate, reason = row_rate.rate, row_rate.reason
         own = optimizer_law(train.optimizer).learning_rate
         if own is not None:
-            rate, reason = own.of_run(rate, batch), own.reason
+            rate, reason = own.of_run(rate, reason, batch)
         yield ChosenDefault(key="train.learning_rate", value=rate, reason=reason)
 
 

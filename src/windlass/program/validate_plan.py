@@ -276,7 +276,7 @@ def offloaded_optimizer_errors(optimizer: OptimizerName, parts: int) -> Iterator
         yield (
             f"`train.optimizer` = {optimizer} with offloaded state of which ranks hold parts: its "
             "norms of whole weights are summed in device memory only; set `offload.optimizer` = "
-            f"{DEVICE_TIER}, or `sharding.optimizer` = 1 and `parallel.tensor` = 1"
+            f"{DEVICE_TIER}, or train on one device"
         )
 
 

@@ -55,7 +55,10 @@ def test_settings_that_are_left_open_are_those_of_the_optimizer():
 def test_the_learning_rate_of_an_optimizer_says_where_it_comes_from():
     request = Request.resolve(overrides=("train.optimizer=lion",))
     reasons = {d.key: d.reason for d in resolve_defaults(request, tiny_graph(), tiny_machine())[1]}
-    assert "Chen et al. 2023" in reasons["train.learning_rate"]
+    reason = reasons["train.learning_rate"]
+    assert "0.3 of AdamW's" in reason
+    assert "Chen et al. 2023" in reason
+    assert "AdamW's is 0.001 for models below 30 M parameters" in reason
 
 
 def test_the_rate_of_lamb_goes_with_the_root_of_the_batch():

@@ -290,6 +290,8 @@ def _optimizer_tier_faults(request: ResolvedRequest, machine: Machine) -> Iterat
             f"`offload.optimizer` = {wanted}, but `{machine.name}` has only "
             f"{', '.join(tiers)}; choose one of them"
         )
+    if wanted != DEVICE_TIER:
+        yield from offloaded_optimizer_errors(request.train.optimizer, machine.devices)
     if wanted != DEVICE_TIER and request.precision == "float64":
         yield (
             f"`offload.optimizer` = {wanted} with `precision` = float64, which verifies "

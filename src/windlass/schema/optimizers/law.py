@@ -38,16 +38,19 @@ class DefaultRate(Document):
     that it holds for any."""
     reason: str
 
-    def of_run(self, adamw: float, batch: int) -> float:
-        """The rate for a batch, `rate * sqrt(batch / at_batch)` where it depends on it.
+    def of_run(self, adamw: float, adamw_reason: str, batch: int) -> tuple[float, str]:
+        """The rate for a batch, `rate * sqrt(batch / at_batch)` where it depends on it, and why.
 
         Args:
             adamw: AdamW's default for the model.
+            adamw_reason: where that comes from.
             batch: global batch in sequences.
         """
         if self.rate is None:
-            return (self.share or 1.0) * adamw
-        return self.rate * (1.0 if self.at_batch is None else sqrt(batch / self.at_batch))
+            share = self.share or 1.0
+            return share * adamw, f"{self.reason}; AdamW's is {adamw:g} {adamw_reason}"
+        scale = 1.0 if self.at_batch is None else sqrt(batch / self.at_batch)
+        return self.rate * scale, self.reason
 
 
 class OptimizerLaw(Document):
