@@ -1,6 +1,7 @@
 """Every optimizer under every kind of plan takes the steps that it takes on a single device."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +20,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "pipeline": {"micro": 1, "accumulation": 8, "pipeline": 2},
     "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
 }
+LOSS_DIGITS = 1e-12
+"""Relative tolerance of losses in float64: 1e-16 for each of a few thousand sums."""
 PHASES = ((0, 2), (2, 4), (4, LAYERS))
 
 
@@ -35,10 +38,16 @@ def settings_of(name: OtherOptimizer) -> TrainSettings:
     return TrainSettings.model_validate(kept | {"optimizer": name})
 
 
-def run(pool: RankPool, name: OtherOptimizer, **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywords of a plan
-    whole = {"precision": "float64", "sequence": SEQUENCE} | plan
-    given = tiny_plan(pool.graph, MACHINE, **whole).model_copy(update={"optimizer": name})
-    return pool.run(given, settings=settings_of(name))
+def run(
+    pool: RankPool,
+    name: OtherOptimizer,
+    *,
+    resume: Path | None = None,
+    **plan: Any,  # noqa: ANN401  keywords of a plan
+) -> InstrumentedRun:
+    keywords = {"precision": "float64", "sequence": SEQUENCE} | plan
+    given = tiny_plan(pool.graph, MACHINE, **keywords).model_copy(update={"optimizer": name})
+    return pool.run(given, settings=settings_of(name), resume=resume)
 
 
 def require_equal(pool: RankPool, name: OtherOptimizer, **plan: Any) -> None:  # noqa: ANN401  keywords of a plan
@@ -71,3 +80,16 @@ def test_an_optimizer_in_phases_equals_one_in_memory(pool: RankPool, name: Other
         pool, name, micro=4, accumulation=2, precision="float32", recompute="full",
         offload=OFFLOADED[0], stages=(PHASES,),
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_of_an_optimizer_resumes_sharded_then_on_one_device(
+    pool: RankPool, name: OtherOptimizer
+):
+    whole = run(pool, name, micro=1, accumulation=BATCH)
+    sharded = run(pool, name, resume=pool.merged_checkpoint(whole, 1), **SHARDED)
+    alone = run(pool, name, resume=pool.merged_checkpoint(sharded, 2), micro=1, accumulation=BATCH)
+    for resumed, first in ((sharded, 1), (alone, 2)):
+        losses = [step.loss for step in whole.steps[first:]]
+        assert [step.loss for step in resumed.steps] == pytest.approx(losses, rel=LOSS_DIGITS)
