@@ -11,6 +11,14 @@ from windlass.models.huggingface.families import Family, FieldRule, find_family
 from windlass.models.huggingface.model_folder import find_model_folder
 
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_sequence", "low_frequency", "high_frequency"),
+    "yarn": (
+        "factor", "original_sequence", "beta_fast", "beta_slow", "attention_factor", "truncate",
+    ),
+}  # fmt: skip
+"""What each type of scaled positions reads."""
 _SCALING = "rope_scaling."
 _FIELD_TYPES = {field.name: field.type for field in fields(TransformerConfig)} | {
     f"{_SCALING}{field.name}": field.type for field in fields(RopeScaling)
@@ -109,8 +117,9 @@ def _without_usual(config: TransformerConfig) -> TransformerConfig:
 def _join_rope_scaling(entry: dict[str, Any]) -> None:
     """Makes one field of those that say how rotary angles are scaled, if they are."""
     parts = {name: entry.pop(name) for name in tuple(entry) if name.startswith(_SCALING)}
-    if parts.get(f"{_SCALING}type"):
-        scaling = {name.removeprefix(_SCALING): value for name, value in parts.items()}
+    if kind := parts.get(f"{_SCALING}type"):
+        known = {f"{_SCALING}{number}" for number in ("type", *SCALING_NUMBERS[kind])}
+        scaling = {name.removeprefix(_SCALING): parts[name] for name in parts.keys() & known}
         entry["rope_scaling"] = RopeScaling(**{"factor": 1.0, **scaling})
 
 

@@ -7,15 +7,8 @@ from typing import Any
 from windlass.errors import ModelError
 from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
-from windlass.models.huggingface.read_config import config_from_values
+from windlass.models.huggingface.read_config import SCALING_NUMBERS, config_from_values
 
-_SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "llama3": ("factor", "original_sequence", "low_frequency", "high_frequency"),
-    "yarn": (
-        "factor", "original_sequence", "beta_fast", "beta_slow", "attention_factor", "truncate",
-    ),
-}  # fmt: skip
 NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
 """Fields that no `config.json` says, because they do not change what a trained model computes."""
 
@@ -89,7 +82,7 @@ def _written_keys(name: str, rule: FieldRule, scaling: RopeScaling | None) -> tu
     owner, _, number = name.rpartition(".")
     if owner != "rope_scaling":
         return rule.keys
-    known = ("type", *(_SCALING_NUMBERS[scaling.type] if scaling else ()))
+    known = ("type", *(SCALING_NUMBERS[scaling.type] if scaling else ()))
     return (rule.key,) if number in known else ()
 
 
@@ -116,7 +109,4 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerC
         shape["head_dim"], shape["score_width"] = each.head_width, each.scored_width
         shape["projection_bias"] = each.has_projection_bias
         shape["window_blocks"] = each.windows if each.sliding_window else None
-        if (scaling := each.rope_scaling) is not None:
-            numbers = ("type", *_SCALING_NUMBERS[scaling.type])
-            shape["rope_scaling"] = [getattr(scaling, number) for number in numbers]
     return shapes[0] == shapes[1]
