@@ -1,6 +1,7 @@
 """Text from a checkpoint."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, InputErrors
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack
+from windlass.models.catalog import apply_model_arguments, model_config
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module
+from windlass.models.transformer import build_transformer
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from windlass.runtime.inference.generate import SamplingOptions, _draw, generate_text
@@ -124,6 +127,24 @@ def test_logits_with_the_cache_are_those_without(gpt: Callable[..., LayerStack])
         cached = model.next_logits(tokens[:length], caches)
         plain = model.logits(torch.tensor([tokens[:length]]))[0, -1]
         torch.testing.assert_close(cached, plain)
+
+
+@pytest.mark.parametrize("name", ["gemma2-2b", "gemma3-270m", "qwen3-8b", "gpt-neox-20b"])
+def test_logits_with_the_cache_are_those_without_also_under_a_sliding_window(name: str) -> None:
+    sizes = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 97, "sequence": 40}
+    sizes |= {} if name.startswith("gpt") else {"kv_heads": 2, "ffn": 48}
+    config = apply_model_arguments(model_config(name), sizes)
+    if config.sliding_window is not None:
+        config = replace(config, sliding_window=4)
+    torch.manual_seed(0)
+    model = InferenceModel(layer_stack_from_module(build_transformer(config), name), None)
+    caches, tokens = model.new_caches(), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+    for length in range(2, len(tokens) + 1):
+        cached = model.next_logits(tokens[:length], caches)
+        plain = model.logits(torch.tensor([tokens[:length]]))[0, -1]
+        torch.testing.assert_close(cached, plain)
+    assert caches is not None
 
 
 def test_few_tokens_are_drawn_from_that_together_have_most_of_the_probability() -> None:

@@ -53,10 +53,7 @@ class KeyValueCaches:
         self.tokens = 0
         """Number of tokens that were read."""
         self._modules = layers
-        self._caches = [
-            [KeyValueCache(getattr(module, "window", None)) for module in modules]
-            for modules in layers
-        ]
+        self._caches = [[KeyValueCache(module.window) for module in modules] for modules in layers]
 
     def attach(self, layer: int) -> None:
         """Lets the attention modules of a layer read and write its caches, until `detach`."""
