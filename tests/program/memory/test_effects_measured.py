@@ -19,6 +19,7 @@ from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
+from windlass.schema.optimizers import OtherOptimizer
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.request import TrainSettings
 
@@ -56,7 +57,9 @@ def graph() -> Graph:
 
 def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
-    settings = TrainSettings(steps=1, batch=1, sequence=16, seed=0)
+    settings = TrainSettings(
+        steps=1, batch=1, sequence=16, seed=0, optimizer=plan.optimizer or "adamw"
+    )
     context = RankContext(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )
@@ -112,6 +115,17 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
         graph, tiny_machine(), micro=4, sequence=SEQUENCE, accumulation=accumulation,
         recompute=recompute, recompute_layers=few, precision=precision,
     )  # fmt: skip
+    (program,) = lower(plan, graph)
+    measured = allocated_peak(plan, program, chain)
+    assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "sgd", "lamb", "muon"])
+def test_with_any_optimizer_the_peak_is_what_torch_allocates_to_half_a_percent(
+    chain: LayerStack, graph: Graph, optimizer: OtherOptimizer
+):
+    plan = tiny_plan(graph, tiny_machine(), micro=4, sequence=SEQUENCE, precision="float32")
+    plan = plan.model_copy(update={"optimizer": optimizer})
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
