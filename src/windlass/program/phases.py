@@ -21,6 +21,12 @@ def owned_layers(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
     return tuple(layer for layer in layers_with_parameters(graph) if layer in local)
 
 
+def trained_layers(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
+    """The layers of a stage that own parameters which are updated, ascending."""
+    kinds = tuple(graph.layer_kinds())
+    return tuple(layer for layer in owned_layers(plan, graph, stage) if kinds[layer].trained_count)
+
+
 def phase_needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ...]:
     """The stage's own layers whose weights each of its phases computes with, [phase][layer].
 
@@ -53,7 +59,7 @@ def deferred_update_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[in
     if not plan.defers_updates:
         return ()
     resident = set(resident_layers(plan, graph, stage))
-    return tuple(layer for layer in owned_layers(plan, graph, stage) if layer not in resident)
+    return tuple(layer for layer in trained_layers(plan, graph, stage) if layer not in resident)
 
 
 def gradients_reuse_weight_space(plan: Plan) -> bool:
@@ -83,7 +89,7 @@ def offloaded_gradient_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple
     layers = (
         deferred_update_layers(plan, graph, stage)
         if plan.defers_updates
-        else owned_layers(plan, graph, stage)
+        else trained_layers(plan, graph, stage)
     )
     return tuple(reversed(layers))
 

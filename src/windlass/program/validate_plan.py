@@ -202,12 +202,12 @@ def _runtime_errors(plan: Plan) -> Iterator[str]:
 
 
 def _frozen_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Plans in which frozen weights would be stored as if they were updated."""
-    if graph.has_frozen and plan.offloads:
+    """Plans of several devices in which frozen weights would be offloaded."""
+    if graph.has_frozen and plan.offloads and plan.parallel.devices > 1:
         yield (
-            f"`offload` with `{graph.name}`, which has frozen weights: this version keeps models "
-            f"with frozen weights in device memory; set every `offload` key = {DEVICE_TIER} and "
-            "`phases` = 1"
+            f"`offload` with {plan.parallel.devices} devices and `{graph.name}`, which has frozen "
+            "weights: this version offloads these on one device only; set every `offload` key = "
+            f"{DEVICE_TIER} and `phases` = 1, or `parallel` to 1 everywhere"
         )
 
 

@@ -220,7 +220,8 @@ class OpenChoices:
         pin = self.request.offload.optimizer
         optimizer, parts = self.request.train.optimizer, self.machine.devices
         offloads = precision != "float64" and not any(offloaded_optimizer_errors(optimizer, parts))
-        tiers = offload_tiers(self.machine) if offloads and not self.graph.has_frozen else ()
+        stays = self.graph.has_frozen and self.machine.devices > 1
+        tiers = offload_tiers(self.machine) if offloads and not stays else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
         return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
 

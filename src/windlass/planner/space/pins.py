@@ -119,12 +119,14 @@ def without_excluded_phases(
         RequestError: it asks to offload a model with frozen weights.
     """
     tier = request.offload.optimizer or DEVICE_TIER
-    if graph.has_frozen and (request.phases not in (None, 1) or tier != DEVICE_TIER):
+    stays = graph.has_frozen and machine.devices > 1
+    if stays and (request.phases not in (None, 1) or tier != DEVICE_TIER):
         raise RequestError(
-            f"`phases` or `offload.optimizer` with `{graph.name}`, which has frozen weights: this "
-            "version keeps such models in device memory; leave them out"
+            f"`phases` or `offload.optimizer` on {machine.devices} devices with `{graph.name}`, "
+            "which has frozen weights: this version offloads these on one device only; leave them "
+            "out, or set `parallel` to 1 everywhere"
         )
-    if request.phases is None and (graph.has_frozen or any(_excluding_pins(request, machine))):
+    if request.phases is None and (stays or any(_excluding_pins(request, machine))):
         return request.model_copy(update={"phases": 1})
     return request
 

@@ -14,7 +14,12 @@ from windlass.program.device_mesh import chunks_of_stage, mesh_coord
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.insert_collectives import CollectiveInserter
 from windlass.program.lowering.lower_offload import lower_offloaded_stage
-from windlass.program.phases import offloaded_activation_layers, owned_layers, phase_needs
+from windlass.program.phases import (
+    offloaded_activation_layers,
+    owned_layers,
+    phase_needs,
+    trained_layers,
+)
 from windlass.program.pipeline_schedules import PipelinePass, stage_passes
 from windlass.program.validate_plan import require_lowerable
 from windlass.schema import Graph, Plan
@@ -79,6 +84,7 @@ class _ResidentStage:
         self._needs = phase_needs(plan, graph, stage)
         self._inserter = CollectiveInserter(plan, graph, stage)
         self._owned = owned_layers(plan, graph, stage)
+        self._trained = trained_layers(plan, graph, stage)
         self._recomputed = self._inserter.tensors.recomputed_layers
         self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, stage))
 
@@ -87,7 +93,7 @@ class _ResidentStage:
         yield from self._inserter.insert(tuple(self._passes()))
         if self._plan.clip:
             yield Instruction("grad_norm")
-        for layer in self._owned if self._plan.offloads else self._inserter.tensors.layers:
+        for layer in self._trained if self._plan.offloads else self._inserter.tensors.layers:
             yield Instruction("update", layer)
             yield from self._inserter.all_gather_params(layer)
         yield Instruction("sync")

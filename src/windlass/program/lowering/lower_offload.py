@@ -30,9 +30,9 @@ from windlass.program.phases import (
     deferred_update_layers,
     offloaded_activation_layers,
     offloaded_gradient_layers,
-    owned_layers,
     phase_needs,
     resident_layers,
+    trained_layers,
 )
 from windlass.schema import Graph, Plan
 
@@ -64,7 +64,7 @@ class _OffloadedStage:
         """Whether the stage ends the model: then the last phase's backward follows at once."""
         self._micro_batches = range(plan.batch.accumulation)
         self._needs = phase_needs(plan, graph, stage)
-        self._owned = owned_layers(plan, graph, stage)
+        self._trained = trained_layers(plan, graph, stage)
         self._resident = resident_layers(plan, graph, stage)
         self._deferred = deferred_update_layers(plan, graph, stage)
         self._offloaded_gradients = frozenset(offloaded_gradient_layers(plan, graph, stage))
@@ -78,7 +78,7 @@ class _OffloadedStage:
         yield from self._inserter.insert((*self._all_forward(), *self._all_backward()))
         if self._plan.clip:
             yield Instruction("grad_norm")
-        for layer in self._owned:
+        for layer in self._trained:
             if layer not in self._offloaded_gradients:
                 yield Instruction("update", layer)
                 yield from self._inserter.all_gather_params(layer)

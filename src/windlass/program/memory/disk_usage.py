@@ -37,7 +37,7 @@ def disk_usage(
     A checkpoint is complete before the oldest one is deleted, so `keep + 1` exist together. Where
     the state is in files, a checkpoint is a hard link to them: it takes space of its own from the
     next update on, which writes new files. So the last one never does, and if a run saves only at
-    its end no checkpoint does.
+    its end no checkpoint does. A checkpoint with frozen weights is a copy.
 
     Args:
         plan: a plan with one stage.
@@ -51,7 +51,8 @@ def disk_usage(
         + -(-settings.steps // settings.save_every)
         - steps_done // settings.save_every
     )
-    links_state = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
+    in_files = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
+    links_state = in_files and not graph.has_frozen
     separate = saves - 1 if links_state else saves
     return DiskUsage(
         state_bytes=sum(
@@ -65,7 +66,7 @@ def disk_usage(
 
 
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
-    """Bytes of the master weights and moments of all layers."""
+    """Bytes of the master weights and moments of all layers, and of their frozen weights."""
     sizes = plan_layer_sizes(plan, graph)
-    masters = sum(layer.weights for layer in sizes) if not plan.has_master_weights else 0
-    return masters + sum(layer.optimizer for layer in sizes)
+    weights = (each.frozen if plan.has_master_weights else each.weights for each in sizes)
+    return sum(weights) + sum(layer.optimizer for layer in sizes)

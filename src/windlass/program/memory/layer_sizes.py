@@ -20,6 +20,8 @@ class LayerSizes:
     """Weights that stay on a device between uses: one parameter shard, or all of them."""
     updated_weights: int
     """The part of `weight_shard` that this device updates."""
+    frozen: int
+    """The part of `weights` that is never updated."""
     optimizer: int
     """This device's shard of the optimizer state."""
     gradients: int
@@ -58,6 +60,7 @@ class StateSizes(NamedTuple):
     weights: int
     weight_shard: int
     updated_weights: int
+    frozen: int
     optimizer: int
     gradients: int
     gradient_shard: int
@@ -131,6 +134,7 @@ def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
         weights=weights * plan.parameter_itemsize,
         weight_shard=weights // plan.sharding.parameters * plan.parameter_itemsize,
         updated_weights=updated * plan.parameter_itemsize,
+        frozen=frozen * plan.parameter_itemsize,
         optimizer=_optimizer_bytes(plan, kind, updated),
         gradients=padded * plan.gradient_itemsize,
         gradient_shard=updated * plan.gradient_itemsize,

@@ -58,7 +58,7 @@ def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[Offl
     yield (
         "gradients",
         sum(
-            max(0, layer.gradient_shard - (layer.weight_shard if reuses else 0))
+            max(0, layer.gradient_shard - (layer.updated_weights if reuses else 0))
             for layer in deferred
         ),
     )

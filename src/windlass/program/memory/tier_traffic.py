@@ -100,7 +100,12 @@ class TierTraffic:
             return self._update(sizes)
         if not stored:
             return (("parameters", TransferBytes(read=sizes.weight_shard)),)
-        return (*self._update(sizes), ("gradients", TransferBytes(read=sizes.gradient_shard)))
+        frozen = sizes.frozen // self._plan.sharding.parameters
+        return (
+            *self._update(sizes),
+            ("gradients", TransferBytes(read=sizes.gradient_shard)),
+            ("parameters", TransferBytes(read=frozen)),
+        )
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
         """State is read and written; weights are read only if they are the master weights."""

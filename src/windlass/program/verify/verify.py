@@ -18,7 +18,7 @@ from windlass.program.memory.effects import InstructionEffects
 from windlass.program.memory.liveness import memory_profile
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
-from windlass.program.phases import offloaded_activation_layers, owned_layers
+from windlass.program.phases import offloaded_activation_layers, owned_layers, trained_layers
 from windlass.program.verify.deadlock import verify_communication
 from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import Graph, Plan
@@ -236,7 +236,8 @@ def _due_work(
     owned = owned_layers(plan, graph, stage)
     for micro_batch in range(plan.batch.accumulation):
         yield from _due_of_micro_batch(plan, effects, offloaded, micro_batch)
-    for layer in owned if plan.offloads else effects.tensors.layers:
+    trained = trained_layers(plan, graph, stage)
+    for layer in trained if plan.offloads else effects.tensors.layers:
         yield Instruction("update", layer)
     for layer in owned:
         if effects.tensors.reduces_gradients(layer):

@@ -19,11 +19,18 @@ from windlass.errors import RunBroken
 from windlass.models import materialize_layer
 from windlass.program import Program, layers_of_stage
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import SavedFile, read_tensors
+from windlass.runtime.checkpoint.safetensors_io import (
+    SavedFile,
+    read_tensor,
+    read_tensors,
+    write_tensors,
+)
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
+from windlass.runtime.offload.frozen_weights import FrozenWeights
 from windlass.runtime.offload.layer_state import LayerUpdate, OffloadedLayerState, StagingBuffers
+from windlass.runtime.offload.state_layout import saved_names
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
@@ -85,11 +92,17 @@ class OffloadedStore:
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         """Norms of the gradients offloaded in this step, by layer."""
         self._states: dict[int, OffloadedLayerState] = {}
+        self._frozen: dict[int, FrozenWeights] = {}
+        """Frozen weights of the layers that have any."""
         instructions = context.program.instructions
         self._grad_layers = frozenset(i.layer for i in instructions if i.kind == "offload_grads")
         """The layers whose gradients are offloaded until their update."""
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
-        owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
+        owner = {
+            weight.name: index
+            for index, layer in enumerate(self.layers)
+            for weight in (*layer.owned, *layer.frozen)
+        }
         self._weight_layers = tuple(
             sorted({owner[weight.name] for weight in layer.used if weight.name in owner})
             for layer in self.layers
@@ -137,11 +150,12 @@ class OffloadedStore:
                 layer = materialize_layer(
                     self._stack, index, seed=self._context.seed, device="cpu", tied=False
                 )
-                named = dict(layer.named_parameters())
-                prefix = f"{self._stack.names[index]}."
-                owned = self.layers[index].owned
-                masters = [named[w.name.removeprefix(prefix)].detach().float() for w in owned]
+                name = self._stack.names[index]
+                named = {f"{name}.{n}": p.detach() for n, p in layer.named_parameters()}
+                masters = [named[weight.name].float() for weight in self.layers[index].owned]
                 state.create(masters, self._staging)
+                if index in self._frozen:
+                    self._frozen[index].create(named.__getitem__)
 
     def _load_states(self, checkpoint: Checkpoint) -> None:
         with storage_errors(self._folder):
@@ -153,6 +167,9 @@ class OffloadedStore:
                     buffers = layer.persistent_buffers.items()
                     read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
                     state.adopt_checkpoint(file, manifest.step, self._staging, seed=manifest.seed)
+                if index in self._frozen:
+                    file = checkpoint.path / layer_file(index)
+                    self._frozen[index].create(partial(_saved_weight, file))
 
     # Instructions.
 
@@ -167,14 +184,31 @@ class OffloadedStore:
     def prefetch_weights(self, layer: int, _: int) -> None:
         """Starts to bring a layer's weights into device memory."""
         memory, views = self._new_weights(layer)
-        read_weights = partial(self._states[layer].read_weights, memory)
+        read_frozen = self._use_frozen(layer)
+
+        def read_weights(stats: TransferStats) -> None:
+            self._states[layer].read_weights(memory, stats)
+            read_frozen(stats)
+
         self._loaded[layer] = _LoadedLayer(memory, self._submit(read_weights))
         self._use_weights(layer, views)
+
+    def _use_frozen(self, layer: int) -> Callable[[TransferStats], None]:
+        """Gives a layer new memory for its frozen weights; returns what reads them into it."""
+        frozen = self._frozen.get(layer)
+        if frozen is None:
+            return lambda _: None
+        memory = page_aligned_buffer(frozen.region.nbytes, self._device)
+        for weight, view in zip(
+            self.layers[layer].frozen, frozen.region.views(memory), strict=True
+        ):
+            weight.working = view
+        return partial(frozen.read, memory)
 
     def free_weights(self, layer: int, _: int) -> None:
         """Frees the copy of a layer's weights in device memory."""
         self._loaded.pop(layer).transfer.wait()
-        for weight in self.layers[layer].owned:
+        for weight in (*self.layers[layer].owned, *self.layers[layer].frozen):
             weight.working = NOT_LOADED
 
     def wait_for_layer(self, layer: int) -> None:
@@ -266,10 +300,11 @@ class OffloadedStore:
                 self.prefetch_weights(layer, 0)
             return
         self._before_update(layer)
-        loaded = self._loaded.get(layer)
+        loaded, read_frozen = self._loaded.get(layer), None
         if loaded is None:
             memory, views = self._new_weights(layer)
             self._use_weights(layer, views)
+            read_frozen = self._use_frozen(layer)
         else:
             memory = loaded.memory
         request = LayerUpdate(
@@ -280,10 +315,13 @@ class OffloadedStore:
             working_memory=memory if self._plan.is_offloaded("parameters") else None,
         )
         state = self._states[layer]
-        transfer = self._submit(
-            lambda stats: state.update(request, self._staging, self._queue, stats),
-            *_present(gradients or ()), *_present((clip_divisor,)),
-        )  # fmt: skip
+
+        def update(stats: TransferStats) -> None:
+            state.update(request, self._staging, self._queue, stats)
+            if read_frozen is not None:
+                read_frozen(stats)
+
+        transfer = self._submit(update, *_present(gradients or ()), *_present((clip_divisor,)))
         self._loaded[layer] = _LoadedLayer(memory, transfer)
         if gradients is not None:
             self._gradient_transfer = transfer
@@ -299,9 +337,21 @@ class OffloadedStore:
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Saves a layer's state; a state in a file is hard-linked."""
+        if layer in self._frozen:
+            return self._save_with_frozen(layer, to)
         if not (self.layers[layer].owned or self.layers[layer].persistent_buffers):
             return None
         return SavedFile(to, self._states[layer].save(to))
+
+    def _save_with_frozen(self, layer: int, to: Path) -> SavedFile:
+        """Copies a layer's state and its frozen weights into one file."""
+        trained = to.with_name(f".{to.name}.trained")
+        self._states[layer].save(trained)()
+        named = {key: read_tensor(trained, key) for key in saved_names(trained)}
+        trained.unlink()
+        named |= {f"weight/{name}": value for name, value in self._frozen[layer].values()}
+        checksum = write_tensors(to, named.items())
+        return SavedFile(to, lambda: checksum)
 
     def wait(self) -> None:
         """Returns when all transfers have ended.
@@ -360,19 +410,27 @@ class OffloadedStore:
         by_name: dict[str, ModelParameter] = {}
         for index, (name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):
             shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
-            owned = {
+            trains = {f"{name}.{n}": p.requires_grad for n, p in layer.named_parameters()}
+            untied = {
                 full: shape for full, shape in shapes.items() if full not in stack.tied_weights
             }
             by_name |= {
-                full: ModelParameter(name=full, working=NOT_LOADED, shape=torch.Size(shape))
-                for full, shape in owned.items()
+                full: ModelParameter(
+                    name=full, working=NOT_LOADED, shape=torch.Size(shape), frozen=not trains[full]
+                )
+                for full, shape in untied.items()
             }
+            owned = {full: shape for full, shape in untied.items() if trains[full]}
+            frozen = {full: shape for full, shape in untied.items() if not trains[full]}
+            if frozen:
+                self._frozen[index] = FrozenWeights(self._stores, index, self._plan, frozen)
             real = self._with_buffers(index)
             buffers = persistent_buffers(name, real)
             self._states[index] = self._new_state(index, owned, buffers)
             yield LayerParameters(
                 name=name,
                 owned=tuple(by_name[full] for full in owned),
+                frozen=tuple(by_name[full] for full in frozen),
                 used=tuple(by_name[stack.tied_weights.get(full, full)] for full in shapes),
                 buffers=tuple(real.buffers()),
                 persistent_buffers=buffers,
@@ -398,6 +456,11 @@ class OffloadedStore:
             self._stores, index, self._plan, weights, tuple(buffers.items()),
             offloads_grads=index in self._grad_layers, decays=decays,
         )  # fmt: skip
+
+
+def _saved_weight(file: Path, name: str) -> Tensor:
+    """A weight of a checkpoint's file by its full name."""
+    return read_tensor(file, f"weight/{name}")
 
 
 def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:

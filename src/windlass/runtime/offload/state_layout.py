@@ -9,8 +9,10 @@ link without copying; a state in host memory has the same bytes.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
@@ -21,6 +23,7 @@ from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
+_ZEROS = "zeros/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,12 @@ def _regions(
             yield kind, tensor_region(scales, torch.float32)
 
 
+def saved_names(file: Path) -> list[str]:
+    """Names of the tensors of a state's file, without the zeros between them."""
+    with safe_open(file, framework="pt") as content:
+        return [name for name in content.keys() if not name.startswith(_ZEROS)]  # noqa: SIM118
+
+
 def write_tail(
     file: StoreHandle, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
 ) -> None:
@@ -197,5 +206,5 @@ def _pad_to_page(entries: dict[str, object], offset: int) -> int:
     """The start of the next page; adds an entry for the zeros before it."""
     end = round_up_to_page(offset)
     if end > offset:
-        entries[f"zeros/{offset}"] = _entry("U8", (end - offset,), offset, end)
+        entries[f"{_ZEROS}{offset}"] = _entry("U8", (end - offset,), offset, end)
     return end
