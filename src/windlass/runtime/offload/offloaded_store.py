@@ -161,7 +161,7 @@ class OffloadedStore:
         with storage_errors(self._folder):
             for index, state in self._states.items():
                 layer = self.layers[index]
-                if layer.owned or layer.persistent_buffers:
+                if layer.owned or layer.frozen or layer.persistent_buffers:
                     file = checkpoint.path / layer_file(index)
                     manifest = checkpoint.manifest
                     buffers = layer.persistent_buffers.items()
@@ -187,7 +187,8 @@ class OffloadedStore:
         read_frozen = self._use_frozen(layer)
 
         def read_weights(stats: TransferStats) -> None:
-            self._states[layer].read_weights(memory, stats)
+            if memory.numel():
+                self._states[layer].read_weights(memory, stats)
             read_frozen(stats)
 
         self._loaded[layer] = _LoadedLayer(memory, self._submit(read_weights))

@@ -194,7 +194,8 @@ def write_tail(
     for offset, content in ((0, layout.header), (layout.steps_offset, tail)):
         memory = page_aligned_buffer(round_up_to_page(len(content)))
         memory.zero_()
-        memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if content:  # a layer without trained weights has no tail
+            memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         file.write(memory, offset)
 
 
