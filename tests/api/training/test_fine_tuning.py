@@ -8,7 +8,10 @@ from safetensors.torch import load_file
 
 import windlass
 from command_line import TINY
+from factories import tiny_machine
+from windlass.api.verify.check import Verifier, verification
 from windlass.errors import WindlassError
+from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 from windlass.models.layer_stack import materialize_layer
 from windlass.schema import CHECKPOINT_FOLDER
 
@@ -82,8 +85,8 @@ def test_a_plan_with_adapters_has_no_gradient_or_state_of_the_base() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("phases=2",), "keeps such models in device memory"),
-        (("offload.optimizer=disk",), "keeps such models in device memory"),
+        (("parallel.data=2", "phases=2"), "offloads these on one device only"),
+        (("parallel.data=2", "offload.optimizer=disk"), "offloads these on one device only"),
         (('train.frozen=["embedding.*"]',), "`train.frozen` with `lora`"),
         (("sparsity.level=0.5",), "`lora` with `sparsity`"),
         (('lora.targets=["q_proj"]',), "no linear layer"),
@@ -94,3 +97,77 @@ def test_what_adapters_cannot_do_yet_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(WindlassError, match=message):
         train(home, *words)
+
+
+@pytest.fixture
+def with_host(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, on a machine with host memory to offload to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    machine = tiny_machine(memory="8 GiB", host="8 GiB")
+    system = {"name": "here", "system": system_fingerprint()}
+    save_local_machine(home / "cache" / "windlass", machine.model_copy(update=system))
+    return home
+
+
+def test_a_run_with_adapters_in_phases_has_the_bits_of_one_in_memory(with_host: Path) -> None:
+    words = ("model.layers=2", "precision=bfloat16", "compile=false")
+    whole = train(with_host, *words, "phases=1")
+    streamed = train(with_host, *words, "phases=2")
+    list(whole)
+    steps = iter(streamed)
+    for step in steps:
+        if step.step == 3:
+            break
+    del steps  # it goes on from the checkpoint of step 2
+    list(windlass.resume(streamed.folder, root=with_host / "runs"))
+
+    actual, expected = tensors(streamed), tensors(whole)
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_goes_on_with_two_four_and_one_ranks(home: Path) -> None:
+    words = (
+        "model.layers=2", "train.steps=6", "train.batch=4", "precision=float32", "compile=false",
+    )  # fmt: skip
+    whole, cut = train(home, *words), train(home, *words, "parallel.data=2")
+    list(whole)
+    plans = (
+        ("parallel.tensor=2", "parallel.pipeline=2", "parallel.data=1"),
+        ("parallel.tensor=1", "parallel.pipeline=1", "parallel.data=1"),
+    )
+    run = cut
+    for last, plan in zip((3, 5), plans, strict=True):
+        steps = iter(run)
+        for step in steps:
+            if step.step == last:
+                break
+        del steps
+        run = windlass.resume(cut.folder, *plan, root=home / "runs")
+    list(run)
+
+    losses, expected = (
+        [step.loss for step in windlass.load(each.folder).steps] for each in (cut, whole)
+    )
+    # Sums of float32 in another order over six steps.
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pins",
+    [
+        ("parallel.tensor=2", "parallel.pipeline=2"),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+        ("parallel.data=2", "sharding.optimizer=2"),
+        ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),
+        ("phases=2",),
+    ],
+)
+def test_a_plan_with_adapters_equals_a_single_device(
+    with_host: Path, pins: tuple[str, ...]
+) -> None:
+    words = (*OVERRIDES, "model.layers=2", f"data.source={with_host / 'text'}", *LORA, *pins)
+    planned = verification(windlass.plan(MODEL, *words), steps=2)
+    result = Verifier(planned, with_host / "runs").verify()
+    assert result.passed, result.first_mismatch

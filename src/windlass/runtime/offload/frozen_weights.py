@@ -1,12 +1,14 @@
 """The frozen weights of one offloaded layer: written once, and read for each phase."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensor, write_tensors
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
-from windlass.runtime.offload.state_layout import TensorRegion, tensor_region
+from windlass.runtime.offload.state_layout import TensorRegion, saved_names, tensor_region
 from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.parameters import DTYPES
 from windlass.schema import DEVICE_TIER, Plan
@@ -55,10 +57,17 @@ class FrozenWeights:
             file.read(memory, 0)
         stats.read_bytes += memory.numel()
 
-    def values(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and values of each weight, in host memory."""
+    def save_with(self, trained: Path, to: Path) -> FileChecksum:
+        """Writes a checkpoint file with the tensors of another one and the frozen weights.
+
+        Args:
+            trained: the file of the layer's trained weights and their state.
+            to: the file to write, which does not exist yet.
+        """
         memory = page_aligned_buffer(self.region.nbytes)
         with self._store.open() as file:
             file.read(memory, 0)
-        for extent, view in zip(self.region.extents, self.region.views(memory), strict=True):
-            yield extent.name, view
+        named = {key: read_tensor(trained, key) for key in saved_names(trained)}
+        views = zip(self.region.extents, self.region.views(memory), strict=True)
+        named |= {f"weight/{extent.name}": view for extent, view in views}
+        return write_tensors(to, named.items())

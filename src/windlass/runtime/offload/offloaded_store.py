@@ -19,18 +19,12 @@ from windlass.errors import RunBroken
 from windlass.models import materialize_layer
 from windlass.program import Program, layers_of_stage
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import (
-    SavedFile,
-    read_tensor,
-    read_tensors,
-    write_tensors,
-)
+from windlass.runtime.checkpoint.safetensors_io import SavedFile, read_tensor, read_tensors
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.frozen_weights import FrozenWeights
 from windlass.runtime.offload.layer_state import LayerUpdate, OffloadedLayerState, StagingBuffers
-from windlass.runtime.offload.state_layout import saved_names
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
@@ -348,10 +342,8 @@ class OffloadedStore:
         """Copies a layer's state and its frozen weights into one file."""
         trained = to.with_name(f".{to.name}.trained")
         self._states[layer].save(trained)()
-        named = {key: read_tensor(trained, key) for key in saved_names(trained)}
+        checksum = self._frozen[layer].save_with(trained, to)
         trained.unlink()
-        named |= {f"weight/{name}": value for name, value in self._frozen[layer].values()}
-        checksum = write_tensors(to, named.items())
         return SavedFile(to, lambda: checksum)
 
     def wait(self) -> None:
