@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,15 @@ class Batches:
             row[: len(tokens)] = tokens
             row[len(tokens) :] = self.tokens.train[ring_first:][: len(row) - len(tokens)]
         return self._examples(block, [(self.seed, step, first + index) for index in range(count)])
+
+    def document_ids(self, step: int, first: int, count: int) -> None:
+        """None: tokens see whatever comes before them in their window."""
+        del step, first, count
+
+    def held_out_documents(self, count: int, rows: int = 1) -> Iterator[None]:
+        """None for each of `held_out_batches(count, rows)`."""
+        del count, rows
+        return repeat(None)
 
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""

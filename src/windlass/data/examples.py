@@ -27,6 +27,9 @@ class ExampleDataset:
     """What each token of the inputs should predict, `Int[example s]`."""
     held_out: int
     """Number of examples at the end that are never trained on."""
+    documents: TokenBatch | None = None
+    """Which document of its example each token belongs to, `Int[example s]`: none sees another,
+    and positions begin at 0 in each. None means that an example is one document."""
 
     @property
     def sequence(self) -> int:
@@ -42,14 +45,19 @@ class ExampleDataset:
     def fingerprint(self) -> str:
         """Hash of all examples."""
         digest = hashlib.sha256(str((self.inputs.shape, self.held_out)).encode())
-        for part in (self.inputs, self.targets):
+        for part in (self.inputs, self.targets, *self._packed.values()):
             digest.update(part.tobytes())
         return digest.hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Writes the examples to a safetensors file."""
         held_out = np.array([self.held_out], dtype=np.int64)
-        save_file({"inputs": self.inputs, "targets": self.targets, "held_out": held_out}, path)
+        arrays = {"inputs": self.inputs, "targets": self.targets, "held_out": held_out}
+        save_file(arrays | self._packed, path)
+
+    @property
+    def _packed(self) -> dict[str, TokenBatch]:
+        return {} if self.documents is None else {"documents": self.documents}
 
 
 def load_examples(path: Path) -> ExampleDataset | None:
@@ -58,7 +66,10 @@ def load_examples(path: Path) -> ExampleDataset | None:
         return None
     tensors = load_file(path)
     return ExampleDataset(
-        inputs=tensors["inputs"], targets=tensors["targets"], held_out=int(tensors["held_out"][0])
+        inputs=tensors["inputs"],
+        targets=tensors["targets"],
+        held_out=int(tensors["held_out"][0]),
+        documents=tensors.get("documents"),
     )
 
 
@@ -183,6 +194,17 @@ class ExampleBatches:
         rows = self._rows(step, first, self.batch - first if count is None else count)
         return self.examples.inputs[rows], self.examples.targets[rows]
 
+    def document_ids(self, step: int, first: int, count: int) -> TokenBatch | None:
+        """Documents `Int[count s]` of consecutive samples of a step; None if each is one."""
+        documents = self.examples.documents
+        return None if documents is None else documents[self._rows(step, first, count)]
+
+    def held_out_documents(self, count: int, rows: int = 1) -> Iterator[TokenBatch | None]:
+        """The documents of `held_out_batches(count, rows)`; None if each example is one."""
+        documents = self.examples.documents
+        for chosen in self._held_out_slices(count, rows):
+            yield None if documents is None else documents[chosen]
+
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
         targets = self.examples.targets[self._rows(step, 0, self.batch)]
@@ -202,11 +224,14 @@ class ExampleBatches:
             count: total number of examples, limited to those that exist.
             rows: examples per batch; the last batch may have fewer.
         """
+        for chosen in self._held_out_slices(count, rows):
+            yield self.examples.inputs[chosen], self.examples.targets[chosen]
+
+    def _held_out_slices(self, count: int, rows: int) -> Iterator[slice]:
         begin = self._training
         end = begin + min(count, self.examples.held_out)
         for start in range(begin, end, rows):
-            chosen = slice(start, min(start + rows, end))
-            yield self.examples.inputs[chosen], self.examples.targets[chosen]
+            yield slice(start, min(start + rows, end))
 
     def bits_per_byte(self, loss: float, count: int) -> None:
         """None: examples stand for no bytes of text."""

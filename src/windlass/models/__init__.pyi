@@ -78,6 +78,9 @@ from .loss import (
     layer_loss,
     set_layer_loss,
 )
+from .packing.documents import (
+    document_buffers,
+)
 from .selective_checkpoint import (
     checkpoint_selectively,
 )
@@ -136,6 +139,7 @@ __all__ = [
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
+    "document_buffers",
     "export_layout",
     "fake_state",
     "find_model_folder",

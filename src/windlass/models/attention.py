@@ -20,6 +20,7 @@ from windlass.models.modules import (
     build_head_norm,
     residual_projection,
 )
+from windlass.models.packing.documents import SeesDocuments, document_lengths, hidden_documents
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
@@ -28,7 +29,7 @@ from windlass.schema import ATTENTION_TILE_ROWS, ATTENTION_TILES, AttentionBacke
 _FUSED_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
-class Attention(nn.Module, TensorShardable, Sparsifiable):
+class Attention(SeesDocuments, TensorShardable, Sparsifiable):
     """Multi-head self-attention, causal or not, optionally with grouped queries.
 
     Attention weights are never dropped: the fused kernels that make attention fast on every device
@@ -69,16 +70,43 @@ class Attention(nn.Module, TensorShardable, Sparsifiable):
             part.transpose(1, 2) for part in (query, key, value)
         )  # [b h s k], [b g s k], [b g s k]
         if self.rotary is not None:
-            query, key = self.rotary(query, key)
+            query, key = self.rotary(query, key, self.documents)
         if self.cache is not None:
             key, value = self.cache(key, value)
-        mixed = self._attend(query, key, value)
+        if self.documents is None:
+            mixed = self._attend(query, key, value)
+        else:
+            mixed = self._attend_apart(query, key, value, self.documents)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend_apart(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
+        """Attention within each document of each row.
+
+        On a CPU each document is computed by itself. Compiled code, whose shapes are fixed, and
+        other devices, which would wait for the lengths, compute the whole row under a mask.
+        """
+        by_document = query.device.type == "cpu" and not torch.compiler.is_compiling()
+        mixed = []
+        for row, ids in enumerate(documents):
+            q, k, v = (each[row : row + 1] for each in (query, key, value))
+            if by_document:
+                lengths = document_lengths(ids)
+                pieces = zip(*(part.split(lengths, dim=2) for part in (q, k, v)), strict=True)
+                mixed.append(torch.cat([self._attend(*piece) for piece in pieces], dim=2))
+            else:
+                mixed.append(self._attend(q, k, v, hidden_documents(ids, query.dtype)))
+        return torch.cat(mixed)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Attention of one document, or of several whose tokens `hidden`, `[s s]`, keeps apart."""
+        has_mask = any(each is not None for each in (self.window, self.softcap, hidden))
         # A token that stands alone behind others sees all that the cache gives.
-        is_masked = query.shape[2] > 1 and (self.window is not None or self.softcap is not None)
+        is_masked = query.shape[2] > 1 and has_mask
         mask = attention_mask(query, self.window, is_causal=self.causal) if is_masked else None
+        if hidden is not None:
+            mask = hidden if mask is None else mask + hidden
         if self.softcap is not None:
             return _capped_attention(
                 query, key, value, mask, scale=self.scale, softcap=self.softcap

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.packing.documents import positions_in_documents
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.norms import ZeroCenteredRMSNorm
@@ -95,13 +96,25 @@ class RotaryEmbedding(nn.Module):
         self.base = base
         self.scaling = scaling
 
-    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps `[b h s k]` and `[b g s k]` to the same shapes."""
+    def forward(
+        self, query: Tensor, key: Tensor, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Maps `[b h s k]` and `[b g s k]` to the same shapes.
+
+        Args:
+            query: queries.
+            key: keys.
+            documents: the document of each token, `Int[b s]`, in which positions begin at 0; None
+                means that a row is one document.
+        """
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
-        positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
-        if self.first_position:
-            positions = positions + self.first_position
-        angles = positions[:, None] * self._frequencies(steps)  # [s k'/2]
+        if documents is None:
+            positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
+            if self.first_position:
+                positions = positions + self.first_position
+        else:
+            positions = positions_in_documents(documents).float()[:, None]  # [b 1 s]
+        angles = positions[..., None] * self._frequencies(steps)  # [s k'/2] or [b 1 s k'/2]
         cos = self._magnified(angles.cos()).to(query.dtype)
         sin = self._magnified(angles.sin()).to(query.dtype)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)

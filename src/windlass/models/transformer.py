@@ -15,10 +15,11 @@ from windlass.models.modules import (
     build_feed_forward,
     build_norm,
 )
+from windlass.models.packing.documents import SeesDocuments, positions_in_documents
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 
-class Embedding(nn.Module, TensorShardable):
+class Embedding(SeesDocuments, TensorShardable):
     """Token embedding, with learned positions added if the configuration has them."""
 
     first_position = 0
@@ -37,7 +38,9 @@ class Embedding(nn.Module, TensorShardable):
         x = self.tokens(tokens)
         if self.scale is not None:
             x = x * self.scale
-        if self.positions is not None:
+        if self.positions is not None and self.documents is not None:
+            x = x + self.positions.weight[positions_in_documents(self.documents)]
+        elif self.positions is not None:
             first = self.first_position
             x = x + self.positions.weight[first : first + tokens.shape[1]]
         return self.dropout(x)

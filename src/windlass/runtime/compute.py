@@ -409,8 +409,9 @@ class ComputeHandlers:
         buffers = tensors.buffers
         if template.has_running_statistics and (repeats or self._warms_up):
             buffers = template.discarded_buffers(buffers)
+        documents = self._documents_of(micro) if template.takes_documents else None
         return template(
-            tensors.weights, buffers, keys, x, targets, seed=seed,
+            tensors.weights, buffers, keys, x, targets, documents, seed=seed,
             selective=layer in self._selective,
         )  # fmt: skip
 
@@ -420,6 +421,17 @@ class ComputeHandlers:
             keys = sample_keys(self._seed, self.step, self.micro_batch_start(micro), self._micro)
             self.state.dropout_keys[micro] = self._device.to_device(keys)
         return self.state.dropout_keys[micro]
+
+    def _documents_of(self, micro: int) -> Tensor | None:
+        """`Int[b s]`: the document of each token of a micro-batch; None if a row is one document.
+
+        Each pipeline stage reads them itself, once a step, as all know the samples.
+        """
+        if micro not in self.state.documents:
+            start = self.micro_batch_start(micro)
+            ids = self._batches.document_ids(self.step, start, self._micro)
+            self.state.documents[micro] = None if ids is None else self._to_device(ids)
+        return self.state.documents[micro]
 
     def _require_finite_losses(self) -> None:
         device = self._device.torch_device

@@ -55,7 +55,7 @@ def evaluate(
         on_progress: called whenever a micro-batch has passed through a phase.
     """
     plan, sequences = context.plan, context.settings.evaluate_sequences
-    values, all_targets, counts = _held_out_batches(context, batches, dist)
+    values, all_targets, all_documents, counts = _held_out_batches(context, batches, dist)
     chunks = chunks_of_stage(plan, dist.coord.stage)
     phases = [phase for chunk in chunks for phase in plan.stages[chunk].phases]
     for first, last in phases:
@@ -68,8 +68,9 @@ def evaluate(
             if p2p and p2p.crosses_stages(first - 1):
                 x = p2p.receive_activation(first - 1, index)
             x = _forward(
-                range(first, last), store, templates, x, all_targets[index], no_grad_layers
-            )
+                range(first, last), store, templates, x, all_targets[index], all_documents[index],
+                no_grad_layers,
+            )  # fmt: skip
             if p2p and p2p.crosses_stages(last - 1):
                 p2p.send_activation(last - 1, index, x)
             values[index] = x
@@ -88,23 +89,29 @@ def evaluate(
 
 def _held_out_batches(
     context: RankContext, batches: TrainingBatches, dist: DistContext
-) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """Inputs, targets and number of targets of each held-out micro-batch of this rank."""
+) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], list[int]]:
+    """Inputs, targets, documents and number of targets of each held-out micro-batch of this rank.
+
+    Documents are None where a row is one document.
+    """
     plan, micro = context.plan, context.plan.batch.micro
     all_inputs: list[Tensor] = []
     all_targets: list[Tensor] = []
+    all_documents: list[Tensor | None] = []
     counts: list[int] = []
-    held_out = batches.held_out_batches(context.settings.evaluate_sequences, micro)
-    for index, batch in enumerate(held_out):
+    sequences = context.settings.evaluate_sequences
+    held_out = batches.held_out_batches(sequences, micro)
+    documents = batches.held_out_documents(sequences, micro)
+    for index, (batch, ids) in enumerate(zip(held_out, documents, strict=False)):
         count = int(np.count_nonzero(batch[1] != IGNORE_INDEX))
         # A mean over no target is no number.
         if index % plan.parallel.data == dist.coord.data_rank and count:
-            padded = _padded(batch, micro)
-            inputs, targets = (context.device.to_device(torch.from_numpy(part)) for part in padded)
-            all_inputs.append(inputs)
-            all_targets.append(targets)
+            inputs, targets = batch
+            all_inputs.append(_padded(context, inputs, 0))
+            all_targets.append(_padded(context, targets, IGNORE_INDEX))
+            all_documents.append(None if ids is None else _padded(context, ids, 0))
             counts.append(count)
-    return all_inputs, all_targets, counts
+    return all_inputs, all_targets, all_documents, counts
 
 
 def _forward(
@@ -113,6 +120,7 @@ def _forward(
     templates: tuple[LayerTemplate, ...],
     x: Tensor,
     targets: Tensor,
+    documents: Tensor | None,
     no_grad_layers: frozenset[int],
 ) -> Tensor:
     """The output of consecutive layers for one micro-batch; the loss if the last one is included.
@@ -123,6 +131,7 @@ def _forward(
         templates: one template per layer.
         x: `Int[b s]` for the first layer, else `Float[b s d]`.
         targets: `Int[b s]`.
+        documents: the document of each token, `Int[b s]`; None if a row is one document.
         no_grad_layers: layers that run without autograd.
     """
     for index in layers:
@@ -132,18 +141,12 @@ def _forward(
         x = x.detach().requires_grad_(with_grad and index > 0)
         last_targets = targets if index == len(templates) - 1 else None
         with torch.set_grad_enabled(with_grad):
-            x = template.evaluate(layer.weights, layer.buffers, x, last_targets)
+            x = template.evaluate(layer.weights, layer.buffers, x, last_targets, documents)
     return x.detach()
 
 
-def _padded(batch: tuple[TokenBatch, TokenBatch], micro: int) -> tuple[TokenBatch, TokenBatch]:
-    """A batch padded to `micro` rows; padding rows have no target."""
-    inputs, targets = batch
-    missing = micro - len(inputs)
-    if not missing:
-        return inputs, targets
-    shape = (missing, inputs.shape[1])
-    return (
-        np.concatenate([inputs, np.zeros_like(inputs, shape=shape)]),
-        np.concatenate([targets, np.full_like(targets, IGNORE_INDEX, shape=shape)]),
-    )
+def _padded(context: RankContext, rows: TokenBatch, value: int) -> Tensor:
+    """`Int[b s]` on the device: rows padded to a micro-batch with rows of one value."""
+    missing = context.plan.batch.micro - len(rows)
+    padded = np.pad(rows, ((0, missing), (0, 0)), constant_values=value)
+    return context.device.to_device(torch.from_numpy(padded))

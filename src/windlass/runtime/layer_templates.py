@@ -17,6 +17,7 @@ from windlass.models import (
     LayerStack,
     TensorParallelRank,
     checkpoint_selectively,
+    document_buffers,
     fuse_loss,
     is_embedding_only,
     layer_loss,
@@ -72,6 +73,8 @@ class LayerTemplate:
         """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
         """Buffer names inside the layer, in the order of `buffers`."""
+        self._documents = document_buffers(self._module)
+        """Names of the buffers by which modules take the documents of packed rows."""
         self._scores: BlockScores | None = None
         self._statistics = running_statistics(self._module)
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
@@ -111,6 +114,11 @@ class LayerTemplate:
         return self._scores.leaves if self._scores is not None else ()
 
     @property
+    def takes_documents(self) -> bool:
+        """Whether its output depends on where the documents of a row begin."""
+        return bool(self._documents)
+
+    @property
     def has_dropout(self) -> bool:
         """Whether it contains dropout, and so needs keys."""
         return bool(self._keyed)
@@ -141,6 +149,7 @@ class LayerTemplate:
         keys: DropoutKeys | None,
         x: Tensor,
         targets: Tensor | None = None,
+        documents: Tensor | None = None,
         *,
         seed: int,
         selective: bool = False,
@@ -153,13 +162,15 @@ class LayerTemplate:
             keys: dropout keys of this call; None only if the template has no dropout.
             x: `Int[b s]` for the first layer, else `Float[b s d]`.
             targets: `Int[b s]`, for the last layer; `IGNORE_INDEX` does not count.
+            documents: which document of its row each token belongs to, `Int[b s]`; None means that
+                a row is one document.
             seed: seed of torch's generator, for random draws other than `nn.Dropout`. They are
                 reproduced in a recompute and after a resume, but depend on how the batch is
                 divided into micro-batches.
             selective: whether only the results of large matrix products are kept for the backward
                 pass; not for compiled code.
         """
-        arguments = (list(weights), list(buffers), keys, x, targets)
+        arguments = (list(weights), list(buffers), keys, x, targets, documents)
         run = self._run_selectively if selective else self._run
         if self._draws_unkeyed is False:
             return run(*arguments)
@@ -181,6 +192,7 @@ class LayerTemplate:
         buffers: Sequence[Tensor],
         x: Tensor,
         targets: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """The layer's output, or the loss of the last layer, without dropout.
 
@@ -189,7 +201,7 @@ class LayerTemplate:
         compiles it once more.
         """
         keys = disabled_keys(x) if self._keyed else None
-        arguments = (list(weights), list(buffers), keys, x, targets)
+        arguments = (list(weights), list(buffers), keys, x, targets, documents)
         if self.compiled and not self._draws_unkeyed and not self._statistics:
             return self._run(*arguments)
         self._module.eval()
@@ -226,11 +238,14 @@ class LayerTemplate:
         keys: DropoutKeys | None,
         x: Tensor,
         targets: Tensor | None,
+        documents: Tensor | None,
     ) -> Tensor:
         tensors = dict(zip(self.parameters, weights, strict=True))
         tensors |= zip(self.buffers, buffers, strict=True)
         if keys is not None:
             tensors |= key_buffers(self._keyed, keys)
+        if documents is not None:
+            tensors |= dict.fromkeys(self._documents, documents)
         if self._targets is not None and targets is not None:
             return self._output({**tensors, self._targets: targets}, x)
         output = self._output(tensors, x)

@@ -60,6 +60,8 @@ class StepState:
     """Inputs and targets, by micro-batch."""
     dropout_keys: dict[int, Tensor] = field(default_factory=dict)
     """Dropout keys of the samples, by micro-batch."""
+    documents: dict[int, Tensor | None] = field(default_factory=dict)
+    """Documents of the tokens of packed rows, by micro-batch; None if a row is one document."""
     outputs: dict[_Key, Tensor] = field(default_factory=dict)
     """Layer outputs, which the next layer takes as input."""
     autograd_graphs: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)

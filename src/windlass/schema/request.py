@@ -68,6 +68,9 @@ class DataRequest(RequestTable):
     long_documents: LongDocuments = "truncate"
     """What becomes of a conversation that is longer than a sequence: its end is cut off
     (`truncate`), or it is left out (`drop`)."""
+    packing: bool = False
+    """Whether conversations share sequences, in which none sees another and the positions of each
+    begin at 0."""
     tokenizer: Name = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
     vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
@@ -99,9 +102,11 @@ class DataRequest(RequestTable):
                 f"`weights` = {list(weights)}: each should be a positive number; leave a source "
                 "out of `source` to give it no weight"
             )
-        if self.format == "text" and (self.chat_template or self.long_documents != "truncate"):
+        of_chats = {"chat_template", "long_documents", "packing"} & self.model_fields_set
+        if self.format == "text" and any(getattr(self, key) for key in of_chats):
             raise ValueError(
-                "`chat_template` and `long_documents` are for conversations; set `format` to `chat`"
+                f"{' and '.join(f'`{key}`' for key in sorted(of_chats))} of text, which has no "
+                "conversations; set `format` to `chat`"
             )
         if self.validation is not None and self.held_out != _HELD_OUT:
             raise ValueError(

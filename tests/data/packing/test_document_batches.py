@@ -11,6 +11,7 @@ from made_text import prepare
 
 from windlass.data import DocumentBatches, TokenDataset, open_dataset
 from windlass.data.examples import IGNORED_TARGET
+from windlass.data.packing.row_layout import pack
 from windlass.errors import DataError, InputErrors
 
 Prepared = Callable[..., TokenDataset]
@@ -153,3 +154,48 @@ def test_text_is_no_conversation(tmp_path: Path):
     (tmp_path / "a.txt").write_text("text", encoding="utf-8")
     with pytest.raises(DataError, match="no conversations in"):
         prepare(str(tmp_path / "a.txt"), cache=tmp_path, tokenizer="byte", format="chat")
+
+
+def test_packed_rows_hold_each_conversation_once_and_whole(conversations: Prepared):
+    tokens = conversations()
+    alone = DocumentBatches(tokens, sequence=160, batch=1, seed=3)
+    packed = DocumentBatches(tokens, sequence=160, batch=1, seed=3, packing=True)
+    rows = int(packed.notes[-1].split(" rows")[0].split()[-1])
+    count = tokens.meta.train.documents
+    texts = []
+    for step in range(1, rows + 1):
+        (inputs,), (targets,) = packed.samples(step)
+        (ids,) = packed.document_ids(step, 0, 1)
+        kept = [(inputs[ids == i], targets[ids == i]) for i in range(int(ids.max()))]
+        texts += [(row.tolist(), learned.tolist()) for row, learned in kept]
+        assert len(packed.document_names(step, 0)) == len(kept)
+        fill = targets[ids == ids.max()]
+        assert len(kept) == int(ids.max())
+        assert packed.target_counts(step)[0] == (targets != IGNORED_TARGET).sum()
+        assert len(fill) == 160 - sum(len(row) for row, _ in kept) or not len(fill)
+    expected = []
+    for step in range(1, count + 1):
+        (inputs,), (targets,) = alone.samples(step)
+        length = int(np.flatnonzero(targets != IGNORED_TARGET)[-1]) + 1
+        expected.append((inputs[:length].tolist(), targets[:length].tolist()))
+    # The two line ends behind the last answer are inputs, but no targets.
+    assert sorted(
+        (row[: len(e)], t[: len(e)])
+        for (row, t), (e, _) in zip(sorted(texts), sorted(expected), strict=True)
+    ) == sorted(expected)
+    assert f"packing factor {count / rows:.2f}: {count} training conversations" in packed.notes[-1]
+
+
+def test_best_fit_fills_rows_and_holds_each_length_once():
+    lengths = np.array([7, 3, 5, 2, 8, 1, 4, 6, 10, 2, 2])
+    rows = pack(lengths, 10)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert all(lengths[row].sum() <= 10 for row in rows)
+    assert len(rows) == 5  # 50 tokens
+
+
+def test_held_out_rows_are_packed_too(conversations: Prepared):
+    batches = DocumentBatches(conversations(), sequence=160, batch=1, seed=3, packing=True)
+    pairs = list(batches.held_out_batches(99, 2))
+    ids = list(batches.held_out_documents(99, 2))
+    assert [part.shape for part, _ in pairs] == [part.shape for part in ids]

@@ -33,6 +33,9 @@ class RandomTokens:
         self._counts = np.full(batch, sequence)
         self._shape = sequence + 1
 
+    def document_ids(self, step: int, first: int, count: int) -> None:
+        del step, first, count
+
     def target_counts(self, step: int) -> np.ndarray:
         del step
         return self._counts

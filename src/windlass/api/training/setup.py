@@ -312,6 +312,7 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
         seed=settings.seed,
         weights=data.weights,
         drop_long=data.long_documents == "drop",
+        packing=data.packing,
     )
 
 

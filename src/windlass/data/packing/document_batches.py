@@ -1,4 +1,4 @@
-"""Batches of conversations: each row is one, and only answers are targets."""
+"""Batches of conversations: a row is one, or several, and only answers are targets."""
 
 import math
 from collections.abc import Iterator
@@ -21,8 +21,9 @@ class DocumentBatches:
     """Random access to the rows of every step, as `Batches` has to its windows.
 
     A row begins with the first token of a conversation and is filled up with ends of text, which no
-    target asks for. Each epoch takes all rows of a source in a keyed order; sample i of step t is
-    row `(t - 1) * batch + i` of that order. Several sources are mixed as windows of text are.
+    target asks for. With packing several conversations share a row, none of which sees another.
+    Each epoch takes all rows of a source in a keyed order; sample i of step t is row
+    `(t - 1) * batch + i` of that order. Several sources are mixed as windows of text are.
     """
 
     tokens: TokenDataset
@@ -36,6 +37,8 @@ class DocumentBatches:
     """Share of the samples of each source; None takes them in proportion to their rows."""
     drop_long: bool = False
     """Leaves out conversations that are longer than a row; otherwise their end is cut off."""
+    packing: bool = False
+    """Whether conversations share rows, which are the same in each epoch."""
     _train: tuple[RowLayout, ...] = field(init=False, repr=False)
     """Rows of each source."""
     _held_out: RowLayout = field(init=False, repr=False)
@@ -98,6 +101,14 @@ class DocumentBatches:
                 f"{without:,} conversations have no answer within {self.sequence:,} tokens and are "
                 "left out"
             )
+        if self.packing:
+            rows = sum(map(len, self._train))
+            documents = sum(len(layout.documents) for layout in self._train)
+            filled = sum(int(layout.lengths.sum()) for layout in self._train) / self.sequence / rows
+            notes.append(
+                f"packing factor {documents / rows:.2f}: {documents:,} training conversations in "
+                f"{rows:,} rows, {100 * filled:.3g} % of which they fill"
+            )
         return tuple(notes)
 
     def samples(
@@ -117,6 +128,38 @@ class DocumentBatches:
             self._fill(inputs[place], targets[place], "train", self._train[source], row)
         return inputs, targets
 
+    def document_ids(self, step: int, first: int, count: int) -> TokenBatch | None:
+        """Which conversation of its row each token belongs to, `Int[count s]`.
+
+        What fills a row up is one of its own. None if a row is one conversation, behind which only
+        what is no target sees it.
+
+        Args:
+            step: step, counted from 1.
+            first: index of the first sample in the global batch, from 0.
+            count: number of samples.
+        """
+        if not self.packing:
+            return None
+        sources, rows = self._rows(step, first, count)
+        pairs = zip(sources.tolist(), rows.tolist(), strict=True)
+        return self._document_ids([(self._train[source], row) for source, row in pairs])
+
+    def held_out_documents(self, count: int, rows: int = 1) -> Iterator[TokenBatch | None]:
+        """The conversations of `held_out_batches(count, rows)`, as `document_ids` has them."""
+        chosen = self._held_out_rows(count)
+        for first in range(0, len(chosen), rows):
+            pairs = [(self._held_out, row) for row in chosen[first:][:rows]]
+            yield self._document_ids(pairs) if self.packing else None
+
+    def _document_ids(self, rows: list[tuple[RowLayout, int]]) -> TokenBatch:
+        ids = np.empty((len(rows), self.sequence), dtype=np.int64)
+        for place, (layout, row) in enumerate(rows):
+            lengths = [int(layout.lengths[index]) for index in layout.row(row)]
+            lengths.append(self.sequence - sum(lengths))
+            ids[place] = np.repeat(np.arange(len(lengths)), lengths)
+        return ids
+
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
         sources, rows = self._rows(step, 0, self.batch)
@@ -126,10 +169,14 @@ class DocumentBatches:
         return counts
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
-        """Name of the conversation that a sample of a step is."""
+        """Names of the conversations in a sample of a step, in order."""
         (source,), (row,) = (part.tolist() for part in self._rows(step, sample, 1))
         before = sum(part.documents for part in self.tokens.meta.train.sources[:source])
-        return (self.tokens.documents.name(before + int(self._train[source].documents[row])),)
+        layout = self._train[source]
+        return tuple(
+            self.tokens.documents.name(before + int(layout.documents[index]))
+            for index in layout.row(row)
+        )
 
     def held_out_batches(
         self, count: int, rows: int = 1
@@ -159,10 +206,10 @@ class DocumentBatches:
         """
         counts = nbytes = 0
         for row in self._held_out_rows(count):
-            tokens = _targets(self._held_out, row)
-            is_target = self._conversations.held_out_weights[tokens] > 0
-            counts += int(is_target.sum())
-            nbytes += int(self.tokens.held_out_bytes[tokens][is_target].sum())
+            for tokens in _targets(self._held_out, row):
+                is_target = self._conversations.held_out_weights[tokens] > 0
+                counts += int(is_target.sum())
+                nbytes += int(self.tokens.held_out_bytes[tokens][is_target].sum())
         return loss * counts / math.log(2) / nbytes if nbytes else None
 
     @property
@@ -174,8 +221,9 @@ class DocumentBatches:
     def _lay_out(self, starts: Indices, split: str) -> RowLayout:
         weights = self._split(split)[1]
         return lay_out_rows(
-            np.asarray(starts), weights, sequence=self.sequence, drop_long=self.drop_long
-        )
+            np.asarray(starts), weights, sequence=self.sequence, drop_long=self.drop_long,
+            packing=self.packing,
+        )  # fmt: skip
 
     def _split(self, split: str) -> tuple[StoredTokenIds, Weights]:
         """Tokens of a split, and their weights."""
@@ -193,11 +241,13 @@ class DocumentBatches:
     ) -> None:
         """Writes a row's inputs and targets, each `Int[s]`."""
         tokens, weights = self._split(split)
-        learned = _targets(layout, row)
-        length = learned.stop - learned.start
-        inputs[:length] = tokens[learned.start - 1 : learned.stop - 1]
-        counts = weights[learned] > 0
-        targets[:length][counts] = tokens[learned][counts]
+        begin = 0
+        for learned in _targets(layout, row):
+            end = begin + learned.stop - learned.start
+            counts = weights[learned] > 0
+            inputs[begin:end] = tokens[learned.start - 1 : learned.stop - 1]
+            targets[begin:end][counts] = tokens[learned][counts]
+            begin = end
 
     def _held_out_rows(self, count: int) -> list[int]:
         available = len(self._held_out)
@@ -229,7 +279,8 @@ class DocumentBatches:
         return rows
 
 
-def _targets(layout: RowLayout, row: int) -> slice:
-    """Where the targets of a row stand among the tokens."""
-    start, length = int(layout.starts[row]), int(layout.lengths[row])
-    return slice(start + 1, start + 1 + length)
+def _targets(layout: RowLayout, row: int) -> Iterator[slice]:
+    """Where the targets of each document of a row stand among the tokens."""
+    for index in layout.row(row):
+        first = int(layout.starts[index]) + 1
+        yield slice(first, first + int(layout.lengths[index]))

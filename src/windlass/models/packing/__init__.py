@@ -1,0 +1,1 @@
+"""Rows of several documents, none of which sees another."""
