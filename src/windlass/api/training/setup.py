@@ -290,7 +290,8 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
 
     Raises:
         DataError: the text is too short, or the conversations have no answer.
-        PlanError: conversations for a model that predicts masked tokens.
+        PlanError: conversations for a model that predicts masked tokens, or packed ones for a
+            model of the user's own.
     """
     from windlass.data import DocumentBatches, ExampleBatches, ExampleDataset
 
@@ -305,6 +306,11 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
             "models that predict each next token; take one of those, or `data.format=text`"
         )
     data = planned.request.data
+    if data.packing and (planned.objects.names or is_users_own(planned.request.model.name)):
+        raise PlanError(
+            "`data.packing` needs attention that keeps documents apart, and a model of your own is "
+            "called with its input alone; leave `data.packing` out, or take a catalogue model"
+        )
     return DocumentBatches(
         tokens,
         sequence=planned.plan.batch.sequence,
