@@ -62,3 +62,13 @@ def test_what_cannot_be_scored_is_refused_in_one_sentence(home: Path) -> None:
         windlass.score(run, made_task(items=(long,)))
     with pytest.raises(RequestError, match=r"no file .*none\.toml"):
         windlass.score(run, home / "none.toml")
+
+
+def test_a_choice_that_merges_with_its_context_is_refused(home: Path) -> None:
+    run = made_run(home, "data.tokenizer=bpe", "data.vocabulary=300", "model.vocabulary=300")
+    merged = TaskItem(context="3 tim", choices=("es", " zebra"), answer=0)
+
+    with pytest.raises(
+        InputErrors, match="question 2 of task `sums` has a choice that becomes one"
+    ):
+        windlass.score(run, made_task(items=(ITEM, merged)))

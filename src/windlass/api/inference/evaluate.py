@@ -108,12 +108,12 @@ def _encode(model: LanguageModel, task: "Task") -> "list[list[EncodedChoice]]":
     """The choices of a task as tokens.
 
     Raises:
-        InputErrors: choices that are longer than what the model reads.
+        InputErrors: choices without a token, or longer than what the model reads.
     """
     from windlass.data import encode_choices
 
     encoded = encode_choices(task, model.tokenizer, model.max_sequence)
-    _require_short(task, encoded, model.max_sequence)
+    _require_scorable(task, encoded, model.max_sequence)
     return encoded
 
 
@@ -128,18 +128,27 @@ def _score(
     return score_choices(task, answers, step=model.step)
 
 
-def _require_short(task: "Task", encoded: "list[list[EncodedChoice]]", longest: int | None) -> None:
-    """Refuses choices that are longer than what a model reads.
+def _require_scorable(
+    task: "Task", encoded: "list[list[EncodedChoice]]", longest: int | None
+) -> None:
+    """Refuses choices without a token of their own, or with more than what a model reads.
 
     Raises:
         InputErrors: the first of them.
     """
-    messages = [
-        f"question {number} of task `{task.name}` has a choice of {len(choice.tokens)} tokens, and "
-        f"the model reads {longest}; leave it out"
-        for number, choices in enumerate(encoded, start=1)
-        for choice in choices
-        if longest is not None and len(choice.tokens) > longest
-    ]
+    messages: list[str] = []
+    for number, choices in enumerate(encoded, start=1):
+        where = f"question {number} of task `{task.name}` has"
+        for count in (len(choice.tokens) for choice in choices):
+            if not count:
+                messages.append(
+                    f"{where} a choice that becomes one token with the end of its context; begin "
+                    "it with a space, or set `target_delimiter`"
+                )
+            elif longest is not None and count > longest:
+                messages.append(
+                    f"{where} a choice of {count} tokens, and the model reads {longest}; leave it "
+                    "out"
+                )
     if messages:
         raise InputErrors(messages[:_MAX_MESSAGES])

@@ -72,6 +72,8 @@ class InferenceModel:
                     yield output
                 else:
                     values[place] = output
+            # Freed before the next phase is loaded, so that there are never two.
+            del layers
 
     def _forward(self, phase: range, layers: Sequence[ResidentLayer], x: Tensor) -> Tensor:
         for index, layer in zip(phase, layers, strict=True):
