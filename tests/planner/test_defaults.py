@@ -124,6 +124,11 @@ def test_an_encoder_takes_the_learning_rate_of_bert():
     assert resolve_defaults(Request(), bert, GPUS)[0].train.learning_rate == 1e-4
 
 
+def test_a_sliding_window_makes_no_encoder():
+    gemma = catalog_graph("gemma3-270m")
+    assert resolve_defaults(Request(), gemma, GPUS)[0].train.learning_rate == 3e-4
+
+
 def test_pretrained_weights_take_the_rate_and_the_batch_of_fine_tuning():
     for name, rate in (("hf:folder", 2e-5), ("hf:folder/config.json", 1.2e-4)):
         request = Request.resolve(overrides=(f'model.name="{name}"',))

@@ -146,8 +146,9 @@ def _rate_holds(rate: _Rate, request: Request, graph: Graph) -> bool:
 
 def _is_encoder(graph: Graph) -> bool:
     """Whether the attention of any layer lets tokens see later ones."""
+    # A mask of its own, which has s x s numbers, hides tokens, as a sliding window does.
     return any(
-        op.is_causal is False
+        op.is_causal is False and op.read_bytes.ss == 0
         for kind in graph.kinds.values()
         for cost in kind.costs[:1]
         for op in cost.forward
