@@ -81,6 +81,15 @@ def test_a_prompt_is_read_and_its_completion_learned_with_the_end_of_text():
     assert learned(TEMPLATES["chatml"], chat) == ["d<|im_end|>"]
 
 
+@pytest.mark.parametrize("name", ["chatml", "chatml-marks"])
+def test_an_answer_of_weight_0_is_read_and_not_learned(name: str):
+    messages: list[dict[str, object]] = [dict(turn) for turn in CONVERSATIONS[2]]
+    messages[2]["weight"], messages[4]["weight"] = 0, 1
+    answers = [messages[index]["content"] for index in (4, 6)]
+    row: dict[str, object] = {"messages": messages}
+    assert learned(TEMPLATES[name], row) == [f"{answer}<|im_end|>" for answer in answers]
+
+
 def test_the_bytes_of_targets_are_those_of_the_answers_text():
     row = {
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "é日🙂"}]
@@ -101,6 +110,8 @@ def test_the_bytes_of_targets_are_those_of_the_answers_text():
         ({"messages": [{"role": "assitant", "content": "a"}]}, "did you mean `assistant`?"),
         ({"messages": [{"role": "assistant"}]}, "message 0 has no `content`"),
         ({"messages": [{"role": "assistant", "content": [1]}]}, "has a list as `content`"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "weight above 0"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "the weight 0.5"),
         ({"messages": ["a"]}, "message 0 is a text, not an object"),
         ({"messages": []}, "`messages` is an empty list"),
         ({"messages": {"role": "user"}}, "`messages` is an object, not a list"),

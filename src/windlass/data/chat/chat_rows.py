@@ -24,8 +24,8 @@ class ChatRows:
 
     Answers are the turns of the assistant, up to and with the mark of their end: what the template
     marks as generated or, without such marks, what a turn adds to the conversation rendered up to
-    it. A prompt and a completion are two texts, which follow each other and an end of text, or two
-    lists of messages, of which the second is learned.
+    it. A `weight` of 0 leaves an answer out. A prompt and a completion are two texts, which follow
+    each other and an end of text, or two lists of messages, of which the second is learned.
     """
 
     template: ChatTemplate
@@ -83,10 +83,11 @@ class ChatRows:
         if tools is not None and not isinstance(tools, list):
             raise _RowFault(f"`tools` is {_kind(tools)}, not a list")
         turns = [i for i, m in enumerate(messages) if m["role"] == ANSWERING_ROLE]
-        if not any(turn >= context for turn in turns):
+        learned = [turn for turn in turns if turn >= context and messages[turn].get("weight", 1)]
+        if not learned:
             raise _RowFault(
                 f"no answer: none of its {len(messages) - context} messages has the role "
-                f"`{ANSWERING_ROLE}`"
+                f"`{ANSWERING_ROLE}` and a weight above 0"
             )
         text, marked = self.template.render(messages, tools)
         if not self.template.marks_answers:
@@ -99,7 +100,7 @@ class ChatRows:
                 f"conversation with {len(turns)}"
             )
         targets = [
-            TargetSpan(*span) for turn, span in zip(turns, spans, strict=True) if turn >= context
+            TargetSpan(*span) for turn, span in zip(turns, spans, strict=True) if turn in learned
         ]
         if all(span.start == span.end for span in targets):
             raise _RowFault(f"the chat template {self.template.name} renders nothing of its answer")
@@ -159,6 +160,9 @@ def _message_faults(message: object) -> Iterator[str]:
         yield " has no `content`"
     if content is not None and not isinstance(content, str):
         yield f" has {_kind(content)} as `content`, and only text is learned"
+    if message.get("weight") not in (None, 0, 1):
+        weight = shorten(str(message["weight"]))
+        yield f" has the weight {weight}, and an answer counts (1) or not (0)"
 
 
 def _json_list(text: str) -> object:
