@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_graph, tiny_machine, tiny_plan
+from hub_folders import gpt2_folder
 from windlass import api
 from windlass.errors import PlanError
 from windlass.schema import ModelIdentity, Request, SparsityRequest
@@ -41,3 +42,20 @@ def test_a_downscaled_plan_of_a_sparse_model_is_dense_and_says_so(home: Path):
     assert "all weights are kept: a downscaled plan is rehearsed dense" in notes
     assert planned.plan.model is not None
     assert planned.plan.model.sparsity is None
+
+
+def test_a_plan_of_a_hugging_face_folder_is_rehearsed_in_its_own_shape(home: Path):
+    name = gpt2_folder(home / "gpt2")
+    large = tiny_plan(
+        tiny_graph(layers=24).model_copy(update={"name": name}),
+        tiny_machine(devices=2),
+        pipeline=2,
+        accumulation=8,
+    )
+    request = Request.resolve(None, [f"data.source={home / 'text'}"])
+
+    planned, notes = api.downscale_plan(large, request)
+
+    assert planned.plan.model is not None
+    assert planned.plan.model.name == f"{name}/config.json"
+    assert not any("stand in" in note for note in notes)

@@ -8,7 +8,7 @@ from windlass.api.plan import Planned, plan as choose_plan
 from windlass.api.plan_file import split_machine, with_tensor_shards
 from windlass.cost import predict_plan
 from windlass.errors import ModelError, PlanError
-from windlass.models import model_config, model_names
+from windlass.models import find_model_folder, has_config, is_huggingface, model_config
 from windlass.planner import (
     PlanningResult,
     choose_plan as search_plan,
@@ -110,14 +110,17 @@ def downscale_plan(
         InputErrors: the downscaled plan is not valid.
         ModelError: the model comes from a user's file and cannot be downscaled.
     """
-    name = plan.graph.partition("@")[0]
+    name = plan.graph.rpartition("@")[0]
+    if is_huggingface(name):
+        # The shape alone: trained weights have no smaller version.
+        name = f"hf:{find_model_folder(name).config}"
     if ".py" in name:
         raise ModelError(
             f"`{name}` is a model of your own, which cannot be downscaled; plan for a smaller "
             f"version of it, with at most {MAX_PROCESSES} devices"
         )
     notes: tuple[str, ...] = ()
-    if name not in model_names():
+    if not has_config(name):
         notes = (
             f"`{name}` is not in the catalogue: blocks of the `{_STAND_IN_MODEL}` family stand in",
         )
