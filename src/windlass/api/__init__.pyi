@@ -68,6 +68,10 @@ from .inference.language_model import (
     LanguageModel,
     load_language_model,
 )
+from .inference.sample import (
+    sample,
+    write_sample,
+)
 from .judging.judge import (
     LiveJudge,
     follow_verdict,
@@ -187,8 +191,6 @@ from .training.parent import (
 )
 from .training.resume import (
     resume,
-    sample,
-    write_sample,
 )
 from .training.run import (
     Run,

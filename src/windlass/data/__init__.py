@@ -9,6 +9,10 @@ from windlass.data.batches import (
     TokenBatch,
     batch_of_step,
 )
+from windlass.data.chat import (
+    encode_question,
+    find_chat_template,
+)
 from windlass.data.dataset_cache import (
     prepare_dataset,
     text_fingerprint,
@@ -86,6 +90,8 @@ __all__ = [
     "dataset_statistics",
     "document_files",
     "encode_choices",
+    "encode_question",
+    "find_chat_template",
     "held_out_texts",
     "load_examples",
     "load_task",

@@ -34,7 +34,6 @@ from windlass.data.token_files import (
 )
 from windlass.data.tokenizer import Tokenizer, train_tokenizer
 from windlass.errors import raise_data_errors
-from windlass.schema import CHAT_TEMPLATE_FILE
 
 _MAX_ERRORS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
@@ -236,7 +235,7 @@ def write_token_files(
         held_out.close()
     tokenizer.save(folder / TOKENIZER_FILE)
     if isinstance(reader.rows, ChatRows):
-        atomic_write(folder / CHAT_TEMPLATE_FILE, reader.rows.template.source)
+        reader.rows.template.save(folder)
     meta = _meta(folder, reader.rows, tokenizer, dtype, train, held_out, lengths.target_bytes)
     content = meta.to_json().encode()
     atomic_write(folder / META_FILE, content)

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.atomic_files import hash_file
+from windlass.data.chat import ChatTemplate, find_chat_template
 from windlass.data.content_hashes import hash_files
 from windlass.data.readers import SourceFile
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import WindlassError
-from windlass.schema import CHAT_TEMPLATE_FILE
 
 META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.json"
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
@@ -133,8 +133,8 @@ class Conversations:
     held_out_weights: npt.NDArray[np.float32]
     held_out_documents: DocumentIndex
     """Document index of the held-out split."""
-    template: str
-    """Source of the template that rendered them."""
+    template: ChatTemplate
+    """The template that rendered them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -253,7 +253,7 @@ def _conversations(folder: Path) -> Conversations:
         train_weights=_mapped(folder / weights_file("train"), WEIGHT_TYPE),
         held_out_weights=_mapped(folder / weights_file("held_out"), WEIGHT_TYPE),
         held_out_documents=_documents(folder, "held_out"),
-        template=(folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"),
+        template=find_chat_template(str(folder / TOKENIZER_FILE), None),
     )
 
 

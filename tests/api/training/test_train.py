@@ -12,8 +12,8 @@ import pytest
 
 import windlass
 from command_line import TINY
+from windlass.api.inference.sample import write_sample
 from windlass.api.training.disk_check import disk_usage_bytes
-from windlass.api.training.resume import write_sample
 from windlass.atomic_files import hash_file
 from windlass.document import Document
 from windlass.errors import (

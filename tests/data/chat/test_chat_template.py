@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from chat_texts import CONVERSATIONS, TEMPLATES, save_tokenizer
-from windlass.data.chat import ChatRows, ChatTemplate, encode_documents, find_chat_template
+from windlass.data.chat import (
+    ChatRows,
+    ChatTemplate,
+    encode_documents,
+    encode_question,
+    find_chat_template,
+)
 from windlass.data.readers import TextDocument, UnreadableDocument
 from windlass.data.tokenizer import load_tokenizer
 from windlass.errors import DataError
@@ -185,3 +191,24 @@ def test_a_template_that_is_none_says_what_is_wrong(tmp_path: Path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
     with pytest.raises(DataError, match="holds a list, not an object"):
         find_chat_template(str(tokenizer), None)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_question_is_asked_as_transformers_asks_it_also_by_a_template_that_was_saved(
+    name: str, tmp_path: Path
+):
+    from transformers import PreTrainedTokenizerFast
+
+    path = save_tokenizer(tmp_path, TEMPLATES[name])
+    oracle = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = oracle.apply_chat_template(
+        [{"role": "user", "content": "Who?"}], add_generation_prompt=True
+    )["input_ids"]
+    (run := tmp_path / "run").mkdir()
+    tokenizer, template = load_tokenizer(path), find_chat_template(str(path), None)
+    tokenizer.save(run / "tokenizer.json")
+    template.save(run)
+
+    saved = find_chat_template(str(run / "tokenizer.json"), None)
+
+    assert encode_question(tokenizer, saved, "Who?") == expected

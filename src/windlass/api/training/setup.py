@@ -10,7 +10,7 @@ from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
-from windlass.atomic_files import atomic_write, cache_folder, storage_errors
+from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import DataError, MachineError, PlanError
 from windlass.models import find_model_folder, is_causal, is_huggingface, is_users_own
 from windlass.program import (
@@ -26,6 +26,7 @@ from windlass.schema import (
     EXAMPLES_FILE,
     HOST_TIER,
     MEASURED_TIMELINE_FILE,
+    SPECIAL_TOKENS_FILE,
     TOKENIZER_FILE,
     TOKENS_FOLDER,
     Request,
@@ -100,8 +101,8 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tupl
     tokens.tokenizer.save(folder / TOKENIZER_FILE)
     if tokens.conversations is None:
         return (TOKENIZER_FILE,)
-    atomic_write(folder / CHAT_TEMPLATE_FILE, tokens.conversations.template)
-    return (TOKENIZER_FILE, CHAT_TEMPLATE_FILE)
+    tokens.conversations.template.save(folder)
+    return (TOKENIZER_FILE, CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE)
 
 
 def require_one_process(planned: Planned) -> None:

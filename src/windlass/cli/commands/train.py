@@ -159,7 +159,10 @@ def show_run(run: api.Run, root: Path) -> None:
     _print_record(run.folder)
     if is_causal(model):
         folder = shlex.quote(str(run.folder))
-        console.print(f"sample  windlass sample {folder} --prompt 'def '", soft_wrap=True)
+        prompt = (
+            "--prompt 'def '" if planned.request.data.format == "text" else "--chat --prompt Hi"
+        )
+        console.print(f"sample  windlass sample {folder} {prompt}", soft_wrap=True)
 
 
 def _print_record(folder: Path) -> None:

@@ -2,7 +2,12 @@
 
 from windlass.data.chat.chat_rows import ChatRows
 from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
-from windlass.data.chat.encode_documents import EncodedDocument, TargetWeights, encode_documents
+from windlass.data.chat.encode_documents import (
+    EncodedDocument,
+    TargetWeights,
+    encode_documents,
+    encode_question,
+)
 from windlass.data.chat.find_template import find_chat_template
 
 __all__ = [
@@ -12,5 +17,6 @@ __all__ = [
     "TargetWeights",
     "TemplateFault",
     "encode_documents",
+    "encode_question",
     "find_chat_template",
 ]

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from windlass.atomic_files import atomic_write
+from windlass.schema import CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE
 
 Message = Mapping[str, Any]
 """A turn: its `role`, its `content`, and what else a template may read (`Any`: any JSON)."""
@@ -55,6 +59,19 @@ class ChatTemplate:
     def marks_answers(self) -> bool:
         """Whether it has `{% generation %}` blocks around what a model should learn to say."""
         return _compiled(self.source).marks_answers
+
+    def save(self, folder: Path) -> None:
+        """Writes the template and its special tokens, for `find_chat_template`.
+
+        Args:
+            folder: where the tokenizer's file is.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        atomic_write(folder / CHAT_TEMPLATE_FILE, self.source)
+        tokens = json.dumps(dict(self.special_tokens), indent=2, sort_keys=True)
+        atomic_write(folder / SPECIAL_TOKENS_FILE, f"{tokens}\n")
 
     def render(
         self,

@@ -7,8 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
 from windlass.data.readers import TextDocument
 from windlass.data.tokenizer import TokenIds, Tokenizer, bytes_before_characters
+from windlass.errors import DataError
 
 TargetWeights = npt.NDArray[np.float32]
 """Weight of each token in the loss where it is a target, `Float[token]`; 0 does not count."""
@@ -43,10 +45,35 @@ def encode_documents(
     return [EncodedDocument(np.append(ids, tokenizer.end_of_text)) for ids in encoded]
 
 
+def encode_question(tokenizer: Tokenizer, template: ChatTemplate, message: str) -> list[int]:
+    """Ids of a conversation that begins with a user's message, up to where the answer begins.
+
+    Args:
+        tokenizer: encodes it.
+        template: renders it.
+        message: what the user says.
+
+    Raises:
+        DataError: the template refuses it.
+    """
+    turns = [{"role": "user", "content": message}]
+    try:
+        text = template.render(turns, generation_prompt=True).text
+    except TemplateFault as fault:
+        raise DataError(f"the chat template {template.name}: {fault}") from None
+    backend = _with_special_tokens(tokenizer)
+    return list(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _with_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer as it is saved, to which the spelling of a special token is that token."""
+    return tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+
+
 def _conversations(
     tokenizer: Tokenizer, documents: Sequence[TextDocument]
 ) -> list[EncodedDocument]:
-    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend = _with_special_tokens(tokenizer)
     special = [i for i, t in backend.get_added_tokens_decoder().items() if t.special]
     encodings = backend.encode_batch([each.text for each in documents], add_special_tokens=False)
     return [

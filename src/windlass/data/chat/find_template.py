@@ -9,9 +9,9 @@ from windlass.atomic_files import read_regular_file
 from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
 from windlass.errors import DataError
-from windlass.schema import CHAT_TEMPLATE_FILE
+from windlass.schema import CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE
 
-_CONFIG_FILE, _SPECIAL_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"
+_CONFIG_FILE = "tokenizer_config.json"
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 _PLAIN = """\
@@ -115,7 +115,7 @@ def _end_of_text(tokenizer: str) -> str:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens of a tokenizer by the names that templates use."""
     found: dict[str, str] = {}
-    for names in (_json_file(folder / _SPECIAL_TOKENS_FILE), config):
+    for names in (_json_file(folder / SPECIAL_TOKENS_FILE), config):
         for kind in _SPECIAL_TOKENS:
             value = names.get(f"{kind}_token")
             text = value.get("content") if isinstance(value, dict) else value

@@ -49,6 +49,7 @@ def sample(
     run: str = "last",
     *,
     prompt: str = "",
+    chat: bool = False,
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
@@ -63,6 +64,7 @@ def sample(
     Args:
         run: Folder, name, the first characters of its id, or `last`.
         prompt: The beginning of the text.
+        chat: The prompt is what a user says, the text the answer, both in the run's chat template.
         tokens: Number of tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: Sample only from this many of the likeliest tokens.
@@ -70,7 +72,7 @@ def sample(
         seed: The same seed generates the same text.
         runs: The folder that holds the run folders.
     """
-    sys.stdout.write(prompt)
+    sys.stdout.write("" if chat else prompt)
     for piece in api.sample(
         run,
         prompt,
@@ -80,6 +82,7 @@ def sample(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
+        chat=chat,
     ):
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -1,0 +1,138 @@
+"""`sample` lets the model of a run write text, or answer what a user says."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from windlass.api.runs import RUNS, load
+from windlass.api.training.legs import request_at_step
+from windlass.api.training.resume import objects_of_record
+from windlass.api.training.run import Run
+from windlass.api.training.run_files import planned_from_record, require_unchanged
+from windlass.atomic_files import atomic_write
+from windlass.errors import CheckpointError, RequestError
+from windlass.models import has_config, is_causal
+from windlass.schema import (
+    CHECKPOINT_FOLDER,
+    MERGED_CHECKPOINT_FOLDER,
+    SAMPLE_FILE,
+    TOKENIZER_FILE,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_SAMPLE_TOKENS = 48
+_SAMPLE_SHARE = 0.01
+"""Share of a run's FLOP that a sample for its page may take."""
+_SAMPLE_FLOP = 1e12
+"""Most FLOP of such a sample: a few seconds on a CPU."""
+
+
+def sample(
+    run: str | Path,
+    prompt: str,
+    *,
+    root: Path | str = RUNS,
+    model: "nn.Module | Callable[..., nn.Module] | None" = None,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    seed: int = 0,
+    chat: bool = False,
+) -> Iterator[str]:
+    """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        prompt: the beginning of the text, which is not repeated.
+        root: the folder that holds the run folders.
+        model: the model of a run that was given it as an object.
+        tokens: the most tokens to generate.
+        temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
+        top_k: sample only from this many of the likeliest tokens.
+        top_p: sample only from the likeliest tokens that together have this probability.
+        seed: the same seed generates the same text.
+        chat: whether the prompt is what a user says: the run's chat template stands around it, and
+            the text is the answer.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        RequestError: its model does not predict the next token.
+        DataError: the run's chat template refuses the prompt.
+        CheckpointError: it has no complete checkpoint.
+    """
+    from windlass.data import encode_question, find_chat_template, load_tokenizer
+    from windlass.runtime import (
+        InferenceModel,
+        SamplingOptions,
+        generate_text,
+        latest_checkpoint,
+        merge_shards,
+    )
+
+    record = load(run, root=root)
+    planned = planned_from_record(record)
+    require_unchanged(record, TOKENIZER_FILE)
+    if not is_causal(planned.request.model.name):
+        raise RequestError(
+            f"`{planned.request.model.name}` predicts masked tokens, not the next one, and cannot "
+            "generate text; sample a run of a causal model"
+        )
+    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
+    if checkpoint is None:
+        raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
+    if not (record.folder / TOKENIZER_FILE).is_file():
+        raise RequestError(
+            f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
+            "cannot write text"
+        )
+    # A run that was killed as a leg began has a checkpoint of the leg before.
+    identity = request_at_step(planned.request, checkpoint.manifest.step).model_identity
+    stack = objects_of_record(record, model=model).stack(identity, seed=None)
+    tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
+    ids = tokenizer.encode(prompt)
+    if chat:
+        template = find_chat_template(str(record.folder / TOKENIZER_FILE), None)
+        ids = encode_question(tokenizer, template, prompt)
+    with TemporaryDirectory(dir=record.folder) as folder:
+        merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
+        generated = generate_text(
+            InferenceModel(stack, merged),
+            ids or [tokenizer.end_of_text],
+            SamplingOptions(
+                count=tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                end_token=tokenizer.end_of_text,
+            ),
+        )
+        yield from tokenizer.stream_decode(generated)
+
+
+def write_sample(run: Run) -> None:
+    """Keeps a short text that the model of a finished run writes, for the run's page.
+
+    Nothing is kept where it would cost much: if the weights do not stay in device memory, or if the
+    passes for it need more than a hundredth of the run's FLOP, or seconds on a CPU. A model of the
+    user's own is left alone too, which may be no language model.
+
+    Raises:
+        CheckpointError: the run has no complete checkpoint.
+        StorageError: the disk is full.
+    """
+    planned = run.planned
+    tokens_passed = _SAMPLE_TOKENS * (_SAMPLE_TOKENS + 1) / 2
+    flop = 2 * planned.graph.parameter_count * tokens_passed
+    most = _SAMPLE_SHARE * planned.prediction.model_flop * (planned.request.train.steps - run.done)
+    name = planned.request.model.name
+    writes = has_config(name) and is_causal(name) and planned.objects.is_rebuildable
+    writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
+    if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
+        return
+    pieces = sample(run.folder, "", tokens=_SAMPLE_TOKENS)
+    atomic_write(run.folder / SAMPLE_FILE, "".join(pieces))
