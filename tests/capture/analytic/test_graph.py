@@ -47,8 +47,8 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "bert-tiny": ({"split_blocks": True}, 2),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
-SLOW = ("llama3.2-1b", "qwen2.5-0.5b", "gemma3-1b")
-"""Models all of whose branches but few others have too."""
+SLOW = ("llama3.2-1b", "qwen2.5-0.5b", "gemma2-2b", "gemma3-1b")
+"""Those that take ten seconds each."""
 SPARSE: dict[str, tuple[dict[str, float], dict[str, object]]] = {
     "llama-tiny": (
         {"kv_heads": 2, "ffn": 192},
