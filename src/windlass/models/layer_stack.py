@@ -28,6 +28,7 @@ from windlass.models.tensor_parallel.sharding_rules import (
     parse_sharding_rule,
     resolve_sharding,
 )
+from windlass.models.tracing.cut_module import cut_module
 
 _TRIED_TOKENS = 8
 _TOLERANCE = 1e-4
@@ -107,12 +108,10 @@ def layer_stack_from_module(
         ModelError: the module is not a sequence of layers, or a rule cannot be parsed or matches
             nothing in it.
     """
-    if not isinstance(module, (nn.Sequential, nn.ModuleList)):
-        raise ModelError(
-            f"model `{name}` is a `{type(module).__name__}`, in which Windlass cannot find layers; "
-            + LAYER_STACK_HINT
-        )
-    named = list(named_layers(module))
+    if isinstance(module, (nn.Sequential, nn.ModuleList)):
+        named = list(named_layers(module))
+    else:
+        named = list(cut_module(module, name))
     if len(named) < 2:
         raise ModelError(
             f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
