@@ -102,8 +102,13 @@ class DataRequest(RequestTable):
                 f"`weights` = {list(weights)}: each should be a positive number; leave a source "
                 "out of `source` to give it no weight"
             )
-        of_chats = {"chat_template", "long_documents", "packing"} & self.model_fields_set
-        if self.format == "text" and any(getattr(self, key) for key in of_chats):
+        # The request in a run folder states defaults, too.
+        of_chats = {
+            key
+            for key in ("chat_template", "long_documents", "packing")
+            if getattr(self, key) != type(self).model_fields[key].default
+        }
+        if self.format == "text" and of_chats:
             raise ValueError(
                 f"{' and '.join(f'`{key}`' for key in sorted(of_chats))} of text, which has no "
                 "conversations; set `format` to `chat`"
