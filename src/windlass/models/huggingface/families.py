@@ -86,8 +86,6 @@ class Family:
     fields: Mapping[str, FieldRule]
     only: Mapping[str, tuple[Any, ...]]
     """Values of keys for which our layers compute the same; a key that is missing is fine."""
-    equal: Mapping[str, str]
-    """Keys that must equal a property of our configuration."""
     unread_keys: frozenset[str]
     """Keys that do not change what a trained model computes."""
     unread_tensors: tuple[str, ...]
@@ -163,7 +161,6 @@ def _family(model_type: str) -> Family:
             if name not in table["fixed"]
         },
         only={key: tuple(values) for key, values in table.get("only", {}).items()},
-        equal=table.get("equal", {}),
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
         unread_tensors=tuple(table["unread_tensors"]),
         tensors=_tensor_rules(table["tensors"]),

@@ -71,7 +71,7 @@ def config_from_values(
     if missing:
         return None, [*errors, *missing]
     config = _without_usual(TransformerConfig(name=name, source=source, **entry))
-    return config, [*errors, *(config.errors() or _unequal(family, values, config))]
+    return config, [*errors, *config.errors()]
 
 
 def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -150,7 +150,7 @@ def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
     """Keys that may change what the model computes, and that no table knows."""
-    known = family.unread_keys | family.only.keys() | family.equal.keys()
+    known = family.unread_keys | family.only.keys()
     known = known.union(*(rule.keys for rule in family.fields.values()))
     refused = {key.partition(".")[0] for key in family.only if values.get(key) is not None
                and values[key] not in family.only[key]}  # fmt: skip
@@ -163,17 +163,6 @@ def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
             f"`{key}` = {json.dumps(value)} is not known for `{family.model_type}`; if it does not "
             "change what the model computes, remove it from a copy of the file"
         )
-
-
-def _unequal(
-    family: Family, values: Mapping[str, Any], config: TransformerConfig
-) -> tuple[str, ...]:
-    return tuple(
-        f"`{key}` is {json.dumps(values[key])}; can be read: {getattr(config, name)}, as the other "
-        "sizes say"
-        for key, name in family.equal.items()
-        if values.get(key) is not None and values[key] != getattr(config, name)
-    )
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
