@@ -22,6 +22,7 @@ from windlass.models.layer_stack import (
     named_layers,
 )
 from windlass.models.sparsity.sparse_layers import make_sparse
+from windlass.models.tracing.block_list import find_blocks
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest
@@ -173,7 +174,10 @@ def _make_trainable(
     if sparsity is not None:
         make_sparse(model, name, sparsity, seed=seed)
     if lora is not None:
+        is_chain = isinstance(model, (nn.Sequential, nn.ModuleList))
         layers = [layer for layer, _ in named_layers(model)]
+        # The ends of any other module have no name before it is taken apart.
+        layers = layers if is_chain else ["", *find_blocks(model, name), ""]
         add_adapters(model, name, layers, lora, seed=seed)
     freeze_weights(model, name, frozen or ())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from windlass.errors import ModelError
 from windlass.models.init_weights import (
@@ -19,6 +19,7 @@ from windlass.models.shape_inference import (
     LAYER_STACK_HINT,
     infer_logits_width,
     infer_max_sequence,
+    try_sequences,
 )
 from windlass.models.sparsity.imported_masks import put_masks
 from windlass.models.tensor_parallel.sharding_rules import (
@@ -76,6 +77,13 @@ class LayerStack:
     """File with the masks of sparse layers; None draws them with the weights."""
     weights: WeightSource | None = None
     """Where trained weights are read from; None draws them from the seed."""
+    graph_layers: frozenset[str] = frozenset()
+    """Names of layers cut out of a module that has none of such a name."""
+
+    def name_in_module(self, parameter: str) -> str:
+        """The name that a parameter or buffer has in the module, by its full name in the stack."""
+        layer, _, path = parameter.partition(".")
+        return path if layer in self.graph_layers else parameter
 
 
 def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
@@ -95,23 +103,23 @@ def layer_stack_from_module(
 ) -> LayerStack:
     """Reads a module as a stack of layers.
 
-    Nested sequences are flattened. Nothing is computed and no weight is copied.
+    Nested sequences are flattened, and no weight is copied. Any other module is taken apart by
+    tracing; its layers share its weights and, if those are real, are proved equal to it.
 
     Args:
-        module: an `nn.Sequential` or `nn.ModuleList`, on any device.
+        module: an `nn.Sequential`, an `nn.ModuleList` or a module with a list of blocks, on any
+            device.
         name: name of the model in plans and records.
         vocabulary: width of the logits; None infers it by running the layers on fake tensors.
         max_sequence: longest sequence; None looks for a table of positions.
         sharding_rules: rules by pattern of full names, in the syntax of `parse_sharding_rule`.
 
     Raises:
-        ModelError: the module is not a sequence of layers, or a rule cannot be parsed or matches
-            nothing in it.
+        ModelError: the module cannot be read as a sequence of layers, or a rule cannot be parsed
+            or matches nothing in it.
     """
-    if isinstance(module, (nn.Sequential, nn.ModuleList)):
-        named = list(named_layers(module))
-    else:
-        named = list(cut_module(module, name))
+    is_chain = isinstance(module, (nn.Sequential, nn.ModuleList))
+    named = list(named_layers(module) if is_chain else cut_module(module, name))
     if len(named) < 2:
         raise ModelError(
             f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
@@ -122,6 +130,8 @@ def layer_stack_from_module(
         vocabulary = infer_logits_width(name, named, kinds)
     if max_sequence is None:
         max_sequence = infer_max_sequence(layers[0], vocabulary)
+        if max_sequence is None and not is_chain:
+            max_sequence = try_sequences(layers[0])
     return LayerStack(
         name=name,
         layers=layers,
@@ -131,6 +141,11 @@ def layer_stack_from_module(
         vocabulary=vocabulary,
         max_sequence=max_sequence,
         sharding_rules=_parse_rules(name, named, kinds, sharding_rules or {}),
+        graph_layers=frozenset(
+            layer_name for layer_name, layer in named if isinstance(layer, fx.GraphModule)
+        )
+        if not is_chain
+        else frozenset(),
     )
 
 

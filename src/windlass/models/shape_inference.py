@@ -1,5 +1,6 @@
 """Infers shapes by running layers on fake tensors, which have shapes but no memory."""
 
+import bisect
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch.func import functional_call
 from windlass.errors import ModelError
 from windlass.models.layer_kinds import running_statistics
 
+_LONGEST_TRIED = 2**20
 LAYER_STACK_HINT = (
     "return an `nn.Sequential` or `nn.ModuleList` of layers: the first takes tokens `[b s]`, the "
     "last gives logits `[b s v]`, every other maps `[b s d]` to `[b s d]`"
@@ -52,6 +54,24 @@ def infer_max_sequence(layer: nn.Module, vocabulary: int) -> int | None:
         return None
     rows.remove(vocabulary)
     return rows[0]
+
+
+def try_sequences(layer: nn.Module) -> int | None:
+    """Longest sequence that a first layer takes, by trial on fake tensors; None without a limit."""
+
+    def takes(length: int) -> bool:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            tokens = torch.zeros((1, length), dtype=torch.int64, device="cpu")
+            try:
+                functional_call(layer, fake_state(layer), (tokens,))
+            except Exception:  # noqa: BLE001  the user's code may raise anything
+                return False
+        return True
+
+    if takes(_LONGEST_TRIED):
+        return None
+    # The first length that it does not take, less one.
+    return bisect.bisect_left(range(1, _LONGEST_TRIED), True, key=lambda n: not takes(n)) or None
 
 
 def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

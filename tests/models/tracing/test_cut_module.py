@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.errors import ModelError
+from windlass.models.build import layer_stack_of
 from windlass.models.layer_stack import layer_stack_from_module
+from windlass.schema import LoraRequest
 
 VOCABULARY, WIDTH, LONGEST = 40, 16, 32
 
@@ -132,6 +134,36 @@ def test_a_length_that_the_module_asserts_is_asserted_by_its_first_layer():
 
     with pytest.raises(ModelError, match="branches on sizes"):
         stack.layers[0](tokens(1, LONGEST + 1))
+
+
+def test_a_table_of_positions_that_is_a_parameter_limits_the_sequence():
+    assert layer_stack_from_module(EncoderModel(), "mine").max_sequence == LONGEST
+
+
+def test_weights_have_the_names_of_the_module_when_they_leave_the_stack():
+    module = NanoGPT()
+    stack = layer_stack_from_module(module, "mine")
+
+    names = {
+        stack.name_in_module(f"{name}.{path}")
+        for name, layer in zip(stack.names, stack.layers, strict=True)
+        for path, _ in layer.named_parameters()
+    }
+
+    assert names == {path for path, _ in module.named_parameters(remove_duplicate=False)}
+
+
+def test_adapters_stand_beside_the_linear_layers_of_the_blocks():
+    lora = LoraRequest(rank=2)
+
+    stack = layer_stack_of(NanoGPT(), "mine", {}, device="cpu", seed=0, lora=lora)
+
+    trained = [
+        [path for path, weight in layer.named_parameters() if weight.requires_grad]
+        for layer in stack.layers
+    ]
+    block = ["up.lora_a", "up.lora_b", "down.lora_a", "down.lora_b"]
+    assert trained == [[], block, block, block, []]
 
 
 class SeveralLists(nn.Module):

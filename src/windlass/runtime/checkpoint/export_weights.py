@@ -30,7 +30,7 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
     """
     with torch.device("meta"):
         shapes = {
-            name: tensor
+            stack.name_in_module(name): tensor
             for index in range(len(stack.layers))
             for name, tensor in dense_tensors(stack, index, None)
         }
