@@ -204,6 +204,12 @@ class OwnLoss(NanoGPT):
         return logits, None if loss is None else loss * 2
 
 
+class ReadsTargets(NanoGPT):
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        logits, _ = super().forward(idx, targets)
+        return logits * targets.unsqueeze(-1)
+
+
 class KeepsCount(NanoGPT):
     calls = 0
 
@@ -221,6 +227,7 @@ class KeepsCount(NanoGPT):
         (SkipsToTheEnd, "the part after the blocks takes `add` of earlier code beside"),
         (RunsTwice, r"`transformer.h.0`, .*, and each must run once"),
         (OwnLoss, "computes a loss of its own"),
+        (ReadsTargets, "its logits depend on targets"),
         (KeepsCount, "the logits of its layers differ from its own by"),
         (lambda: nn.Linear(3, 3), "a `Linear` without an `nn.ModuleList`"),
     ],

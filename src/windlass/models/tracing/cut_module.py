@@ -108,6 +108,11 @@ class _Trace:
             )
             if comes_in and node.op != "output" and tracer.depends_on_data(node):
                 self._from_tokens.add(node)
+        self._from_targets: set[fx.Node] = set()
+        for node in graph.nodes:
+            is_other = node.op == "placeholder" and node is not self._tokens
+            if is_other or any(each in self._from_targets for each in node.all_input_nodes):
+                self._from_targets.add(node)
         self._classes: dict[type[nn.Module], type[nn.Module]] = {}
         self._graphs: dict[str, tuple[fx.GraphModule]] = {}
         """Graphs of blocks by their code: layers of one kind share one."""
@@ -206,9 +211,10 @@ class _Trace:
         return path, self._in_graph(block, self._part(span, block=call))
 
     def _guards(self, span: "_Span") -> list[fx.Node]:
-        """The guards of a part's code."""
+        """The guards of a part's code, without those of the loss."""
         start, stop = self._order[span.start], self._order[span.stop]
-        return [guard for guard in self._tracer.guards if start < self._order[guard] < stop]
+        guards = self._tracer.guards - self._from_targets
+        return [guard for guard in guards if start < self._order[guard] < stop]
 
     def _in_graph(self, block: nn.Module, graph: fx.Graph) -> nn.Module:
         """A block of the same parameters whose forward pass runs in a graph."""
@@ -257,6 +263,8 @@ class _Trace:
 
     def _check(self, needed: set[fx.Node], source: fx.Node, block: fx.Node | None) -> None:
         """Refuses values that a part takes beside the hidden state and cannot make."""
+        if needed & self._from_targets:
+            raise self._error("its logits depend on targets")
         where = "the part after the blocks" if block is None else f"block `{block.target}`"
         ours = {source}
         for node in sorted(needed, key=self._order.__getitem__):

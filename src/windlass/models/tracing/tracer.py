@@ -42,7 +42,7 @@ class ModuleTracer(fx.Tracer):
     """Traces a module; `value`, `depends_on_data` and `guards` say what is known of its nodes.
 
     Args:
-        leaves: paths of the blocks, and of modules in which none is.
+        blocks: paths of the blocks.
         targets: name of the argument of `forward` that takes targets; None passes none.
     """
 
