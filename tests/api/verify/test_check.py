@@ -42,6 +42,14 @@ def test_a_plan_is_compared_with_a_plain_run_and_never_with_itself(pins: tuple[s
     assert reference.parallel.devices == 1
 
 
+def test_a_plan_in_phases_equals_a_plain_run_bit_for_bit_under_each_attention(
+    tmp_path: Path,
+) -> None:
+    pins = ("phases=3", "attention=math", "precision=bfloat16", "data.tokenizer=byte")
+    planned = planned_with(*pins)
+    assert api.Verifier(planned, tmp_path).verify().passed
+
+
 def test_the_run_beside_plain_pytorch_has_two_micro_batches_in_float64() -> None:
     small = small_plan(plain_plan(planned_with("moments=int8", "phases=3")))
     assert (small.plan.precision, small.plan.moments) == ("float64", "float32")

@@ -275,6 +275,8 @@ def plain_plan(planned: Planned) -> Planned:
         optimizer=plan.optimizer,
         moments=plan.moments,
         deterministic=plan.deterministic,
+        # Another kernel rounds otherwise; the run in plain PyTorch computes it in its own way.
+        attention=plan.attention,
         clip=plan.clip,
         batch=Batch(
             sequence=plan.batch.sequence,
@@ -286,7 +288,7 @@ def plain_plan(planned: Planned) -> Planned:
     kept = {name: getattr(request, name) for name in ("model", "sparsity", "lora", "data", "train")}
     pinned = {
         "precision": plan.precision, "moments": plan.moments, "compile": False,
-        "deterministic": bool(plan.deterministic),
+        "deterministic": bool(plan.deterministic), "attention": plan.attention,
     }  # fmt: skip
     resolved = ResolvedRequest(**kept, **pinned)
     return with_plan(replace(planned, request=resolved, machine=machine), plain)
