@@ -46,7 +46,7 @@ def test_a_plan_in_phases_equals_a_plain_run_bit_for_bit_under_each_attention(
     tmp_path: Path,
 ) -> None:
     pins = ("phases=3", "attention=math", "precision=bfloat16", "data.tokenizer=byte")
-    planned = planned_with(*pins)
+    planned = api.verification(planned_with(*pins), steps=2)
     assert api.Verifier(planned, tmp_path).verify().passed
 
 
