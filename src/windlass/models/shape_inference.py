@@ -1,6 +1,7 @@
 """Infers shapes by running layers on fake tensors, which have shapes but no memory."""
 
 import bisect
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -60,6 +61,15 @@ def try_sequences(layer: nn.Module) -> int | None:
     """Longest sequence that a first layer takes, by trial on fake tensors; None without a limit."""
 
     def takes(length: int) -> bool:
+        # Torch logs what it cannot broadcast, with a trace, beside raising it.
+        log = logging.getLogger(FakeTensorMode.__module__)
+        log.addFilter(_drop)
+        try:
+            return runs(length)
+        finally:
+            log.removeFilter(_drop)
+
+    def runs(length: int) -> bool:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             tokens = torch.zeros((1, length), dtype=torch.int64, device="cpu")
             try:
@@ -72,6 +82,10 @@ def try_sequences(layer: nn.Module) -> int | None:
         return None
     # The first length that it does not take, less one.
     return bisect.bisect_left(range(1, _LONGEST_TRIED), True, key=lambda n: not takes(n)) or None
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
 
 
 def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
