@@ -1,0 +1,191 @@
+"""Plans and runs a training recipe: part after part, each from where the one before ended."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.api.machines import HERE, Progress
+from windlass.api.objects import NO_OBJECTS
+from windlass.api.plan import Planned, plan_request
+from windlass.api.recipes.training_recipe import RecipePart, RecipeTarget, TrainingPlan
+from windlass.api.runs import load
+from windlass.api.training.parent import find_parent
+from windlass.api.training.resume import resume
+from windlass.api.training.run import Run
+from windlass.api.training.train import train
+from windlass.errors import InputErrors, RecordError, RequestError
+from windlass.schema import Step
+
+_PLAN_FILE = "recipe.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartResult:
+    """A part of a training recipe that has run; losses are in nats a token."""
+
+    seed: int
+    part: str
+    folder: Path
+    steps: int
+    seconds: float
+    """Measured time of the steps."""
+    first_loss: float
+    """Training loss of the first step."""
+    held_out_loss: float | None
+    """After the last step; None if the recipe was told not to evaluate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """A training recipe that has run."""
+
+    plan: TrainingPlan
+    parts: tuple[PartResult, ...]
+    """In the order in which they ran: all parts with the first seed, then all with the next."""
+
+    @property
+    def missed(self) -> tuple[PartResult, ...]:
+        """The last parts of those seeds that did not reach the target."""
+        return tuple(part for part in self._last if not _reaches(part, self.plan.target))
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target was reached, in a sentence without a full stop."""
+        if self.plan.target is None:
+            return "the recipe has no target at this size and with these settings"
+        reached = len(self._last) - len(self.missed)
+        losses = ", ".join(f"{part.held_out_loss or float('nan'):.4f}" for part in self._last)
+        return (
+            f"held-out loss {losses}; the target is at most {self.plan.target.held_out_loss:g}, "
+            f"reached with {reached} of {len(self._last)} seeds"
+        )
+
+    @property
+    def _last(self) -> tuple[PartResult, ...]:
+        name = self.plan.parts[-1].name
+        return tuple(part for part in self.parts if part.part == name)
+
+
+def _reaches(part: PartResult, target: RecipeTarget | None) -> bool:
+    loss = part.held_out_loss
+    return target is None or (loss is not None and loss <= target.held_out_loss)
+
+
+def plan_training(
+    plan: TrainingPlan, *, machine: str = HERE, progress: Progress | None = None
+) -> tuple[Planned, ...]:
+    """The plan of each part of a training recipe on a machine, with predicted times; runs nothing.
+
+    Args:
+        plan: what the recipe runs.
+        machine: a name of the catalogue.
+        progress: called with how far planning is.
+
+    Raises:
+        WindlassError: what is wrong with a request or the machine.
+    """
+    return tuple(
+        plan_request(plan.request(part, machine=machine), NO_OBJECTS, progress)
+        for part in plan.parts
+    )
+
+
+def run_training(
+    plan: TrainingPlan,
+    folder: Path | str,
+    *,
+    seeds: int = 1,
+    stop: Callable[[], bool] | None = None,
+    observe: Callable[[str, Step], None] | None = None,
+    progress: Progress | None = None,
+) -> TrainingResult:
+    """Runs a training recipe to its end; called again, it goes on where it was.
+
+    Args:
+        plan: what the recipe runs.
+        folder: receives a run folder for each seed and part; one that holds this recipe already is
+            gone on with.
+        seeds: how often it is run, each time from another seed, beginning with 1.
+        stop: polled before each micro-batch; True saves and ends.
+        observe: called after each step with the run folder's name and the step.
+        progress: called with how far preparations are.
+
+    Raises:
+        RequestError: `seeds` is less than 1.
+        InputErrors: the folder holds another recipe.
+        RunInterrupted: `stop` returned True; the same call goes on.
+        WindlassError: a part cannot be run.
+    """
+    if seeds < 1:
+        raise RequestError(f"`seeds` = {seeds} should be at least 1")
+    root = Path(folder)
+    _adopt(plan, root / _PLAN_FILE)
+    done = []
+    for seed in range(1, seeds + 1):
+        for part in plan.parts:
+            path = root / f"seed-{seed}-{part.name}"
+            for run in _unfinished(plan, part, seed, path, stop, progress):
+                for step in run:
+                    if observe is not None:
+                        observe(path.name, step)
+            done.append(_result(path, seed, part))
+    return TrainingResult(plan=plan, parts=tuple(done))
+
+
+def _adopt(plan: TrainingPlan, path: Path) -> None:
+    """Keeps what a folder runs; refuses one that runs something else.
+
+    Raises:
+        InputErrors: it holds another recipe, or the same with other settings.
+    """
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plan.save(path)
+    elif (held := TrainingPlan.load(path)) != plan:
+        words = " ".join((held.recipe, *held.overrides, "--scale", held.scale))
+        raise InputErrors(
+            [f"`{path.parent}` holds `windlass recipe {words}`; name another folder for this one"]
+        )
+
+
+def _unfinished(
+    plan: TrainingPlan,
+    part: RecipePart,
+    seed: int,
+    path: Path,
+    stop: Callable[[], bool] | None,
+    progress: Progress | None,
+) -> Iterator[Run]:
+    """The run of a part, new or gone on with; nothing if it has finished."""
+    if not path.is_dir():
+        request = plan.request(part, **{"train.seed": seed})
+        parent = path.with_name(f"seed-{seed}-{part.parent}") if part.parent else None
+        yield train(
+            request,
+            folder=path,
+            parent=None if parent is None else find_parent(parent),
+            stop=stop,
+            progress=progress,
+        )
+    elif load(path).state != "finished":
+        yield resume(path, stop=stop, progress=progress)
+
+
+def _result(path: Path, seed: int, part: RecipePart) -> PartResult:
+    """What a finished part measured.
+
+    Raises:
+        RecordError: its record has no steps.
+    """
+    steps = load(path).steps
+    if not steps:
+        raise RecordError(f"run `{path}` has recorded no step")
+    return PartResult(
+        seed=seed,
+        part=part.name,
+        folder=path,
+        steps=steps[-1].step,
+        seconds=sum(step.seconds for step in steps),
+        first_loss=steps[0].loss,
+        held_out_loss=steps[-1].held_out_loss,
+    )
