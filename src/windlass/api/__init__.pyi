@@ -136,6 +136,19 @@ from .recipes.recipe import (
 from .recipes.recipe_plan import (
     RecipePlan,
 )
+from .recipes.run_training_recipe import (
+    PartResult,
+    TrainingResult,
+    plan_training,
+    run_training,
+)
+from .recipes.training_recipe import (
+    TrainingPlan,
+    TrainingRecipe,
+    is_training_recipe,
+    training_plan,
+    training_recipes,
+)
 from .record.exchange import (
     TrackedRun,
     import_runs,
@@ -241,6 +254,7 @@ __all__ = [
     "Measurement",
     "Noise",
     "ParentRun",
+    "PartResult",
     "Planned",
     "Progress",
     "Recipe",
@@ -250,6 +264,9 @@ __all__ = [
     "SlurmJob",
     "Sweep",
     "TrackedRun",
+    "TrainingPlan",
+    "TrainingRecipe",
+    "TrainingResult",
     "ValidatedRun",
     "ValueOrigin",
     "Verifier",
@@ -281,6 +298,7 @@ __all__ = [
     "import_model",
     "import_runs",
     "init",
+    "is_training_recipe",
     "judge",
     "keys",
     "known_recipes",
@@ -300,6 +318,7 @@ __all__ = [
     "noise",
     "plan",
     "plan_recipe",
+    "plan_training",
     "prepare_cluster_run",
     "probe",
     "read_token",
@@ -318,6 +337,7 @@ __all__ = [
     "run_host",
     "run_rank",
     "run_recipe",
+    "run_training",
     "runs",
     "sample",
     "score",
@@ -329,6 +349,8 @@ __all__ = [
     "sweep_rows",
     "sync_runs",
     "train",
+    "training_plan",
+    "training_recipes",
     "validate",
     "validate_random_plans",
     "validated_runs_file",

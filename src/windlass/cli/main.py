@@ -44,7 +44,7 @@ _COMMANDS = {
     "diff": "record.diff:diff",
     "bisect": "record.diff:bisect",
     "sweep": "record.sweep:app",
-    "recipe": "recipe:recipe",
+    "recipe": "recipes.recipe:recipe",
     "serve": "record.serve:serve",
     "merge": "record.store:merge",
     "sync": "record.store:sync",

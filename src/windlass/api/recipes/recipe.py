@@ -7,6 +7,7 @@ from pathlib import Path
 from windlass.api.machines import Progress
 from windlass.api.recipes import sparse_then_dense
 from windlass.api.recipes.recipe_plan import RecipePlan
+from windlass.api.recipes.training_recipe import training_recipes
 from windlass.api.sweeping.sweep import Sweep, sweep
 from windlass.atomic_files import atomic_write
 from windlass.errors import InputErrors, RequestError, RunBroken, RunInterrupted, did_you_mean
@@ -53,7 +54,7 @@ _RECIPES = (
 
 
 def known_recipes() -> Mapping[str, Recipe]:
-    """All recipes by name."""
+    """All recipes that compare arms, by name; `training_recipes` are the others."""
     return {recipe.name: recipe for recipe in _RECIPES}
 
 
@@ -137,7 +138,8 @@ def _find(name: str) -> Recipe:
     known = known_recipes()
     if name not in known:
         raise RequestError(
-            f"no recipe `{name}`{did_you_mean(name, known)}; `windlass recipe` lists all"
+            f"no recipe `{name}`{did_you_mean(name, (*known, *training_recipes()))}; "
+            "`windlass recipe` lists all"
         )
     return known[name]
 

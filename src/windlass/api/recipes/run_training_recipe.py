@@ -85,7 +85,9 @@ def plan_training(
         WindlassError: what is wrong with a request or the machine.
     """
     return tuple(
-        plan_request(plan.request(part, machine=machine), NO_OBJECTS, progress)
+        plan_request(
+            plan.request(part).model_copy(update={"machine": machine}), NO_OBJECTS, progress
+        )
         for part in plan.parts
     )
 
@@ -158,7 +160,7 @@ def _unfinished(
 ) -> Iterator[Run]:
     """The run of a part, new or gone on with; nothing if it has finished."""
     if not path.is_dir():
-        request = plan.request(part, **{"train.seed": seed})
+        request = plan.request(part, seed=seed)
         parent = path.with_name(f"seed-{seed}-{part.parent}") if part.parent else None
         yield train(
             request,

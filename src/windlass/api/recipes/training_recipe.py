@@ -1,4 +1,4 @@
-"""Recipes of trainings as data: requests in order, each a file in `trainings/`, and their targets."""
+"""Recipes of trainings as data: each is a file in `trainings/` with requests in order."""
 
 import tomllib
 from functools import cache
@@ -11,6 +11,7 @@ from windlass.api.recipes.depth_rules import depth_settings
 from windlass.api.recipes.recipe_plan import request_of, settings_of
 from windlass.document import Document
 from windlass.errors import RequestError, did_you_mean
+from windlass.models import model_config
 from windlass.schema import Request
 
 _MOST_DEPTH = 512
@@ -68,17 +69,21 @@ class TrainingPlan(Document):
     target: RecipeTarget | None = None
     notes: tuple[str, ...] = ()
 
-    def request(self, part: RecipePart, **settings: object) -> Request:
+    def request(self, part: RecipePart, *, seed: int | None = None) -> Request:
         """The request of a part.
 
         Args:
             part: one of `parts`.
-            settings: further values by dotted key.
+            seed: of weights and order; None means the one in its settings, or 0.
 
         Raises:
             InputErrors: all keys and values that are not valid.
         """
-        return request_of(part.settings | settings)
+        request = request_of(part.settings)
+        if seed is None:
+            return request
+        train = request.train.model_copy(update={"seed": seed})
+        return request.model_copy(update={"train": train})
 
 
 @cache
@@ -120,7 +125,7 @@ def training_plan(name: str, *overrides: str, scale: str = "tiny") -> TrainingPl
     shared = chosen.settings | given
     target = None if given else chosen.target
     if dialled or chosen.depth is not None:
-        depth = _depth(plain, chosen, dial)
+        depth = _depth(plain, chosen, dial if dialled else None)
         target = target if depth == chosen.depth else None
         shared = _settings_of_depth(chosen, depth, shared) | given
     # What is given counts in each part, also where the part has a value of its own.
@@ -137,15 +142,15 @@ def training_plan(name: str, *overrides: str, scale: str = "tiny") -> TrainingPl
     return plan
 
 
-def _depth(name: str, scale: TrainingScale, dial: str) -> int:
-    """The depth that is asked for.
+def _depth(name: str, scale: TrainingScale, dial: str | None) -> int:
+    """The depth that is asked for; None stands for the scale's own.
 
     Raises:
         RequestError: the recipe has no such dial, or it is no depth.
     """
     if scale.depth is None:
         raise RequestError(f"recipe `{name}` has no dial; leave out `={dial}`")
-    if not dial:
+    if dial is None:
         return scale.depth
     if not (dial.isascii() and dial.isdigit() and 1 <= int(dial) <= _MOST_DEPTH):
         raise RequestError(
@@ -158,9 +163,8 @@ def _depth(name: str, scale: TrainingScale, dial: str) -> int:
 def _settings_of_depth(
     scale: TrainingScale, depth: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
+    """The settings with those that follow from a depth."""
     request = request_of(settings)
-    from windlass.models import model_config
-
     vocabulary = request.model.vocabulary or model_config(request.model.name).vocabulary
     return settings | depth_settings(
         depth,

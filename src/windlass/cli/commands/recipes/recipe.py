@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from windlass import api
+from windlass.cli.commands.recipes.training_recipe import print_training, run_training
 from windlass.cli.commands.record.sweep import SweepView
 from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import (
@@ -22,29 +23,60 @@ def recipe(
     name: str | None = None,
     *overrides: str,
     scale: str = "tiny",
-    seeds: int = api.RECIPE_SEEDS,
+    seeds: int | None = None,
     jobs: int = 1,
+    on: str | None = None,
     run: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a recipe runs, with predicted times, or run it and write its page.
+    """Show what a recipe runs, plan it for a machine, or run it.
 
-    For example: `windlass recipe sparse-then-dense --scale tiny --run parity`.
+    For example: `windlass recipe gpt-depth=12 --scale full --on dgx-h100`.
 
     Args:
         name: A recipe; without one, all are listed.
         overrides: `key=value` for all its runs.
         scale: Its size; `tiny` ends in minutes on two cores.
-        seeds: Runs of each arm.
-        jobs: Most runs at a time.
+        seeds: Runs from different seeds; 1, or 3 of each arm of a comparison, if not given.
+        jobs: Most runs at a time, of a comparison.
+        on: Plan it for this machine, with predicted times.
         run: Run it in this folder; what has run there is not run again.
         as_json: Print what would run, or what was found, as JSON.
     """
     if name is None:
-        if overrides or run is not None:
-            raise RequestError("`--run` and overrides need a recipe; `windlass recipe` lists all")
+        if overrides or run is not None or on is not None:
+            raise RequestError(
+                "`--run`, `--on` and overrides need a recipe; `windlass recipe` lists all"
+            )
         _print_recipes(as_json=as_json)
-    elif run is None:
+    elif on is not None and run is not None:
+        raise RequestError("`--run` trains on this machine; leave out `--on`, which only plans")
+    elif api.is_training_recipe(name):
+        plan = api.training_plan(name, *overrides, scale=scale)
+        if run is not None:
+            run_training(plan, run, 1 if seeds is None else seeds, as_json=as_json)
+        else:
+            print_training(plan, on, as_json=as_json)
+    else:
+        _compare(name, overrides, scale, seeds, jobs, on, run, as_json=as_json)
+
+
+def _compare(
+    name: str,
+    overrides: tuple[str, ...],
+    scale: str,
+    seeds: int | None,
+    jobs: int,
+    on: str | None,
+    run: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Shows or runs a recipe that compares arms."""
+    seeds = api.RECIPE_SEEDS if seeds is None else seeds
+    if on is not None:
+        raise RequestError(f"recipe `{name}` is planned on this machine alone; leave out `--on`")
+    if run is None:
         with ProgressBars() as progress:
             plan = api.plan_recipe(name, *overrides, scale=scale, progress=progress)
         _print_plan(plan, seeds, as_json=as_json)
@@ -60,12 +92,14 @@ def recipe(
 
 
 def _print_recipes(*, as_json: bool) -> None:
-    known = api.known_recipes()
+    listed = [(name, tuple(one.scales), one.summary) for name, one in api.known_recipes().items()]
+    listed += [(name, tuple(one.scales), one.summary)
+               for name, one in api.training_recipes().items()]  # fmt: skip
     if as_json:
-        print_json({name: {"summary": one.summary, "scales": one.scales}
-                    for name, one in known.items()})  # fmt: skip
+        print_json({name: {"summary": summary, "scales": scales}
+                    for name, scales, summary in listed})  # fmt: skip
         return
-    rows = [(name, ", ".join(one.scales), one.summary) for name, one in known.items()]
+    rows = [(name, ", ".join(scales), summary) for name, scales, summary in listed]
     print_table(("recipe", "scales", "what it runs"), rows)
 
 

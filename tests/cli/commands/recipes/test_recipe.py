@@ -22,6 +22,21 @@ def test_all_recipes_are_listed_with_their_scales(capsys: pytest.CaptureFixture[
     main(["recipe", "--json"])
     listed = json.loads(capsys.readouterr().out)
     assert listed["sparse-then-dense"]["scales"] == ["tiny", "full"]
+    assert {"bert-large", "gpt-depth", "llama"} < set(listed)
+
+
+def test_a_recipe_is_printed_and_planned_for_a_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["recipe", "gpt-depth=12", "--scale", "full"])
+    printed = capsys.readouterr().out
+    assert "model.width=768" in printed
+    assert "predicted" not in printed
+
+    main(["recipe", "llama", "--on", "h100"])
+    planned = capsys.readouterr().out
+    assert "a step, predicted" in planned
+    assert "predicted  " in planned
 
 
 def test_what_is_no_recipe_is_refused_in_one_sentence(
@@ -31,6 +46,9 @@ def test_what_is_no_recipe_is_refused_in_one_sentence(
         (("sparse-then-dens",), "did you mean `sparse-then-dense`?"),
         (("sparse-then-dense", "--scale", "large"), "it has `tiny` and `full`"),
         (("--run", str(tmp_path)), "need a recipe"),
+        (("llama", "--on", "h100", "--run", str(tmp_path)), "leave out `--on`"),
+        (("sparse-then-dense", "--on", "h100"), "leave out `--on`"),
+        (("llama", "--run", str(tmp_path), "--seeds", "0"), "at least 1"),
         (("sparse-then-dense", "--run", str(tmp_path), "--seeds", "0"), "at least 1"),
     ):
         with pytest.raises(SystemExit) as end:

@@ -1,0 +1,1 @@
+"""`windlass recipe`: comparisons and trainings of the field."""
