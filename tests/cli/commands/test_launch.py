@@ -213,7 +213,7 @@ WITHIN = 10
     ("host", "number", "told"),
     [
         (0, signal.SIGKILL, "was killed by SIGKILL"),
-        (1, signal.SIGSTOP, "is stopped (by a signal"),
+        pytest.param(1, signal.SIGSTOP, "is stopped (by a signal", marks=pytest.mark.slow),
         pytest.param(1, signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
         pytest.param(0, signal.SIGSTOP, "is stopped (by a signal", marks=pytest.mark.slow),
     ],
