@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.objects import NO_OBJECTS
+from windlass.api.objects import NO_OBJECTS, PlannedObjects
+from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.run_files import planned_from_record, require_unchanged
@@ -123,19 +124,44 @@ def streamed_language_model(
             `phases` is no number of groups.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
-    from windlass.data import load_tokenizer
-    from windlass.runtime import InferenceModel, merge_shards
-
     if phases < 1:
         raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
     record = load(run, root=root)
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
     _require_language_model(record, planned.request.model.name)
-    checkpoint = _checkpoint(record, step)
+    checkpoint = find_checkpoint(record, step)
+    with open_language_model(record, planned, checkpoint, NO_OBJECTS, phases=phases) as model:
+        yield model
+
+
+@contextmanager
+def open_language_model(
+    record: RunRecord,
+    planned: Planned,
+    checkpoint: "Checkpoint",
+    objects: PlannedObjects,
+    *,
+    phases: int = 1,
+) -> Iterator[LanguageModel]:
+    """The model of a checkpoint of a run, while the context is open.
+
+    Args:
+        record: the run.
+        planned: its plan and request.
+        checkpoint: one of its checkpoints.
+        objects: what the run was given as objects, such as its model.
+        phases: groups of layers that take turns in memory; 1 loads all of them.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    from windlass.data import load_tokenizer
+    from windlass.runtime import InferenceModel, merge_shards
+
     # Another leg of the run had layers of other shapes.
     request = request_at_step(planned.request, checkpoint.manifest.step)
-    stack = NO_OBJECTS.stack(request.model_identity, seed=None)
+    stack = objects.stack(request.model_identity, seed=None)
     with TemporaryDirectory(dir=record.folder) as folder:
         merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
         yield LanguageModel(
@@ -168,7 +194,16 @@ def _require_language_model(record: RunRecord, model: str) -> None:
         )
 
 
-def _checkpoint(record: RunRecord, step: int | None) -> "Checkpoint":
+def find_checkpoint(record: RunRecord, step: int | None = None) -> "Checkpoint":
+    """A checkpoint of a run.
+
+    Args:
+        record: the run.
+        step: its step; None means the newest good one.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or none that is whole.
+    """
     from windlass.runtime import Checkpoint, checkpoint_name, latest_checkpoint, verify_checkpoint
 
     folder = record.folder / CHECKPOINT_FOLDER

@@ -2,23 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from windlass.api.inference.language_model import find_checkpoint, open_language_model
 from windlass.api.runs import RUNS, load
-from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record, require_unchanged
 from windlass.atomic_files import atomic_write
-from windlass.errors import CheckpointError, RequestError
+from windlass.errors import RequestError
 from windlass.models import has_config, is_causal
-from windlass.schema import (
-    CHECKPOINT_FOLDER,
-    MERGED_CHECKPOINT_FOLDER,
-    SAMPLE_FILE,
-    TOKENIZER_FILE,
-)
+from windlass.schema import SAMPLE_FILE, TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,14 +58,7 @@ def sample(
         DataError: the run's chat template refuses the prompt.
         CheckpointError: it has no complete checkpoint.
     """
-    from windlass.data import encode_question, find_chat_template, load_tokenizer
-    from windlass.runtime import (
-        InferenceModel,
-        SamplingOptions,
-        generate_text,
-        latest_checkpoint,
-        merge_shards,
-    )
+    from windlass.data import encode_question, find_chat_template
 
     record = load(run, root=root)
     planned = planned_from_record(record)
@@ -81,35 +68,27 @@ def sample(
             f"`{planned.request.model.name}` predicts masked tokens, not the next one, and cannot "
             "generate text; sample a run of a causal model"
         )
-    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
-    if checkpoint is None:
-        raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
+    checkpoint = find_checkpoint(record)
     if not (record.folder / TOKENIZER_FILE).is_file():
         raise RequestError(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
-    # A run that was killed as a leg began has a checkpoint of the leg before.
-    identity = request_at_step(planned.request, checkpoint.manifest.step).model_identity
-    stack = objects_of_record(record, model=model).stack(identity, seed=None)
-    tokenizer = load_tokenizer(record.folder / TOKENIZER_FILE)
-    ids = tokenizer.encode(prompt)
-    if chat:
-        template = find_chat_template(str(record.folder / TOKENIZER_FILE), None)
-        ids = encode_question(tokenizer, template, prompt)
-    with TemporaryDirectory(dir=record.folder) as folder:
-        merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
-        generated = generate_text(
-            InferenceModel(stack, merged),
+    objects = objects_of_record(record, model=model)
+    with open_language_model(record, planned, checkpoint, objects) as language:
+        tokenizer = language.tokenizer
+        if chat:
+            template = find_chat_template(str(record.folder / TOKENIZER_FILE), None)
+            ids = encode_question(tokenizer, template, prompt)
+        else:
+            ids = tokenizer.encode(prompt)
+        generated = language.generate(
             ids or [tokenizer.end_of_text],
-            SamplingOptions(
-                count=tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                end_token=tokenizer.end_of_text,
-            ),
+            tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
         )
         yield from tokenizer.stream_decode(generated)
 

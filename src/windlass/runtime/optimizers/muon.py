@@ -18,7 +18,8 @@ from windlass.runtime.optimizers.updates import Hyperparameters
 from windlass.schema import NEWTON_SCHULZ_STEPS
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the odd polynomial that each iteration applies to all singular values. Source: Jordan 2024."""
+"""Coefficients of the odd polynomial that each iteration applies to all singular values. Source:
+Jordan 2024."""
 _TINY = 1e-7
 """Least norm that a matrix is divided by."""
 _RMS = 0.2

@@ -18,7 +18,7 @@ from windlass.schema import MomentFormat, TrainSettings, optimizer_law
 from windlass.torch_ext import PART_ELEMENTS, Device, MomentCodec, StoredMoment, dither_key
 
 _HALF_BYTES = 2
-"""Of an element in bfloat16 or float16; such gradients are converted to float32 first."""
+"""Size of an element in bfloat16 or float16; such gradients are converted to float32 first."""
 
 _ROW = 4096
 """Elements whose squares are summed sequentially."""

@@ -101,12 +101,7 @@ def _lion(
 def _lamb(
     settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
 ) -> None:
-    beta1, beta2 = settings.betas
-    t = state["t"] = state.get("t", 0) + 1
-    m = state["m"] = beta1 * state.get("m", torch.zeros_like(w)) + (1 - beta1) * g
-    v = state["v"] = beta2 * state.get("v", torch.zeros_like(w)) + (1 - beta2) * g**2
-    u = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + settings.epsilon)
-    u = u + group["weight_decay"] * w
+    u = _adam_direction(settings, w, g, state) + group["weight_decay"] * w
     scale = w.norm() / u.norm() if w.dim() > 1 and w.norm() > 0 and u.norm() > 0 else 1.0
     w.sub_(group["lr"] * scale * u)
 
@@ -140,9 +135,13 @@ def _muon(
 def _adamw(
     settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
 ) -> None:
+    u = _adam_direction(settings, w, g, state)
+    w.sub_(group["lr"] * (u + group["weight_decay"] * w))
+
+
+def _adam_direction(settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any]) -> Tensor:
     beta1, beta2 = settings.betas
     t = state["t"] = state.get("t", 0) + 1
     m = state["m"] = beta1 * state.get("m", torch.zeros_like(w)) + (1 - beta1) * g
     v = state["v"] = beta2 * state.get("v", torch.zeros_like(w)) + (1 - beta2) * g**2
-    root = (v / (1 - beta2**t)).sqrt() + settings.epsilon
-    w.sub_(group["lr"] * (m / (1 - beta1**t) / root + group["weight_decay"] * w))
+    return m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + settings.epsilon)
