@@ -10,6 +10,7 @@ from windlass.data.batches import (
     batch_of_step,
 )
 from windlass.data.chat import (
+    ChatTemplate,
     encode_question,
     find_chat_template,
 )
@@ -68,6 +69,7 @@ from windlass.data.tokenizer import (
 
 __all__ = [
     "Batches",
+    "ChatTemplate",
     "ChoiceLikelihood",
     "DatasetStatistics",
     "DocumentBatches",

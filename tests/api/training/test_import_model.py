@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import windlass
 from hub_folders import gpt2_folder
 from windlass.atomic_files import hash_file
-from windlass.errors import RecordError
+from windlass.errors import RecordError, RequestError
 
 
 def imported(home: Path) -> tuple[Path, Path]:
@@ -63,6 +63,26 @@ def test_an_imported_run_keeps_types_and_writes_text(home: Path):
     assert size < 1.2 * (folder / "model.safetensors").stat().st_size
     assert isinstance(text, str)
     assert hash_file(folder / "model.safetensors") == before
+
+
+def test_an_imported_run_is_asked_in_the_chat_template_of_its_folder(home: Path):
+    folder, run = imported(home)
+    (folder / "chat_template.jinja").write_text("one {{ messages[0].content }}:")
+
+    asked, plain = (
+        "".join(windlass.sample(run, prompt, tokens=6, temperature=0.0, chat=chat))
+        for prompt, chat in (("two", True), ("one two:", False))
+    )
+
+    assert asked == plain
+
+
+def test_a_run_without_a_chat_template_is_not_asked_in_one(home: Path):
+    folder, run = imported(home)
+    (folder / "tokenizer.json").unlink()
+
+    with pytest.raises(RequestError, match="keeps no chat template; leave out `--chat`"):
+        next(windlass.sample(run, "two", chat=True))
 
 
 def test_imported_weights_are_trained_by_their_folder(home: Path):

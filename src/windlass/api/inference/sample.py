@@ -11,11 +11,14 @@ from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record, require_unchanged
 from windlass.atomic_files import atomic_write
 from windlass.errors import RequestError
-from windlass.models import has_config, is_causal
-from windlass.schema import SAMPLE_FILE, TOKENIZER_FILE
+from windlass.models import has_config, is_causal, is_huggingface, tokenizer_file
+from windlass.schema import CHAT_TEMPLATE_FILE, SAMPLE_FILE, TOKENIZER_FILE
+from windlass.tracking import RunRecord
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from windlass.data import ChatTemplate
 
 _SAMPLE_TOKENS = 48
 _SAMPLE_SHARE = 0.01
@@ -54,11 +57,11 @@ def sample(
 
     Raises:
         RecordError: no such run, or one of its files has changed.
-        RequestError: its model does not predict the next token.
+        RequestError: its model does not predict the next token, or it has no chat template.
         DataError: the run's chat template refuses the prompt.
         CheckpointError: it has no complete checkpoint.
     """
-    from windlass.data import encode_question, find_chat_template
+    from windlass.data import encode_question
 
     record = load(run, root=root)
     planned = planned_from_record(record)
@@ -74,14 +77,11 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
+    template = _chat_template(record, planned.request.model.name) if chat else None
     objects = objects_of_record(record, model=model)
     with open_language_model(record, planned, checkpoint, objects) as language:
         tokenizer = language.tokenizer
-        if chat:
-            template = find_chat_template(str(record.folder / TOKENIZER_FILE), None)
-            ids = encode_question(tokenizer, template, prompt)
-        else:
-            ids = tokenizer.encode(prompt)
+        ids = encode_question(tokenizer, template, prompt) if template else tokenizer.encode(prompt)
         generated = language.generate(
             ids or [tokenizer.end_of_text],
             tokens,
@@ -91,6 +91,26 @@ def sample(
             seed=seed,
         )
         yield from tokenizer.stream_decode(generated)
+
+
+def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":
+    """The template that a run keeps, or that of the Hugging Face folder that it began with.
+
+    Raises:
+        RequestError: there is neither.
+        DataError: it is no template.
+    """
+    from windlass.data import find_chat_template
+
+    tokenizer: Path | None = record.folder / TOKENIZER_FILE
+    if not (record.folder / CHAT_TEMPLATE_FILE).is_file():
+        tokenizer = tokenizer_file(model) if is_huggingface(model) else None
+    if tokenizer is None:
+        raise RequestError(
+            f"run `{record.folder.name}` was not trained on conversations and keeps no chat "
+            "template; leave out `--chat`, or train with `data.format=chat`"
+        )
+    return find_chat_template(str(tokenizer), None)
 
 
 def write_sample(run: Run) -> None:
