@@ -4,6 +4,7 @@ import getpass
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for group, prefixes in _GROUPS.items():
             if path.startswith(prefixes):
                 item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _users_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or changes the user's own folders, and none measures this machine for minutes.
+
+    The cache holds a machine named `here`, with a disk.
+    """
+    from made_cache import made_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(made_cache(tmp_path_factory, "cache", disk="8 GiB")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield

@@ -4,19 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from factories import tiny_machine
-from windlass.hardware.local_machine import save_local_machine, system_fingerprint
+from made_cache import made_cache
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with a machine named `here`; it keeps what the tests of this folder capture."""
-    folder = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(memory="8 GiB").model_copy(
-        update={"name": "here", "system": system_fingerprint()}
-    )
-    save_local_machine(folder / "windlass", machine)
-    return folder
+    return made_cache(tmp_path_factory, "api-cache", disk=None)
 
 
 @pytest.fixture

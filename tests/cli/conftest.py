@@ -12,24 +12,15 @@ import pytest
 
 from cli.rank_processes import STAGES, ended
 from command_line import Windlass, start
-from factories import tiny_machine
+from made_cache import made_cache
 from windlass.cli import console as output
 from windlass.cli.main import main
-from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 
 
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that point to a cache with a machine named `here`."""
-    cache = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(memory="8 GiB", host="8 GiB")
-    device_memory, host = machine.device.tiers
-    tiers = (device_memory, host.model_copy(update={"name": "disk"}))
-    device = machine.device.model_copy(update={"tiers": tiers})
-    machine = machine.model_copy(
-        update={"name": "here", "system": system_fingerprint(), "device": device}
-    )
-    save_local_machine(cache / "windlass", machine)
+    cache = made_cache(tmp_path_factory, "cli-cache", disk="8 GiB")
     folders = {"XDG_CACHE_HOME": str(cache), "XDG_DATA_HOME": str(tmp_path_factory.mktemp("data"))}
     return {**os.environ, **folders, "COLUMNS": "200"}
 

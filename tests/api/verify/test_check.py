@@ -11,12 +11,19 @@ from windlass.errors import PlanError
 
 TINY = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.vocabulary=257", "train.batch=8",
-    "train.sequence=16", "train.steps=3", "precision=float32",
+    "train.sequence=16", "train.steps=3", "precision=float32", "data.tokenizer=byte",
 )  # fmt: skip
 
 
 def planned_with(*pins: str) -> api.Planned:
     return api.plan("gpt-tiny", *TINY, *pins)
+
+
+def small_text(folder: Path) -> str:
+    text = folder / "text" / "table.txt"
+    text.parent.mkdir()
+    text.write_text("\n".join(f"{n} times {n} is {n * n}" for n in range(400)))
+    return f"data.source={text.parent}"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def test_a_plan_is_compared_with_a_plain_run_and_never_with_itself(pins: tuple[s
 def test_a_plan_in_phases_equals_a_plain_run_bit_for_bit_under_each_attention(
     tmp_path: Path,
 ) -> None:
-    pins = ("phases=3", "attention=math", "precision=bfloat16", "data.tokenizer=byte")
+    pins = ("phases=3", "attention=math", "precision=bfloat16", small_text(tmp_path))
     planned = api.verification(planned_with(*pins), steps=2)
     assert api.Verifier(planned, tmp_path).verify().passed
 
@@ -58,14 +65,14 @@ def test_the_run_beside_plain_pytorch_has_two_micro_batches_in_float64() -> None
 
 
 def test_a_model_that_only_fits_with_a_plan_is_refused_with_its_size(tmp_path: Path) -> None:
-    planned = planned_with("phases=3")
+    planned = planned_with("phases=3", small_text(tmp_path))
     machine = planned.machine
-    memory = machine.device.memory.model_copy(update={"capacity_bytes": 2**20})
+    memory = machine.device.memory.model_copy(update={"capacity_bytes": 2**10})
     tiers = (memory, *machine.device.tiers[1:])
     device = machine.device.model_copy(update={"tiers": tiers})
     verifier = api.Verifier(planned, tmp_path)
     verifier._plain = replace(
         verifier._plain, machine=machine.model_copy(update={"device": device})
     )
-    with pytest.raises(PlanError, match=r"keeps everything in memory, predicted .* of 1.00 MiB"):
+    with pytest.raises(PlanError, match=r"keeps everything in memory, predicted .* of 1.00 KiB"):
         verifier.verify()
