@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from windlass.atomic_files import atomic_write, cache_folder
@@ -113,13 +114,15 @@ def take_trained_weights(
     if not _is_module(objects.model):
         return
     from windlass.models import layer_stack_of
-    from windlass.runtime import load_dense_weights, load_weights
+    from windlass.runtime import evaluation_checkpoint, load_dense_weights, load_weights
 
     dense = layer_stack_of(cast("nn.Module", objects.model), "", {}, device="cpu", seed=0)
-    if identity.sparsity is None:
-        load_weights(checkpoint, dense)
-    else:
-        load_dense_weights(checkpoint, objects.stack(identity, seed=0), dense)
+    with TemporaryDirectory(dir=checkpoint.path.parent) as folder:
+        evaluated = evaluation_checkpoint(checkpoint, dense, Path(folder) / "merged")
+        if identity.sparsity is None:
+            load_weights(evaluated, dense)
+        else:
+            load_dense_weights(evaluated, objects.stack(identity, seed=0), dense)
 
 
 def name_of_model(model: object) -> tuple[str, bool]:

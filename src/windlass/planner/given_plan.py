@@ -30,6 +30,8 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
     train: dict[str, object] = {"batch": plan.global_batch, "sequence": plan.batch.sequence}
     if plan.optimizer is not None:
         train["optimizer"] = plan.optimizer
+    if plan.ema is not None:
+        train["ema"] = plan.ema
     if not plan.clip:
         train["clip"] = None
     return request.model_copy(

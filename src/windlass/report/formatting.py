@@ -126,6 +126,7 @@ def describe_precision(plan: Plan) -> str:
     masters = " with float32 master weights" if plan.has_master_weights else ""
     moments = f", {plan.optimizer}" if plan.optimizer else ""
     moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    moments += "" if plan.ema is None else ", averaged weights beside them"
     mode = "compiled" if plan.compile else "run eagerly"
     if plan.stack is not None:
         mode = f"in kernels of {plan.stack}"
@@ -262,9 +263,11 @@ def format_loss(loss: float) -> str:
 
 
 def format_held_out_loss(step: Step) -> str:
-    """`3.402 (1.920 bits per byte)`; `not measured` if the step did not evaluate."""
+    """`3.402 (1.920 bits per byte), 3.391 averaged`; `not measured` if it did not evaluate."""
     if step.held_out_loss is None:
         return "not measured"
     bits = step.held_out_bits_per_byte
     more = f" ({bits:.3f} bits per byte)" if bits is not None else ""
+    averaged = step.held_out_loss_ema
+    more += f", {format_loss(averaged)} averaged" if averaged is not None else ""
     return format_loss(step.held_out_loss) + more

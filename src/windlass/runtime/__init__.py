@@ -3,6 +3,9 @@
 It never searches for plans or predicts their cost.
 """
 
+from windlass.runtime.checkpoint.averaged_weights import (
+    evaluation_checkpoint,
+)
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     Manifest,
@@ -11,7 +14,6 @@ from windlass.runtime.checkpoint.checkpoint import (
     is_sharded,
     latest_checkpoint,
     link_checkpoint,
-    load_weights,
     open_checkpoint,
     remove_temporaries,
     verify_checkpoint,
@@ -34,6 +36,7 @@ from windlass.runtime.checkpoint.export_weights import (
 from windlass.runtime.checkpoint.import_weights import (
     import_weights,
 )
+from windlass.runtime.checkpoint.load_state import load_weights
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
 )
@@ -170,6 +173,7 @@ __all__ = [
     "convert_checkpoint",
     "create_store_file",
     "destroy_process_group",
+    "evaluation_checkpoint",
     "export_adapter",
     "export_gguf",
     "export_huggingface",

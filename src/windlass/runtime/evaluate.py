@@ -13,6 +13,7 @@ from windlass.program import chunks_of_stage
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 
@@ -25,6 +26,26 @@ class HeldOutLoss:
     """Mean loss in nats per token."""
     bits_per_byte: float | None
     """The same loss in bits per byte of text; None without text."""
+
+
+def with_averages(
+    store: ParamStore, averaging: Averaging | None, evaluate_once: Callable[[], HeldOutLoss]
+) -> tuple[HeldOutLoss, HeldOutLoss | None]:
+    """The held-out loss of a run, and that of averages which it keeps beside its weights.
+
+    Where averages are what an optimizer trains, theirs is the loss of the run.
+
+    Args:
+        store: the weights.
+        averaging: what the run averages; None if nothing.
+        evaluate_once: gives the loss of the weights that layers compute with.
+    """
+    if averaging is None:
+        return evaluate_once(), None
+    trained = evaluate_once() if averaging.is_kept else None
+    with store.averaged(averaging):
+        averaged = evaluate_once()
+    return (averaged, None) if trained is None else (trained, averaged)
 
 
 def evaluate(

@@ -4,7 +4,8 @@
 the layers of a phase into device memory for that phase.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from windlass.program import Program
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
+from windlass.runtime.checkpoint.load_state import load_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
 from windlass.runtime.interpreter import Handlers
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,
@@ -24,7 +28,6 @@ from windlass.runtime.parameters import (
     ResidentLayer,
     block_norms,
     resident_layers,
-    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -76,6 +79,13 @@ class ParamStore(Protocol):
 
     def free_layers(self, layers: Sequence[int]) -> None:
         """Frees what `load_layers` brought in."""
+
+    def averaged(self, averaging: Averaging) -> AbstractContextManager[None]:
+        """Lets layers compute with averaged weights while it is open.
+
+        Then they compute with the trained weights again, which stay as they are to the last bit.
+        All ranks open it together, between steps and with no update deferred.
+        """
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Saves a layer's state; the layer may change once this returns.
@@ -160,6 +170,18 @@ class InMemoryStore:
 
     def free_layers(self, layers: Sequence[int]) -> None:
         """Does nothing, as all layers stay in device memory."""
+
+    @contextmanager
+    def averaged(self, averaging: Averaging) -> Iterator[None]:
+        """Lets layers compute with averaged weights while it is open."""
+        trained = [(weight, weight.working) for layer in self.layers for weight in layer.owned]
+        try:
+            for weight, _ in trained:
+                weight.working = weight.averaged(averaging)
+            yield
+        finally:
+            for weight, working in trained:
+                weight.working = working
 
     def block_norms(self, layer: int, name: str) -> Tensor:
         """`Float32[n]`: norm of each kept block of a sparse weight.

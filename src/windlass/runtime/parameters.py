@@ -6,13 +6,15 @@ layers compute with copies of float32 master weights, refreshed after each updat
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
-from windlass.schema import MomentFormat, OptimizerLaw, Plan, Precision, optimizer_law
+from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizers.state_format import StateFormat
+from windlass.schema import Plan, Precision, optimizer_law
 from windlass.torch_ext import CpuDevice, Device, StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -157,20 +159,6 @@ def is_hidden(index: int, stack: LayerStack) -> bool:
     return 0 < index < len(stack.layers) - 1
 
 
-class StateFormat(NamedTuple):
-    """What an optimizer keeps of each weight."""
-
-    law: OptimizerLaw
-    """How many moments."""
-    moments: MomentFormat = "float32"
-    """Their storage format."""
-
-
-def state_format(plan: Plan) -> StateFormat:
-    """What the optimizer of a plan keeps of each weight."""
-    return StateFormat(optimizer_law(plan.optimizer), plan.moments)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class MasterParameter(ModelParameter):
     """A parameter, or a shard of one, with its master weights and optimizer state in memory."""
@@ -183,6 +171,8 @@ class MasterParameter(ModelParameter):
     """`Float[]`: number of updates so far, as torch's optimizers count them."""
     decays: bool
     """Whether weight decay applies; it does not to weights of one dimension."""
+    average: Tensor | None = None
+    """An average of the master weights over the updates so far; None if none is kept."""
     matrix: bool = False
     """Whether it is a matrix between the first and the last layer, or a shard of one."""
     offset: int = 0
@@ -193,6 +183,12 @@ class MasterParameter(ModelParameter):
         if self.working is not self.master:
             self.working.detach().copy_(self.master)
 
+    def averaged(self, averaging: Averaging) -> Tensor:
+        """The averaged weight as layers compute with it, beside the trained one."""
+        kept = self.moments[0].values if self.average is None else self.average
+        value = averaging.value(self.master.detach(), kept).to(self.working.dtype)
+        return value.detach().requires_grad_()
+
     def reset_elements(self, first: int, last: int) -> None:
         """Zeroes some elements of the full weight and their moments, as far as they are here.
 
@@ -202,7 +198,9 @@ class MasterParameter(ModelParameter):
         """
         begin, end = max(0, first - self.offset), min(self.master.numel(), last - self.offset)
         if begin < end:
-            for tensor in (self.master, self.working, *(moment.values for moment in self.moments)):
+            moments = (moment.values for moment in self.moments)
+            averages = () if self.average is None else (self.average,)
+            for tensor in (self.master, self.working, *moments, *averages):
                 tensor.detach().view(-1)[begin:end] = 0
 
 
@@ -278,6 +276,8 @@ def checkpoint_tensors(
             yield f"moment{which}/{name}", moment.values
             if moment.scales is not None:
                 yield f"scale{which}/{name}", moment.scales
+        if weight.average is not None:
+            yield f"average/{name}", weight.average
         yield f"steps/{name}", weight.steps
     for name, buffer in buffers.items():
         yield f"buffer/{name}", buffer
@@ -299,7 +299,7 @@ def resident_layers(
         seed: seed of the initial weights.
         precision: precision that layers compute in.
         device: device of all tensors.
-        state: number and storage format of the optimizer's moments; None means AdamW's.
+        state: what the optimizer keeps of each weight; None means AdamW's moments.
     """
     state = state or StateFormat(optimizer_law(None))
     weights: dict[str, ModelParameter] = {}
@@ -386,24 +386,18 @@ def new_master_parameter(
         name: name of the full parameter.
         master: master weights, changed by updates.
         working: weights that layers compute with; may be the same tensor.
-        state: number and storage format of the moments.
+        state: what the optimizer keeps.
         decays: whether weight decay applies.
         matrix: whether it is a matrix between the first and the last layer, or a shard of one.
         offset: first element of the shard in the full parameter.
     """
-    shape, device = tuple(master.shape), master.device
-    moments = tuple(
-        StoredMoment.zeros(state.moments, which, shape, device)
-        for which in range(state.law.moments_of(matrix=matrix))
-    )
-    if master.dtype == torch.float64:
-        moments = tuple(StoredMoment(moment.values.double()) for moment in moments)
     return MasterParameter(
         name=name,
         shape=master.shape,
         master=master,
         working=working,
-        moments=moments,
+        moments=state.new_moments(master, matrix=matrix),
+        average=state.new_average(master),
         steps=torch.zeros((), device=master.device),
         decays=decays,
         matrix=matrix,

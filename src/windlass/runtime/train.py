@@ -4,12 +4,14 @@ import gc
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from windlass.data import TrainingBatches
 from windlass.errors import CheckpointError, OutOfMemory, PlanError, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
+from windlass.runtime.checkpoint.averaged_weights import require_same_averages
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     Manifest,
@@ -22,7 +24,7 @@ from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.distributed.sharded_store import ShardedStore
-from windlass.runtime.evaluate import HeldOutLoss, evaluate
+from windlass.runtime.evaluate import HeldOutLoss, evaluate, with_averages
 from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.memory_stats import (
@@ -35,6 +37,7 @@ from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
+from windlass.runtime.optimizers.averages import averaging_of
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore, ParamStore
@@ -151,6 +154,7 @@ class _Run:
         self._settings, self._batches = context.settings, batches
         plan, device = context.plan, context.device
         optimizer = Optimizer(context.settings, device, plan.moments)
+        self._averaging = averaging_of(context.settings)
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
         graph = context.graph
@@ -290,6 +294,7 @@ class _Run:
                 f"`{checkpoint.path}` has taken {manifest.samples} samples in {manifest.step} "
                 f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
             )
+        require_same_averages(checkpoint, self._averaging)
         self.saver.note_existing(manifest.step)
         if self._compute.loss_scale is not None and manifest.loss_scale is not None:
             self._compute.loss_scale = self._compute.loss_scale.resumed(manifest.loss_scale)
@@ -330,7 +335,7 @@ class _Run:
             self.store.flush_deferred_updates(self._context.program)
         flush_seconds = time.perf_counter() - flush_start
         transfers = self._take_transfer_stats()
-        held_out = self._evaluate() if evaluates else None
+        held_out, averaged = self._evaluate() if evaluates else (None, None)
         if evaluates:
             self._take_transfer_stats()
             self._take_contention()
@@ -354,6 +359,7 @@ class _Run:
             cpu_seconds=self._cpu_seconds,
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
+            held_out_loss_ema=averaged.loss if averaged else None,
             saved=checkpoint_name(step) if saves else None,
         )
 
@@ -365,30 +371,23 @@ class _Run:
         """What was transferred between tiers since the last call."""
         return TransferStats() if self._queue is None else self._queue.take_stats()
 
-    def _evaluate(self) -> HeldOutLoss:
-        return evaluate(
-            self._context,
-            self.store,
-            self._templates,
-            self._batches,
-            no_grad_layers=self._compute.no_grad_layers,
-            dist=self._dist,
-            p2p=self._p2p,
+    def _evaluate(self) -> tuple[HeldOutLoss, HeldOutLoss | None]:
+        """The held-out loss, and that of averages of the weights."""
+        evaluate_once = partial(
+            evaluate, self._context, self.store, self._templates, self._batches,
+            no_grad_layers=self._compute.no_grad_layers, dist=self._dist, p2p=self._p2p,
             on_progress=self._count_other_work,
-        )
+        )  # fmt: skip
+        return with_averages(self.store, self._averaging, evaluate_once)
 
     def _save(self, step: int) -> None:
         self.saver.begin(
             Manifest(
-                step=step,
-                samples=step * self._batches.batch,
-                seed=self._settings.seed,
-                plan=self._plan.label,
-                graph=self._plan.graph,
-                files={},
-                loss_scale=self._compute.loss_scale,
+                step=step, samples=step * self._batches.batch, seed=self._settings.seed,
+                plan=self._plan.label, graph=self._plan.graph, files={},
+                loss_scale=self._compute.loss_scale, averaging=self._averaging,
             )
-        )
+        )  # fmt: skip
         if any(template.has_running_statistics for template in self._templates):
             # They change in the next forward pass, not only in an update.
             self.saver.finish()

@@ -183,6 +183,9 @@ class Plan(Document):
     """Optimizer that the request names; None means AdamW. Planning never chooses it."""
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments; planning never chooses it."""
+    ema: float | None = Field(default=None, ge=0, lt=1)
+    """Share that remains after each step of an average of the weights, kept in float32 beside them;
+    None keeps none. Planning never chooses it."""
     compile: bool = False
     """Whether layers run as compiled code."""
     clip: bool = True
@@ -313,14 +316,17 @@ class Plan(Document):
         return optimizer_law(self.optimizer).moments_of(matrix=matrix) * moment
 
     def state_bytes(self, elements: int, *, matrix: bool = False) -> int:
-        """Bytes of one weight's optimizer state: moments, and master weights if they are separate.
+        """Bytes of one weight's optimizer state.
+
+        These are its moments, its average, and its master weights if they are separate.
 
         Args:
             elements: number of elements of the weight.
             matrix: whether it is a matrix between the first and the last layer.
         """
         moments = self.moment_bytes(elements, matrix=matrix)
-        return moments + (4 * elements if self.has_master_weights else 0)
+        wide = 8 if self.precision == "float64" else 4
+        return moments + wide * elements * ((self.ema is not None) + self.has_master_weights)
 
     @property
     def optimizer_bytes_per_parameter(self) -> float:

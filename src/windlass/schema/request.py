@@ -20,7 +20,14 @@ from pydantic import (
 from windlass.document import Synonyms
 from windlass.schema.graph import Precision
 from windlass.schema.model_request import LoraRequest, ModelRequest, Name, RequestTable, Size
-from windlass.schema.optimizers import OptimizerName, optimizer_law
+from windlass.schema.optimizers import (
+    LearningRateSchedule,
+    OptimizerName,
+    averaging_faults,
+    optimizer_law,
+    optimizer_settings,
+    unread_settings,
+)
 from windlass.schema.plan import AttentionBackend, Loss, MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 from windlass.schema.tensor_grid import TensorDegree
@@ -121,12 +128,6 @@ class DataRequest(RequestTable):
         return self
 
 
-LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
-"""How the learning rate goes on after its warm-up. `cosine` and `linear` fall to the final rate at
-the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
-`constant` stays; `inverse_sqrt` falls with the root of the step."""
-
-
 def _require_rising(text: str) -> str:
     first, _, last = text.partition("-")
     if last and int(last) < int(first):
@@ -168,9 +169,10 @@ class TrainRequest(RequestTable):
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate at the end of the warm-up; None means the published one of the optimizer and of
     a model of this size and family."""
-    schedule: LearningRateSchedule = "cosine"
+    schedule: LearningRateSchedule | None = None
     """Shape of the learning rate after the warm-up: `cosine`, `linear`, `wsd` (stable, then a
-    linear decay), `constant` or `inverse_sqrt`."""
+    linear decay), `constant` or `inverse_sqrt`; None means `constant` for schedule-free AdamW and
+    `cosine` for others."""
     final_rate: float = Field(default=_FINAL_RATE, ge=0, le=1)
     """Learning rate at the last step, as a share of `learning_rate`; `constant` and `inverse_sqrt`
     have none."""
@@ -188,6 +190,9 @@ class TrainRequest(RequestTable):
     """AdamW's epsilon, beside the root of the second moment; half the width of Lion's sign."""
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay, of weights with two or more dimensions; SGD adds it to the gradient."""
+    ema: Decay | None = None
+    """Share of an average of the weights that remains after each step (EMA), such as 0.999; the
+    average is evaluated beside them. None keeps none."""
     groups: tuple[ParameterGroup, ...] = ()
     """Weights that have a learning rate or a weight decay of their own."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
@@ -217,21 +222,23 @@ class TrainRequest(RequestTable):
     @model_validator(mode="after")
     def _schedule_settings_agree(self) -> Self:
         errors: list[str] = []
-        if self.schedule in ("constant", "inverse_sqrt") and self.final_rate != _FINAL_RATE:
+        schedule = self.schedule or optimizer_law(self.optimizer).schedule
+        if schedule in ("constant", "inverse_sqrt") and self.final_rate != _FINAL_RATE:
             errors.append(
-                f"`final_rate` = {self.final_rate:g} with `schedule` = {self.schedule}, which "
+                f"`final_rate` = {self.final_rate:g} with `schedule` = {schedule}, which "
                 "falls to no final rate; leave it out, or take `linear`, `cosine` or `wsd`"
             )
-        if self.schedule != "wsd" and self.decay != _DECAY:
+        if schedule != "wsd" and self.decay != _DECAY:
             errors.append(
-                f"`decay` = {self.decay:g} with `schedule` = {self.schedule}: only `wsd` has steps "
+                f"`decay` = {self.decay:g} with `schedule` = {schedule}: only `wsd` has steps "
                 "of decay; leave it out, or set `schedule` = wsd"
             )
-        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+        if schedule == "wsd" and self.warmup + self.decay > 1:
             errors.append(
                 f"`warmup` = {self.warmup:g} and `decay` = {self.decay:g} are more than all steps; "
                 f"lower `decay` to {1 - self.warmup:g} or less"
             )
+        errors += averaging_faults(self.optimizer, self.betas, self.ema)
         errors += self._unread_settings()
         if errors:
             raise ValueError("; ".join(errors))
@@ -239,14 +246,7 @@ class TrainRequest(RequestTable):
 
     def _unread_settings(self) -> Iterator[str]:
         """Settings that the optimizer does not read, a sentence each."""
-        law = optimizer_law(self.optimizer)
-        for key, unread in _UNREAD.items():
-            value = getattr(self, key)
-            if getattr(law, key) is None and value not in (None, unread):
-                yield (
-                    f"`{key}` = {str(value).lower()} with `optimizer` = {self.optimizer}, which "
-                    "has none; leave it out"
-                )
+        return unread_settings(self.optimizer, dict(self))
 
     @field_validator("skip_batches", mode="before")
     @classmethod
@@ -276,6 +276,7 @@ class TrainSettings(TrainRequest):
     batch: Sequences
     sequence: Size = Field(ge=2)
     learning_rate: float = Field(default=1e-3, gt=0)
+    schedule: LearningRateSchedule
     betas: tuple[Decay, Decay]
     momentum: Decay
     nesterov: bool
@@ -297,18 +298,6 @@ class TrainSettings(TrainRequest):
 
 
 _OPTIMIZERS = get_args(OptimizerName)
-_UNREAD: dict[str, object] = {
-    "betas": (0.9, 0.95), "momentum": 0.9, "nesterov": False, "epsilon": 1e-8,
-}  # fmt: skip
-"""Values of the settings that an optimizer does not read."""
-
-
-def optimizer_settings(name: OptimizerName) -> dict[str, object]:
-    """Default of each setting that the optimizers share, by key of `train`."""
-    law = optimizer_law(name)
-    read = {key: getattr(law, key) for key in _UNREAD}
-    chosen = {key: _UNREAD[key] if value is None else value for key, value in read.items()}
-    return {**chosen, "weight_decay": law.weight_decay}
 
 
 class ParallelRequest(RequestTable):

@@ -136,6 +136,8 @@ class Step:
     held_out_loss: float | None = None
     """Loss on held-out text; None if this step did not evaluate."""
     held_out_bits_per_byte: float | None = None
+    held_out_loss_ema: float | None = None
+    """The same loss with averaged weights (EMA); None if the run keeps none."""
     saved: str | None = None
     """Name of the checkpoint that was started after this step; None if none was."""
 

@@ -43,6 +43,8 @@ def append_step(journal: JournalWriter, step: Step) -> None:
         evaluation = {"step": step.step, "loss": step.held_out_loss}
         if step.held_out_bits_per_byte is not None:
             evaluation["bits_per_byte"] = step.held_out_bits_per_byte
+        if step.held_out_loss_ema is not None:
+            evaluation["loss_ema"] = step.held_out_loss_ema
         journal.append_event("evaluation", evaluation)
     if step.saved is not None:
         journal.append_event("checkpoint", {"step": step.step, "name": step.saved})
@@ -97,6 +99,7 @@ def _step(
         cpu_seconds=value.get(_CPU_SECONDS),
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
+        held_out_loss_ema=evaluation.fields.get("loss_ema") if evaluation else None,
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )
 

@@ -10,7 +10,8 @@ from windlass.data import EncodedChoice
 from windlass.data.batches import Batches
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
+from windlass.runtime.checkpoint.load_state import load_weights
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.score import log_likelihoods
 from windlass.runtime.rank_context import RankContext

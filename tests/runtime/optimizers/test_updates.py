@@ -8,7 +8,8 @@ from torch import Tensor
 
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.parameters import MasterParameter, StateFormat, new_master_parameter
+from windlass.runtime.optimizers.state_format import StateFormat
+from windlass.runtime.parameters import MasterParameter, new_master_parameter
 from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.schema import TrainSettings, optimizer_law
 from windlass.torch_ext import device_for
@@ -104,6 +105,14 @@ def _plain(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim
     return plain_optimizer(weights, s)
 
 
+def _schedule_free(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    from schedulefree import AdamWScheduleFree
+
+    oracle = AdamWScheduleFree(weights, betas=s.betas, eps=s.epsilon, weight_decay=decay)
+    oracle.train()
+    return oracle
+
+
 def _muon(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
     if weights[0].dim() < 2:
         return _adamw(weights, s, decay)
@@ -120,6 +129,9 @@ ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
     ("lion", {}, _lion),
     ("muon", {}, _muon),
     ("muon", {"nesterov": False}, _muon),
+    ("schedule-free", {}, _schedule_free),
+    ("schedule-free", {"betas": (0.7, 0.99), "schedule": "cosine"}, _schedule_free),
+    ("schedule-free", {}, _plain),
     ("lamb", {}, _plain),
     ("lamb", {"weight_decay": 0.0, "epsilon": 1e-15}, _lamb),
 ]

@@ -12,7 +12,8 @@ from torch import Tensor
 from windlass.data.batches import Batches
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
+from windlass.runtime.checkpoint.load_state import load_weights
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.convert_layers import convert_checkpoint
 from windlass.runtime.sparsity.mask_updates import sparse_modules

@@ -157,13 +157,14 @@ def open_language_model(
         CheckpointError: the checkpoint belongs to another model.
     """
     from windlass.data import load_tokenizer
-    from windlass.runtime import InferenceModel, merge_shards
+    from windlass.runtime import InferenceModel, evaluation_checkpoint
 
     # Another leg of the run had layers of other shapes.
     request = request_at_step(planned.request, checkpoint.manifest.step)
     stack = objects.stack(request.model_identity, seed=None)
     with TemporaryDirectory(dir=record.folder) as folder:
-        merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
+        into = Path(folder) / MERGED_CHECKPOINT_FOLDER
+        merged = evaluation_checkpoint(checkpoint, stack, into)
         yield LanguageModel(
             folder=record.folder,
             step=checkpoint.manifest.step,

@@ -44,6 +44,7 @@ def export(
     *,
     to: Path | str | None = None,
     masks: Path | str | None = None,
+    ema: bool = False,
     root: Path | str = RUNS,
     model: "nn.Module | Callable[..., nn.Module] | None" = None,
 ) -> ExportedFiles:
@@ -58,17 +59,19 @@ def export(
             (new ones in the run folder unless named), or a safetensors file with our names; the
             others have adapters merged. None writes none.
         masks: file of the masks, which `sparsity.mask` takes; None writes none.
+        ema: write the averages of the weights that the run keeps (`train.ema`).
         root: the folder that holds the run folders.
         model: the model of a run that was given it as an object.
 
     Raises:
         RequestError: no file is named, or the model was an object that is not given here.
         RecordError: no such run, or one of its files has changed.
-        CheckpointError: it has no complete checkpoint, or no sparse layer for `masks`.
+        CheckpointError: it has no complete checkpoint, no sparse layer for `masks`, or no averages
+            for `ema`.
         ModelError: Hugging Face has no such model.
         StorageError: a file cannot be written.
     """
-    from windlass.runtime import export_masks, latest_checkpoint, merge_shards
+    from windlass.runtime import evaluation_checkpoint, export_masks, latest_checkpoint
 
     if to is None and masks is None:
         raise RequestError("name the file to write: `--to FILE`, `--masks FILE`, or both")
@@ -83,7 +86,8 @@ def export(
     target = None if to is None else _target(str(to), record.folder, checkpoint.manifest.step)
     layers = 0
     with TemporaryDirectory(dir=record.folder) as folder:
-        merged = merge_shards(checkpoint, stack, Path(folder) / MERGED_CHECKPOINT_FOLDER)
+        into = Path(folder) / MERGED_CHECKPOINT_FOLDER
+        merged = evaluation_checkpoint(checkpoint, stack, into, ema=ema)
         if masks_file is not None:
             layers = export_masks(merged, stack, masks_file)
         if target is not None:

@@ -170,7 +170,7 @@ def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Che
     train = planned.request.train
     manifest = Manifest(
         step=step, samples=step * train.batch, seed=train.seed, plan=planned.plan.label,
-        graph=planned.plan.graph, files={},
+        graph=planned.plan.graph, files={}, averaging=parent.checkpoint.manifest.averaging,
     )  # fmt: skip
     checkpoint = link_checkpoint(parent.checkpoint, folder / CHECKPOINT_FOLDER, manifest)
     return with_whole_layers(checkpoint, planned, folder)

@@ -151,6 +151,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "train.sequence": (request.train.sequence, plan.batch.sequence),
         "precision": (request.precision, plan.precision),
         "train.optimizer": (asked_optimizer, plan.optimizer or "adamw"),
+        "train.ema": (request.train.ema, plan.ema),
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
         "deterministic": (request.deterministic or None, bool(plan.deterministic)),

@@ -158,6 +158,7 @@ def describe_plan_briefly(plan: Plan) -> str:
         parts.append(describe_optimizer_offload(plan))
     parts += [plan.optimizer] if plan.optimizer else []
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
+    parts += [] if plan.ema is None else ["averaged weights"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if plan.recompute == "full" else []
     return ", ".join(parts)

@@ -2,7 +2,8 @@
 
     step-00000100/
         manifest.json                 step, position in the data, labels, size and hash of each file
-        layer-0000.safetensors        weight/..., moment1/..., moment2/..., steps/... of one layer
+        layer-0000.safetensors        weight/..., moment1/..., moment2/..., steps/... of one layer,
+                                      and average/... if the run keeps averages of its weights
         ...
 
 A folder gets its name only when everything in it is on the disk; names that begin with a dot are
@@ -13,24 +14,18 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.models import LayerStack, ParamShard
-from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments, require_moments
-from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensor, read_tensors
-from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.step_state import LossScale
-from windlass.torch_ext import MomentCodec
 
 MANIFEST_FILE = "manifest.json"
 
@@ -59,6 +54,8 @@ class Manifest(Document):
     """Size and hash of each file, by name."""
     loss_scale: LossScale | None = None
     """The loss scale of the next step; None where no loss is scaled."""
+    averaging: Averaging | None = None
+    """How the weights that evaluations read follow from the state; None means the weights."""
     checksum: str = ""
     """SHA-256 of this manifest without its `checksum`."""
 
@@ -235,143 +232,6 @@ def verify_checkpoint(path: Path) -> Manifest:
         if hash_file(file) != checksum.sha256:
             raise CheckpointError(f"`{file}` has changed since it was written: its hash differs")
     return manifest
-
-
-def load_checkpoint(
-    checkpoint: Checkpoint,
-    layers: Sequence[ResidentLayer],
-    *,
-    moments: bool = True,
-    indices: Sequence[int] | None = None,
-) -> None:
-    """Loads a checkpoint into the tensors of full layers.
-
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        layers: layers of the same model, in any precision and with moments in any format.
-        moments: whether to load optimizer state.
-        indices: the place of each layer in the model; None means that the layers are all of it.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    places = range(len(layers)) if indices is None else indices
-    for index, layer in zip(places, layers, strict=True):
-        file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-        tensors = dict(layer.checkpoint_tensors(moments=False))
-        if moments:
-            tensors |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
-        if tensors:
-            read_tensors(file, tensors)
-        if moments and layer.owned:
-            load_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
-        for weight in layer.owned:
-            weight.refresh_working_copy()
-
-
-def load_weights(checkpoint: Checkpoint, stack: LayerStack) -> None:
-    """Loads the weights of a checkpoint into the layers of a stack, in place.
-
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        stack: layers with real weights.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    for index, (name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):
-        named = {f"{name}.{path}": weight for path, weight in layer.named_parameters()}
-        owned = {each: named[each] for each in named if each not in stack.tied_weights}
-        tensors = {f"weight/{each}": weight.detach() for each, weight in owned.items()}
-        if tensors:
-            read_tensors(checkpoint.path / layer_file(index), tensors)
-
-
-def load_layer_shard(
-    checkpoint: Checkpoint,
-    index: int,
-    weights: Sequence[MasterParameter],
-    layer: LayerParameters,
-    shards: Mapping[str, ParamShard],
-) -> None:
-    """Loads one rank's shard of a layer.
-
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        index: index of the layer.
-        weights: parameters that the rank updates: full ones, tensor-parallel shards, or optimizer
-            shards of either.
-        layer: the layer that they belong to.
-        shards: the rank's tensor-parallel shard of each parameter, by full name.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-    buffers = {f"buffer/{name}": buffer for name, buffer in layer.persistent_buffers.items()}
-    if buffers:
-        read_tensors(file, buffers)
-    codec = MomentCodec(torch.device("cpu"))
-    for weight in weights:
-        read_tensors(file, {f"steps/{weight.name}": weight.steps})
-        shard = shards[weight.name]
-        if tuple(weight.shape) == shard.full_shape:
-            load_moments(file, [weight], seed=manifest.seed, step=manifest.step)
-            read_tensors(file, {f"weight/{weight.name}": weight.master})
-        else:
-            _load_shard(file, manifest, weight, shard, codec)
-        weight.refresh_working_copy()
-
-
-def read_weight(
-    checkpoint: Checkpoint, index: int, shards: Mapping[str, ParamShard], name: str
-) -> Tensor:
-    """One weight of a layer in full, in the type that the file has.
-
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        index: index of the layer.
-        shards: a tensor-parallel rank's part of each weight, by full name.
-        name: full name of the weight.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    full = read_tensor(checkpoint.path / layer_file(index), f"weight/{name}")
-    if tuple(full.shape) != shards[name].full_shape:
-        raise CheckpointError(
-            f"`{checkpoint.path}` has `{name}` as {tuple(full.shape)}, and the model has it as "
-            f"{shards[name].full_shape}: it is of another model"
-        )
-    return full
-
-
-def _load_shard(
-    file: Path, manifest: Manifest, weight: MasterParameter, shard: ParamShard, codec: MomentCodec
-) -> None:
-    """Loads a shard of one parameter; moments below float32 are quantized again."""
-
-    def part(full: Tensor) -> Tensor:
-        flat = shard.extract(full).reshape(-1)
-        return flat[weight.offset : weight.offset + weight.master.numel()].view(weight.shape)
-
-    full = torch.empty(shard.full_shape, dtype=weight.master.dtype)
-    read_tensors(file, {f"weight/{weight.name}": full})
-    weight.master.detach().copy_(part(full))
-    seed, step = manifest.seed, manifest.step
-    moments = read_moments(
-        file, weight.name, shard.full_shape, "float32", codec, seed=seed, step=step
-    )
-    require_moments(file, weight, len(moments))
-    parts = [part(moment.values) for moment in moments]
-    if weight.moments[0].values.dtype in (torch.float32, torch.float64):
-        for moment, values in zip(weight.moments, parts, strict=True):
-            moment.values.copy_(values)
-    else:
-        codec.encode_all(
-            (parts[0], parts[1]), weight.moments,
-            seed=seed, step=step, weight=weight.name, first=weight.offset,
-        )  # fmt: skip
 
 
 def remove_temporaries(folder: Path) -> None:

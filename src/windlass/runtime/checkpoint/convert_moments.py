@@ -99,6 +99,18 @@ def _moment_dtypes(path: Path, name: str) -> list[str]:
     return dtypes
 
 
+def read_average(path: Path, name: str) -> Tensor | None:
+    """The average of a parameter; None if the file has none.
+
+    Args:
+        path: file of a layer.
+        name: full name of the parameter.
+    """
+    key = f"average/{name}"
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(key) if key in file.keys() else None  # noqa: SIM118
+
+
 def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
     """Loads the moments of a layer's parameters in place, whichever format the file has.
 
@@ -120,6 +132,12 @@ def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, s
             moment.values.copy_(source.values)
             if moment.scales is not None and source.scales is not None:
                 moment.scales.copy_(source.scales)
+
+
+def load_average(weight: MasterParameter, average: Tensor | None) -> None:
+    """Gives a parameter, whose master is loaded, its average; without one it begins anew."""
+    if weight.average is not None:
+        weight.average.copy_(weight.master.detach() if average is None else average)
 
 
 def require_moments(path: Path, weight: MasterParameter, present: int) -> None:

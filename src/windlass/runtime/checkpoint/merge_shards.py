@@ -29,7 +29,7 @@ from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.torch_ext import MomentCodec, StoredMoment
 
 _CPU = torch.device("cpu")
-_SHARDED_KINDS = ("weight", "moment1", "moment2")
+_SHARDED_KINDS = ("weight", "moment1", "moment2", "average")
 
 
 def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Checkpoint:

@@ -125,7 +125,7 @@ class ProcessGroups:
         self.sent_bytes["all_gather_params"] += all_gather_bytes(shard.nbytes, size)
 
     def all_gather_initial_params(self, shard: Tensor, part: Tensor) -> None:
-        """As `all_gather_params`, before the first step; not counted in `sent_bytes`."""
+        """As `all_gather_params`, outside of steps; not counted in `sent_bytes`."""
         all_gather(shard, part, group=self._groups.of_collective("update"))
 
     def reduce_grads(self, flat: Tensor) -> "PendingCollective":

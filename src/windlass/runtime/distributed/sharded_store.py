@@ -6,7 +6,8 @@ rank updates, and `all_gather_params` combines the parts of a shard after the up
 parameter sharding the shard is the full layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,23 +17,21 @@ from torch import Tensor, nn
 
 from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
-from windlass.runtime.checkpoint.checkpoint import (
-    Checkpoint,
-    layer_file,
-    load_layer_shard,
-    read_weight,
-)
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.host_staging import host_staging
+from windlass.runtime.checkpoint.load_state import load_layer_shard, read_weight
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
     LayerShard,
-    Segment,
     remote_layer_parameters,
     writes_checkpoint,
 )
 from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
+from windlass.runtime.distributed.shard_ranks import ShardRanks
 from windlass.runtime.interpreter import Handlers
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
     DTYPES,
@@ -43,7 +42,6 @@ from windlass.runtime.parameters import (
     checkpoint_tensors,
     master_dtype,
     new_master_parameter,
-    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -61,56 +59,6 @@ class _LocalLayer:
     """The segments of that part, with their optimizer state."""
     frozen: Tensor
     """Shard of the frozen weights in the run's precision, `[frozen_shard_elements]`."""
-
-
-class _ShardRanks:
-    """The ranks that hold parts of one layer's weights, for the optimizer."""
-
-    def __init__(self, local: _LocalLayer, groups: ProcessGroups, dtype: torch.dtype) -> None:
-        self._local, self._groups, self._dtype = local, groups, dtype
-
-    def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Sums over all parts of each weight; of equal parts the first counts."""
-        shard = self._local.shard
-        counted = {s.name for s in shard.segments if shard.is_responsible_for(s)}
-        zero = self._local.working.new_zeros(2, dtype=self._dtype)
-        rows = [own.get(w.name, zero) if w.name in counted else zero for w in shard.parameters]
-        if not rows:
-            return {}
-        sums = torch.stack(rows)
-        self._groups.sum_over_shards(sums)
-        return {weight.name: row for weight, row in zip(shard.parameters, sums, strict=True)}
-
-    @property
-    def matrices(self) -> Sequence[str]:
-        """Full names of all matrices of the layer that are updated whole, in order."""
-        shard = self._local.shard
-        names = [weight.name for weight in shard.parameters] if shard.is_hidden else []
-        return [name for name in names if len(shard.pieces[name].full_shape) == 2]
-
-    def gather(self, name: str, own: Tensor | None) -> Tensor:
-        """A whole matrix, from the parts of all ranks; of equal parts the first counts."""
-        shard = self._local.shard
-        piece, device = shard.pieces[name], self._local.working.device
-        full = torch.zeros(piece.full_shape, dtype=self._dtype, device=device)
-        segment = self._segment(name)
-        if own is not None and segment is not None and shard.is_responsible_for(segment):
-            part = torch.zeros(piece.shape, dtype=self._dtype, device=device)
-            part.view(-1)[segment.weight_offset :][: own.numel()] = own.reshape(-1)
-            piece.write_into(full, part)
-        self._groups.sum_over_shards(full)
-        return full
-
-    def part(self, name: str, full: Tensor) -> Tensor:
-        """This rank's part of a whole matrix, in the shape of its segment."""
-        segment = self._segment(name)
-        if segment is None:
-            return full.new_empty(0)
-        flat = self._local.shard.pieces[name].extract(full).reshape(-1)
-        return flat[segment.weight_offset :][: segment.shape.numel()].view(segment.shape)
-
-    def _segment(self, name: str) -> Segment | None:
-        return next((s for s in self._local.shard.segments if s.name == name), None)
 
 
 class ShardedStore:
@@ -138,6 +86,8 @@ class ShardedStore:
         self._local: dict[int, _LocalLayer] = {}
         self._gathers: dict[int, list[PendingCollective]] = {}
         """All-gathers of weights that nobody has waited for yet, by layer."""
+        self._averages: dict[int, Tensor] = {}
+        """Averaged weights in place of `working`, by layer, while an evaluation reads them."""
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
         self._owner_layers = tied_owner_layers(groups.graph)
@@ -222,7 +172,8 @@ class ShardedStore:
     def _unshard_weights(self, index: int, _: int) -> None:
         local = self._local[index]
         self._gathers[index] = []
-        local.shard.use_full_weights(self._gather(index, local.working, local.shard.elements))
+        working = self._averages.get(index, local.working)
+        local.shard.use_full_weights(self._gather(index, working, local.shard.elements))
         local.shard.use_full_frozen(self._gather(index, local.frozen, local.shard.frozen_elements))
 
     def _gather(self, index: int, part: Tensor, elements: int) -> Tensor:
@@ -300,7 +251,8 @@ class ShardedStore:
         self._before_update(layer)
         with torch.no_grad():
             local = self._local[layer]
-            ranks = _ShardRanks(local, self._groups, master_dtype(self._plan.precision))
+            like = local.working.new_empty(0, dtype=master_dtype(self._plan.precision))
+            ranks = ShardRanks(local.shard, self._groups, like)
             self._optimizer.update(local.parameters, step, clip_divisor, ranks)
 
     def flush_deferred_updates(self, program: Program) -> None:
@@ -315,6 +267,31 @@ class ShardedStore:
         """Frees all but the shards of layers."""
         for layer in self._sharded_layers(layers):
             self._free_weights(layer, 0)
+
+    @contextmanager
+    def averaged(self, averaging: Averaging) -> Iterator[None]:
+        """Lets layers compute with averaged weights while it is open."""
+        try:
+            for index, local in self._local.items():
+                self._averages[index] = self._averaged_shard(local, averaging)
+                if not self._shards_params:
+                    local.shard.use_full_weights(self._averages[index])
+            yield
+        finally:
+            self._averages.clear()
+            for local in self._local.values() if not self._shards_params else ():
+                local.shard.use_full_weights(local.working)
+
+    def _averaged_shard(self, local: _LocalLayer, averaging: Averaging) -> Tensor:
+        """A shard of averaged weights, `[param_shard_elements]`."""
+        shard, flat = local.shard, local.working.detach().clone()
+        part = flat[shard.optim_shard_begin - shard.param_shard_begin :]
+        for segment, weight in zip(shard.segments, local.parameters, strict=True):
+            part[segment.shard_slice] = weight.averaged(averaging).detach().view(-1)
+        if self._shares_updates(local):
+            part = part[: shard.optim_shard_elements]
+            self._groups.all_gather_initial_params(flat, part)
+        return flat
 
     def _sharded_layers(self, layers: Sequence[int]) -> Iterator[int]:
         """The layers to all-gather for a pass through some layers, owners of tied weights too."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from windlass.models import Attention, LayerStack, can_cache_tokens, set_first_position
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.runtime.checkpoint.load_state import load_checkpoint
 from windlass.runtime.inference.kv_cache import KeyValueCaches
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.parameters import ResidentLayer, resident_layers

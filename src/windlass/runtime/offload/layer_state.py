@@ -4,9 +4,8 @@ Device memory holds no more of it than the staging buffers, whatever the size of
 one part is updated, the next is read and the previous one is written.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.program import STAGING_BYTES, gradients_reuse_weight_space
-from windlass.runtime.checkpoint.convert_moments import read_moments
+from windlass.program import gradients_reuse_weight_space
+from windlass.runtime.checkpoint.convert_moments import read_average, read_moments
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
-from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
+from windlass.runtime.offload.direct_io import round_up_to_page
+from windlass.runtime.offload.layer_update import LayerUpdate, UpdatePass
+from windlass.runtime.offload.staging_buffers import (
+    GRADIENT_BUFFER,
+    StagingBuffers,
+    part_elements,
+    region_buffer,
+)
 from windlass.runtime.offload.state_layout import (
     StateLayout,
     TensorRegion,
@@ -27,61 +33,12 @@ from windlass.runtime.offload.state_layout import (
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.optimizers.optimizer import ParameterPart
-from windlass.runtime.parameters import DTYPES, grad_accum_dtype, state_format
+from windlass.runtime.optimizers.state_format import state_format
+from windlass.runtime.parameters import DTYPES, grad_accum_dtype
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
-from windlass.torch_ext import Device, MomentCodec, StoredMoment
-
-_SETS = 3
-"""Parts in flight: one is read, one updated, one written."""
-_BUFFER_BYTES = STAGING_BYTES // (4 * _SETS + 1)
-"""Size of each buffer: masters, two moments and gradient of each part, and one more buffer for
-conversions of gradients to float32."""
-_PART_ELEMENTS = _BUFFER_BYTES // 4
-"""Elements of a part, a multiple of the moment codec's parts: so no block straddles two parts, and
-all values of a part begin at a page."""
-_SCALES_OFFSET = _BUFFER_BYTES // 2
-"""Offset of the scales in the buffer of their codes, which take a quarter of it."""
-_BUFFER_OF = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
-              "scale1": (1, _SCALES_OFFSET), "scale2": (2, _SCALES_OFFSET)}  # fmt: skip
-"""Index of the buffer of a set, and offset in it, for each kind of region."""
-_GRADIENT_BUFFER = 3
-
-UpdatePass = Callable[[ParameterPart], None]
-"""One pass of an optimizer step, for a part of one parameter, in place."""
-
-
-class StagingBuffers:
-    """The device memory that state passes through, shared by all layers.
-
-    Args:
-        device: the device that updates.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self.sets = [
-            [page_aligned_buffer(_BUFFER_BYTES, device) for _ in range(_GRADIENT_BUFFER + 1)]
-            for _ in range(_SETS)
-        ]
-        """For each part in flight: masters, first moments, second moments, gradient."""
-        self.converted = page_aligned_buffer(_BUFFER_BYTES, device).view(torch.float32)
-        """A gradient converted to float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerUpdate:
-    """One optimizer step for a layer, as the store asks for it."""
-
-    passes: Sequence[UpdatePass]
-    """The optimizer: one pass over all parts, or several, of which the first reads gradients."""
-    weights: Sequence[Tensor]
-    """The copies of the weights that the layer computes with; overwritten by the update."""
-    gradients: Sequence[Tensor | None] | None
-    """The gradient of each weight; None if `write_grads` has offloaded them."""
-    has_gradient: Sequence[bool]
-    """Whether each weight has a gradient."""
-    working_memory: Tensor | None
-    """The buffer that holds `weights`, to be written back; None if they stay in device memory."""
+from windlass.torch_ext import MomentCodec, StoredMoment
 
 
 class _Part(NamedTuple):
@@ -92,6 +49,14 @@ class _Part(NamedTuple):
     first: int
     """First element of the part."""
     elements: int
+
+
+class _PartViews(NamedTuple):
+    """What is kept of a part."""
+
+    master: Tensor
+    moments: tuple[StoredMoment, ...]
+    average: Tensor | None
 
 
 class OffloadedLayerState:
@@ -128,6 +93,8 @@ class OffloadedLayerState:
         self._buffers = buffers
         self._moments: MomentFormat = plan.moments
         self._layout: StateLayout = state_layout(weights, buffers, state_format(plan))
+        self._first_moment_is_weight = state_format(plan).law.averages
+        self._part_elements = part_elements(plan)
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
         self.working: TensorRegion = tensor_region(weights, working_dtype)
@@ -157,6 +124,7 @@ class OffloadedLayerState:
         staging: StagingBuffers,
         moments: Sequence[tuple[StoredMoment, ...]] | None = None,
         *,
+        averages: Sequence[Tensor | None] | None = None,
         updates: Sequence[int] | None = None,
     ) -> None:
         """Allocates the stores, and fills them.
@@ -164,7 +132,8 @@ class OffloadedLayerState:
         Args:
             masters: master weights.
             staging: buffers to copy through.
-            moments: moments of each weight; None for zeros.
+            moments: moments of each weight; None for those before the first update.
+            averages: average of each weight; None for the weight itself.
             updates: updates that each weight has had; None for no updates.
 
         Raises:
@@ -177,14 +146,20 @@ class OffloadedLayerState:
             for part in self._parts():
                 for memory, _ in self._byte_ranges(buffers, part):
                     memory.zero_()
-                master, stored = self._views(buffers, part)
-                master.copy_(_narrow(masters[part.weight].detach(), part))
+                views = self._views(buffers, part)
+                views.master.copy_(_narrow(masters[part.weight].detach(), part))
+                if moments is None and self._first_moment_is_weight:
+                    views.moments[0].values.copy_(views.master)
                 sources = moments[part.weight] if moments else ()
-                for target, full in zip(stored, sources, strict=False):
-                    source = full.narrow(part.first, part.elements)
-                    target.values.copy_(source.values)
-                    if target.scales is not None and source.scales is not None:
-                        target.scales.copy_(source.scales)
+                for target, full in zip(views.moments, sources, strict=False):
+                    moment = full.narrow(part.first, part.elements)
+                    target.values.copy_(moment.values)
+                    if target.scales is not None and moment.scales is not None:
+                        target.scales.copy_(moment.scales)
+                if views.average is not None:
+                    average = averages[part.weight] if averages else None
+                    start = masters[part.weight] if average is None else average
+                    views.average.copy_(_narrow(start.detach(), part))
                 for memory, offset in self._byte_ranges(buffers, part):
                     file.write(memory, offset)
             self._write_tail(file)
@@ -221,7 +196,10 @@ class OffloadedLayerState:
             )
             for extent in extents
         ]
-        self.create(list(masters.values()), staging, moments, updates=self._updates)
+        averages = [read_average(file, extent.name) for extent in extents]
+        self.create(
+            list(masters.values()), staging, moments, averages=averages, updates=self._updates
+        )
 
     def save(self, to: Path) -> PendingChecksum:
         """Writes a checkpoint file of the current state."""
@@ -237,12 +215,27 @@ class OffloadedLayerState:
                 working.read(memory, 0)
         stats.read_bytes += memory.numel()
 
+    def read_averages(
+        self, memory: Tensor, averaging: Averaging, staging: StagingBuffers, stats: TransferStats
+    ) -> None:
+        """Makes what an evaluation computes with, in `memory`, `UInt8[working.nbytes]`."""
+        targets, buffers = self.working.views(memory), staging.sets[0]
+        with self._state.open() as state:
+            for part in self._parts():
+                for source, offset in self._byte_ranges(buffers, part):
+                    state.read(source, offset)
+                    stats.read_bytes += source.numel()
+                views = self._views(buffers, part)
+                kept = views.moments[0].values if views.average is None else views.average
+                values = averaging.value(views.master, kept)
+                _narrow(targets[part.weight], part).copy_(values)
+
     def write_grads(
         self, gradients: Sequence[Tensor | None], staging: StagingBuffers, stats: TransferStats
     ) -> None:
         """Writes the accumulated gradients; None for a weight without one."""
         dtype = self._gradient_region.dtype
-        buffer = staging.sets[0][_GRADIENT_BUFFER]
+        buffer = staging.sets[0][GRADIENT_BUFFER]
         with self._gradient_store().open(write=True) as file:
             for part in self._parts():
                 gradient = gradients[part.weight]
@@ -323,7 +316,7 @@ class OffloadedLayerState:
             state.read(memory, offset)
             stats.read_bytes += memory.numel()
         if gradients is not None and request.has_gradient[part.weight]:
-            memory, offset = self._gradient_range(buffers[_GRADIENT_BUFFER], part)
+            memory, offset = self._gradient_range(buffers[GRADIENT_BUFFER], part)
             gradients.read(memory, offset)
             stats.read_bytes += memory.numel()
 
@@ -337,12 +330,12 @@ class OffloadedLayerState:
     ) -> None:
         """Updates one part that has been read into the buffers."""
         index, count = part.weight, part.elements
-        master, moments = self._views(buffers, part)
+        views = self._views(buffers, part)
         if request.has_gradient[index]:
             gradient = None if request.gradients is None else request.gradients[index]
             if gradient is None:
                 dtype = self._gradient_region.dtype
-                gradient = buffers[_GRADIENT_BUFFER][: dtype.itemsize * count].view(dtype)
+                gradient = buffers[GRADIENT_BUFFER][: dtype.itemsize * count].view(dtype)
             else:
                 gradient = _narrow(gradient, part)
             if gradient.dtype != torch.float32:
@@ -350,39 +343,38 @@ class OffloadedLayerState:
             update_pass(
                 ParameterPart(
                     name=self._layout.masters.extents[index].name, offset=part.first,
-                    master=master, moments=moments, gradient=gradient,
+                    master=views.master, moments=views.moments, gradient=gradient,
                     updates=self._updates[index], decays=self._decays[index],
+                    average=views.average,
                 )
             )  # fmt: skip
-        _narrow(request.weights[index].detach(), part).copy_(master)
+        _narrow(request.weights[index].detach(), part).copy_(views.master)
 
     def _parts(self) -> Iterator[_Part]:
         for index, extent in enumerate(self._layout.masters.extents):
             elements = extent.nbytes // 4
-            for first in range(0, elements, _PART_ELEMENTS):
-                yield _Part(index, first, min(_PART_ELEMENTS, elements - first))
+            for first in range(0, elements, self._part_elements):
+                yield _Part(index, first, min(self._part_elements, elements - first))
 
-    def _byte_ranges(self, buffers: Sequence[Tensor], part: _Part) -> Iterator[tuple[Tensor, int]]:
+    def _byte_ranges(self, buffers: list[Tensor], part: _Part) -> Iterator[tuple[Tensor, int]]:
         """The buffer of each region of a part, and its offset in the file."""
         for region in self._layout.regions:
             offset, nbytes = region.byte_range(part.weight, part.first, part.elements)
-            index, begin = _BUFFER_OF[region.kind]
-            yield buffers[index][begin : begin + round_up_to_page(nbytes)], offset
+            yield region_buffer(buffers, region.kind)[: round_up_to_page(nbytes)], offset
 
-    def _views(
-        self, buffers: Sequence[Tensor], part: _Part
-    ) -> tuple[Tensor, tuple[StoredMoment, ...]]:
-        """Master and moments of a part, as views into the buffers."""
+    def _views(self, buffers: list[Tensor], part: _Part) -> "_PartViews":
+        """What is kept of a part, as views into the buffers."""
         views: dict[str, Tensor] = {}
         for region in self._layout.regions:
             _, nbytes = region.byte_range(part.weight, part.first, part.elements)
-            index, begin = _BUFFER_OF[region.kind]
-            views[region.kind] = buffers[index][begin : begin + nbytes].view(region.region.dtype)
-        moments = (name for name in ("moment1", "moment2") if name in views)
-        return views["weight"], tuple(
+            memory = region_buffer(buffers, region.kind)[:nbytes]
+            views[region.kind] = memory.view(region.region.dtype)
+        moments = tuple(
             StoredMoment(views[name], views.get(name.replace("moment", "scale")))
-            for name in moments
+            for name in ("moment1", "moment2")
+            if name in views
         )
+        return _PartViews(views["weight"], moments, views.get("average"))
 
     def _create_other_stores(self, staging: StagingBuffers) -> None:
         """Allocates the stores beside the state, and fills the working weights."""

@@ -7,11 +7,10 @@ in device memory.
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from windlass.atomic_files import storage_errors
@@ -24,34 +23,21 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.frozen_weights import FrozenWeights
-from windlass.runtime.offload.layer_state import LayerUpdate, OffloadedLayerState, StagingBuffers
+from windlass.runtime.offload.layer_state import OffloadedLayerState
+from windlass.runtime.offload.layer_update import LayerUpdate
+from windlass.runtime.offload.loaded_layer import LoadedLayer, OffloadedGrads
+from windlass.runtime.offload.staging_buffers import StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
+from windlass.runtime.offload.unloaded_layer import unloaded_layer
+from windlass.runtime.optimizers.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
 from windlass.runtime.parameters import (
     NOT_LOADED,
     LayerParameters,
     ModelParameter,
-    persistent_buffers,
 )
 from windlass.runtime.rank_context import RankContext
-
-
-class _LoadedLayer(NamedTuple):
-    """A layer's weights that are in device memory, or on their way."""
-
-    memory: Tensor
-    """The buffer that holds them, `UInt8[n]`."""
-    transfer: TransferHandle
-    """The transfer or update that fills it."""
-
-
-class _OffloadedGrads(NamedTuple):
-    """Gradients that are offloaded until their update."""
-
-    step: int
-    has_gradient: tuple[bool, ...]
-    """Whether each of the layer's weights has a gradient."""
 
 
 class OffloadedStore:
@@ -77,12 +63,14 @@ class OffloadedStore:
         self._optimizer, self._queue, self._before_update = optimizer, queue, before_update
         self._step = 0
         self._stores = BackingStores(self._folder, self._device)
-        self._staging = StagingBuffers(self._device)
-        self._loaded: dict[int, _LoadedLayer] = {}
-        self._offloaded_grads: dict[int, _OffloadedGrads] = {}
+        self._staging = StagingBuffers(self._device, context.plan)
+        self._loaded: dict[int, LoadedLayer] = {}
+        self._offloaded_grads: dict[int, OffloadedGrads] = {}
         self._gradient_transfer: TransferHandle | None = None
         """The last transfer that reads gradients in device memory."""
         self._clip_divisor: Tensor | None = None
+        self._averaging: Averaging | None = None
+        """What layers compute with in place of the trained weights, during an evaluation."""
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         """Norms of the gradients offloaded in this step, by layer."""
         self._states: dict[int, OffloadedLayerState] = {}
@@ -124,9 +112,40 @@ class OffloadedStore:
             self._load_states(checkpoint)
         for layer in self._stack.layers:
             layer.to_empty(device="meta")  # frees a model built in full: it is offloaded now
+        self._load_resident()
+
+    def _load_resident(self) -> None:
+        """Brings in the layers that stay in device memory between steps."""
         for owner in sorted(self._resident):
             self.prefetch_weights(owner, 0)
         self.wait()
+
+    @contextmanager
+    def averaged(self, averaging: Averaging) -> Iterator[None]:
+        """Lets layers compute with averaged weights while it is open."""
+        self.wait()
+        trained = self._take_resident()
+        self._averaging = averaging
+        try:
+            self._load_resident()
+            yield
+        finally:
+            self.wait()
+            self._averaging = None
+            trained()
+
+    def _take_resident(self) -> Callable[[], None]:
+        """Sets the weights in device memory aside; returns what brings them back."""
+        loaded, self._loaded = self._loaded, {}
+        layers = [weight for layer in self.layers for weight in (*layer.owned, *layer.frozen)]
+        working = [weight.working for weight in layers]
+
+        def bring_back() -> None:
+            self._loaded = loaded
+            for weight, values in zip(layers, working, strict=True):
+                weight.working = values
+
+        return bring_back
 
     def _layers_between_steps(self) -> Sequence[int]:
         """The layers of this stage in device memory between steps: all, or its first phase."""
@@ -178,14 +197,16 @@ class OffloadedStore:
     def prefetch_weights(self, layer: int, _: int) -> None:
         """Starts to bring a layer's weights into device memory."""
         memory, views = self._new_weights(layer)
-        read_frozen = self._use_frozen(layer)
+        read_frozen, averaging = self._use_frozen(layer), self._averaging
 
         def read_weights(stats: TransferStats) -> None:
-            if memory.numel():
+            if memory.numel() and averaging is not None:
+                self._states[layer].read_averages(memory, averaging, self._staging, stats)
+            elif memory.numel():
                 self._states[layer].read_weights(memory, stats)
             read_frozen(stats)
 
-        self._loaded[layer] = _LoadedLayer(memory, self._submit(read_weights))
+        self._loaded[layer] = LoadedLayer(memory, self._submit(read_weights))
         self._use_weights(layer, views)
 
     def _use_frozen(self, layer: int) -> Callable[[TransferStats], None]:
@@ -252,7 +273,7 @@ class OffloadedStore:
         norms = self._optimizer.gradient_norms(self.grads_for_norm(layer))
         self.offloaded_grad_norms[layer] = norms
         gradients, has_gradient = self._take_gradients(layer)
-        self._offloaded_grads[layer] = _OffloadedGrads(self._step, has_gradient)
+        self._offloaded_grads[layer] = OffloadedGrads(self._step, has_gradient)
         state = self._states[layer]
         self._gradient_transfer = self._submit(
             lambda stats: state.write_grads(gradients, self._staging, stats), *_present(gradients)
@@ -264,7 +285,7 @@ class OffloadedStore:
             for weight in layer.owned:
                 weight.clear_gradient()
         for index, (step, present) in self._offloaded_grads.items():
-            self._offloaded_grads[index] = _OffloadedGrads(step, (False,) * len(present))
+            self._offloaded_grads[index] = OffloadedGrads(step, (False,) * len(present))
 
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Keeps the divisor for the offloaded gradients of this step."""
@@ -317,7 +338,7 @@ class OffloadedStore:
                 read_frozen(stats)
 
         transfer = self._submit(update, *_present(gradients or ()), *_present((clip_divisor,)))
-        self._loaded[layer] = _LoadedLayer(memory, transfer)
+        self._loaded[layer] = LoadedLayer(memory, transfer)
         if gradients is not None:
             self._gradient_transfer = transfer
 
@@ -399,35 +420,16 @@ class OffloadedStore:
 
     def _create_layers(self) -> Iterator[LayerParameters]:
         """The layers without their weights; creates their states on the way."""
-        stack = self._stack
         by_name: dict[str, ModelParameter] = {}
-        for index, (name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):
-            shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
-            trains = {f"{name}.{n}": p.requires_grad for n, p in layer.named_parameters()}
-            untied = {
-                full: shape for full, shape in shapes.items() if full not in stack.tied_weights
-            }
-            by_name |= {
-                full: ModelParameter(
-                    name=full, working=NOT_LOADED, shape=torch.Size(shape), frozen=not trains[full]
-                )
-                for full, shape in untied.items()
-            }
-            owned = {full: shape for full, shape in untied.items() if trains[full]}
-            frozen = {full: shape for full, shape in untied.items() if not trains[full]}
-            if frozen:
-                self._frozen[index] = FrozenWeights(self._stores, index, self._plan, frozen)
+        for index in range(len(self._stack.layers)):
             real = self._with_buffers(index)
-            buffers = persistent_buffers(name, real)
-            self._states[index] = self._new_state(index, owned, buffers)
-            yield LayerParameters(
-                name=name,
-                owned=tuple(by_name[full] for full in owned),
-                frozen=tuple(by_name[full] for full in frozen),
-                used=tuple(by_name[stack.tied_weights.get(full, full)] for full in shapes),
-                buffers=tuple(real.buffers()),
-                persistent_buffers=buffers,
-            )
+            layer = unloaded_layer(self._stack, index, real, by_name)
+            if layer.frozen:
+                shapes = _shapes(layer.frozen)
+                self._frozen[index] = FrozenWeights(self._stores, index, self._plan, shapes)
+            owned = _shapes(layer.owned)
+            self._states[index] = self._new_state(index, owned, layer.persistent_buffers)
+            yield layer
 
     def _with_buffers(self, index: int) -> nn.Module:
         """A layer with real buffers, which are small and stay in device memory."""
@@ -449,6 +451,10 @@ class OffloadedStore:
             self._stores, index, self._plan, weights, tuple(buffers.items()),
             offloads_grads=index in self._grad_layers, decays=decays,
         )  # fmt: skip
+
+
+def _shapes(weights: Sequence[ModelParameter]) -> dict[str, tuple[int, ...]]:
+    return {weight.name: tuple(weight.shape) for weight in weights}
 
 
 def _saved_weight(file: Path, name: str) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 from windlass.atomic_files import storage_errors
 from windlass.models import materialize_layer
 from windlass.program import layers_of_stage, updates_per_shard
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
+from windlass.runtime.checkpoint.load_state import load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.distributed.flat_shard import (
     LayerShard,
@@ -27,6 +28,7 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
@@ -35,7 +37,6 @@ from windlass.runtime.parameters import (
     master_dtype,
     new_master_parameter,
     persistent_buffers,
-    state_format,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -75,16 +76,20 @@ class ShardedOffloadedStore(OffloadedStore):
 
     # The state at the start.
 
-    def initialize(self, checkpoint: Checkpoint | None) -> None:
-        """Creates the state of a new run, or loads that of a checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model.
-            StorageError: the disk is full, or cannot be written to.
-        """
-        super().initialize(checkpoint)
+    def _load_resident(self) -> None:
+        super()._load_resident()
         for index, shard in self._layer_shards.items() if self._shares_updates else ():
             self._gather_param_shard(index, shard)
+
+    def _take_resident(self) -> Callable[[], None]:
+        bring_back = super()._take_resident()
+        segments, shards = dict(self._segments), dict(self._param_shards)
+
+        def bring_back_shards() -> None:
+            self._segments, self._param_shards = segments, shards
+            bring_back()
+
+        return bring_back_shards
 
     def _gather_param_shard(self, index: int, shard: LayerShard) -> None:
         """Assembles this rank's weight shard of a layer from the parts that each rank loaded."""
@@ -149,7 +154,8 @@ class ShardedOffloadedStore(OffloadedStore):
                 masters = [weight.master.detach() for weight in weights]
                 moments = [weight.moments for weight in weights]
                 updates = [int(weight.steps) for weight in weights]
-                state.create(masters, self._staging, moments, updates=updates)
+                averages = [weight.average for weight in weights]
+                state.create(masters, self._staging, moments, averages=averages, updates=updates)
 
     def _master_parameters(
         self, index: int, layer: torch.nn.Module | None

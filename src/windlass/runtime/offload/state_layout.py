@@ -18,7 +18,7 @@ from torch import Tensor
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
-from windlass.runtime.parameters import StateFormat
+from windlass.runtime.optimizers.state_format import StateFormat
 from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 
@@ -71,7 +71,7 @@ class StateRegion:
     """A region of a layer's safetensors file."""
 
     kind: str
-    """`weight`, `moment1`, `moment2`, `scale1` or `scale2`."""
+    """`weight`, `moment1`, `moment2`, `scale1`, `scale2` or `average`."""
     region: TensorRegion
     offset: int
     """Position of the region in the file, in bytes."""
@@ -102,7 +102,7 @@ class StateLayout:
     header: bytes
     """The safetensors header, padded to whole pages; the data follows it."""
     regions: tuple[StateRegion, ...]
-    """Masters, first moments, second moments if there are any, and scales if they have any."""
+    """Masters, first moments, then second moments, scales and averages, if there are any."""
     steps_offset: int
     """Offset of the update counts, one float32 per weight."""
     nbytes: int
@@ -124,7 +124,7 @@ def state_layout(
     Args:
         weights: shape of each weight by name, in the layer's order.
         buffers: name and tensor of each buffer that belongs to a checkpoint.
-        state: number and storage format of the moments.
+        state: what the optimizer keeps.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -170,6 +170,8 @@ def _regions(
         }
         for kind in _SCALES:
             yield kind, tensor_region(scales, torch.float32)
+    if state.average:
+        yield "average", tensor_region(weights, torch.float32)
 
 
 def saved_names(file: Path) -> list[str]:

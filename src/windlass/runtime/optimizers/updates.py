@@ -3,6 +3,7 @@
 What an optimizer keeps, reads and costs is in its law, `windlass.schema.OptimizerLaw`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,10 @@ class Hyperparameters(NamedTuple):
     """Weight decay."""
     clip_divisor: Tensor | None
     """Divisor of all gradients; None for 1."""
+    step: int = 1
+    """Step number, counted from 1."""
+    newest_share: float = 1.0
+    """Share of the newest weights in the average of a schedule-free optimizer."""
 
 
 Update = Callable[[Sequence[Chunk], list[Tensor], Hyperparameters], None]
@@ -116,7 +121,48 @@ def lion(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters
     _count(chunks)
 
 
-UPDATES: Mapping[OptimizerName, Update] = {"adamw": adamw, "lion": lion, "sgd": sgd}
+def schedule_free(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters) -> None:
+    """Schedule-free AdamW, without its averaged weights `x`.
+
+    Gradients are taken at the trained weights `y = beta1 x + (1 - beta1) z`:
+
+        v   as AdamW's
+        u = g / (sqrt(v / (1 - beta2^t)) + epsilon) + decay y
+        y <- (1 - c) y + c z - rate (1 - beta1 (1 - c)) u
+        z <- z - rate u
+
+    where c is the share of z in its average x. Source: Defazio et al. 2024, arXiv:2405.15682,
+    algorithm 1, with the order of operations of the authors' `AdamWScheduleFree`.
+    """
+    beta1, beta2 = step.settings.betas
+    masters, share = [chunk.master for chunk in chunks], step.newest_share
+    leading, squares = _moments(chunks, 0), _moments(chunks, 1)
+    if step.clip_divisor is not None:
+        torch._foreach_div_(gradients, step.clip_divisor)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    _count(chunks)
+    unbiased = [_unbiased(chunk.updates, beta2, chunk.master.dtype) for chunk in chunks]
+    roots = [square / each for square, each in zip(squares, unbiased, strict=True)]
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, step.settings.epsilon)
+    torch._foreach_div_(gradients, roots)
+    if step.decay:
+        torch._foreach_add_(gradients, masters, alpha=step.decay)
+    torch._foreach_lerp_(masters, leading, share)
+    torch._foreach_add_(masters, gradients, alpha=step.rate * (beta1 * (1 - share) - 1))
+    torch._foreach_sub_(leading, gradients, alpha=step.rate)
+
+
+def _unbiased(updates: Tensor, beta: float, dtype: torch.dtype) -> Tensor:
+    """`Float[]`: `1 - beta^updates`."""
+    # As exp(t log beta) - 1: the difference of 1 and a power close to it would lose digits.
+    return -torch.expm1(updates.to(dtype) * math.log(beta))
+
+
+UPDATES: Mapping[OptimizerName, Update] = {
+    "adamw": adamw, "lion": lion, "sgd": sgd, "schedule-free": schedule_free,
+}  # fmt: skip
 """The update of each optimizer whose elements do not read each other, by its name."""
 
 

@@ -104,7 +104,7 @@ class _LayerConversion:
     def _take_grids(
         self, name: str, module: nn.Module, block: int
     ) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
-        """Weight and moments as `[rows columns B B]`, each with the blocks that were kept.
+        """Weight, moments and average as `[rows columns B B]`, each with the blocks that were kept.
 
         The blocks are None if all were. The tensors are removed.
         """
@@ -121,6 +121,8 @@ class _LayerConversion:
         self._tensors.pop(f"buffer/{name}.mask", None)
         values = {"weight": weight}
         values |= {f"moment{n}": moment.values for n, moment in enumerate(moments, start=1)}
+        if (average := self._tensors.pop(f"average/{full_name}", None)) is not None:
+            values["average"] = average
         for kind, tensor in values.items():
             if blocks is None or not isinstance(module, BlockSparseLinear):
                 grid = tensor.unflatten(1, (-1, block)).unflatten(0, (-1, block)).transpose(1, 2)

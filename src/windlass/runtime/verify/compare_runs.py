@@ -39,6 +39,7 @@ from windlass.schema import (
     Step,
     TrainSettings,
     VerificationResult,
+    optimizer_law,
 )
 from windlass.torch_ext import MomentCodec, StoredMoment
 
@@ -141,17 +142,20 @@ class _RunComparison:
         backward.sort(key=lambda key: (-key.layer, key.sample))
         self._compare_fingerprints("input gradient", backward, actual_prints, expected_prints)
         layers = [checkpoint_layers(run, self._stack, step) for run in self._runs]
-        if first:
+        if first and optimizer_law(self._settings.optimizer).first_moment(self._settings.betas):
             scales = [_clip_divisor(each, self._settings) for each in (actual, expected)]
             self._compare_tensors("weight gradient", "moment1", step, layers, scales)
         norm_error = relative_error(actual.gradient_norm, expected.gradient_norm)
         self._errors.add("gradient norm", step, norm_error)
         self._compare_tensors("weight", "weight", step, layers, (1.0, 1.0))
-        if expected.held_out_loss is not None:
-            held_out = math.nan if actual.held_out_loss is None else actual.held_out_loss
-            self._errors.add(
-                "held-out loss", step, relative_error(held_out, expected.held_out_loss)
-            )
+        pairs = (
+            (actual.held_out_loss, expected.held_out_loss),
+            (actual.held_out_loss_ema, expected.held_out_loss_ema),
+        )
+        for held_out, other in pairs:
+            if other is not None:
+                error = relative_error(math.nan if held_out is None else held_out, other)
+                self._errors.add("held-out loss", step, error)
 
     def _compare_samples(
         self,

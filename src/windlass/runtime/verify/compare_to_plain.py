@@ -116,6 +116,9 @@ def _compare_evaluation(errors: ErrorRecord, last: Step, plain: PlainRun) -> Non
     loss, bits = plain.held_out_loss, plain.held_out_bits_per_byte
     if loss is not None:
         errors.add("held-out loss", last.step, relative_error(last.held_out_loss, loss))
+    if plain.held_out_loss_ema is not None:
+        averaged = relative_error(last.held_out_loss_ema, plain.held_out_loss_ema)
+        errors.add("held-out loss", last.step, averaged)
     if bits is not None:
         error = relative_error(last.held_out_bits_per_byte, bits)
         errors.add("held-out bits per byte", last.step, error)

@@ -53,6 +53,8 @@ def plain_optimizer(
             return _PlainOptimizer(groups, decay, lambda *args: _muon(settings, inner, *args))
         case "lamb":
             return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
+        case "schedule-free":
+            return _PlainOptimizer(groups, decay, lambda *args: _schedule_free(settings, *args))
 
 
 def _group_of(weight: nn.Parameter, name: str, settings: TrainSettings) -> dict[str, Any]:
@@ -137,6 +139,24 @@ def _adamw(
 ) -> None:
     u = _adam_direction(settings, w, g, state)
     w.sub_(group["lr"] * (u + group["weight_decay"] * w))
+
+
+def _schedule_free(
+    settings: TrainSettings, y: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    """The paper's three sequences, each of its own; `state["x"]` is what is evaluated."""
+    beta1, beta2 = settings.betas
+    rate, t = group["lr"], state.get("t", 0) + 1
+    x, z = state.get("x", y.clone()), state.get("z", y.clone())
+    v = beta2 * state.get("v", torch.zeros_like(y)) + (1 - beta2) * g**2
+    u = g / ((v / (1 - beta2**t)).sqrt() + settings.epsilon) + group["weight_decay"] * y
+    largest = max(rate, state.get("largest", 0.0))
+    total = state.get("total", 0.0) + largest**2
+    c = largest**2 / total
+    z = z - rate * u
+    x = (1 - c) * x + c * z
+    y.copy_((1 - beta1) * z + beta1 * x)
+    state.update(t=t, x=x, z=z, v=v, largest=largest, total=total)
 
 
 def _adam_direction(settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any]) -> Tensor:

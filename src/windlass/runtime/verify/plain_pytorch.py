@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,8 @@ class PlainRun:
     held_out_loss: float | None
     """Loss on held-out text after the last step; None if no sequence is evaluated."""
     held_out_bits_per_byte: float | None
+    held_out_loss_ema: float | None
+    """Held-out loss of an average of the weights; None if none is asked for."""
     model: nn.Sequential
     """The model after the last step."""
 
@@ -73,6 +76,7 @@ def train_plainly(
         for path, parameter in layer.named_parameters()
     }
     optimizer = plain_optimizer(parameters, settings, hidden=hidden, names=names)
+    averages = [parameter.detach().clone() for parameter in parameters]
     losses, norms, rates = [], [], []
     taken = _batches_taken(settings.skip_batches or ())
     for step in range(1, settings.steps + 1):
@@ -93,11 +97,19 @@ def train_plainly(
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
         optimizer.step()
+        for average, parameter in zip(averages, parameters, strict=True):
+            average.add_(parameter.detach() - average, alpha=1 - (settings.ema or 0.0))
         losses.append(math.fsum(micro_losses))
-    held_out_loss, bits = _evaluate(model, batches, settings.evaluate_sequences, micro)
+    held_out = batches, settings.evaluate_sequences, micro
+    evaluated = [optimizer.state[p].get("x", p.detach().clone()) for p in parameters]
+    with _weights_in_place(parameters, evaluated):
+        held_out_loss, bits = _evaluate(model, *held_out)
+    with _weights_in_place(parameters, averages):
+        averaged_loss = None if settings.ema is None else _evaluate(model, *held_out)[0]
     return PlainRun(
         losses=tuple(losses), gradient_norms=tuple(norms), learning_rates=tuple(rates),
-        held_out_loss=held_out_loss, held_out_bits_per_byte=bits, model=model,
+        held_out_loss=held_out_loss, held_out_bits_per_byte=bits,
+        held_out_loss_ema=averaged_loss, model=model,
     )  # fmt: skip
 
 
@@ -120,6 +132,19 @@ def plain_learning_rate(settings: TrainSettings, step: int) -> float:
         case "cosine":
             angle = math.pi * (step - rising) / (settings.steps - rising)
             return (peak + lowest) / 2 + (peak - lowest) / 2 * math.cos(angle)
+
+
+@contextmanager
+def _weights_in_place(
+    parameters: Sequence[nn.Parameter], values: Sequence[Tensor]
+) -> Iterator[None]:
+    """Gives the parameters other values while it is open."""
+    own = [parameter.detach().clone() for parameter in parameters]
+    for sources in (values, own):
+        for parameter, source in zip(parameters, sources, strict=True):
+            parameter.data.copy_(source)
+        if sources is values:
+            yield
 
 
 def _batches_taken(skipped: Sequence[str]) -> Iterator[int]:

@@ -3,19 +3,29 @@
 from windlass.schema.optimizers.law import (
     NEWTON_SCHULZ_STEPS,
     DefaultRate,
+    LearningRateSchedule,
     OptimizerLaw,
     OptimizerName,
     OtherOptimizer,
     UpdateScope,
     optimizer_law,
 )
+from windlass.schema.optimizers.settings import (
+    averaging_faults,
+    optimizer_settings,
+    unread_settings,
+)
 
 __all__ = [
     "NEWTON_SCHULZ_STEPS",
     "DefaultRate",
+    "LearningRateSchedule",
     "OptimizerLaw",
     "OptimizerName",
     "OtherOptimizer",
     "UpdateScope",
+    "averaging_faults",
     "optimizer_law",
+    "optimizer_settings",
+    "unread_settings",
 ]

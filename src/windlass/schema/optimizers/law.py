@@ -14,7 +14,7 @@ from pydantic import Field
 
 from windlass.document import Document
 
-OtherOptimizer = Literal["lion", "sgd", "lamb", "muon"]
+OtherOptimizer = Literal["lion", "sgd", "lamb", "muon", "schedule-free"]
 OptimizerName = Literal["adamw", OtherOptimizer]
 
 UpdateScope = Literal["element", "tensor", "matrix"]
@@ -22,6 +22,11 @@ UpdateScope = Literal["element", "tensor", "matrix"]
 nothing, so that every kind of sharding is free. `tensor`: norms of the whole weight, which ranks
 that hold parts of it sum. `matrix`: all of a matrix, which is gathered from them; other weights
 are updated by element."""
+
+LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
+"""How the learning rate goes on after its warm-up. `cosine` and `linear` fall to the final rate at
+the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
+`constant` stays; `inverse_sqrt` falls with the root of the step."""
 
 NEWTON_SCHULZ_STEPS = 5
 """Iterations that make an update of Muon orthogonal. Source: Jordan et al. 2024."""
@@ -78,8 +83,13 @@ class OptimizerLaw(Document):
     """Default of `train.nesterov`; None if it has no such form."""
     weight_decay: float
     """Default of `train.weight_decay`."""
+    schedule: LearningRateSchedule = "cosine"
+    """Default of `train.schedule`."""
     learning_rate: DefaultRate | None = None
     """Default of `train.learning_rate`; None means the published one of a model's size."""
+    averages: bool = False
+    """Whether it trains other weights than those that are evaluated, which average them. Its first
+    moment is then a weight, and begins as the weight itself."""
 
     @property
     def quantizes_moments(self) -> bool:
@@ -106,8 +116,13 @@ class OptimizerLaw(Document):
         a, b = sorted((rows, columns))
         return NEWTON_SCHULZ_STEPS * (4 * a * a * b + 2 * a**3)
 
-    def first_moment(self, betas: tuple[float, float]) -> float:
-        """The first moment after one update, as a share of the gradient: proofs read it there."""
+    def first_moment(self, betas: tuple[float, float]) -> float | None:
+        """The first moment after one update, as a share of the gradient: proofs read it there.
+
+        None if it says nothing of the gradient's sign.
+        """
+        if self.averages:
+            return None
         shares = {"sgd": 1.0, "lion": 1 - betas[1]}
         return shares.get(self.name, 1 - betas[0])
 

@@ -50,6 +50,7 @@ def export(
     *,
     to: str | None = None,
     masks: Path | None = None,
+    ema: bool = False,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -64,10 +65,11 @@ def export(
             adapters alone (`hf`, `gguf` and `peft` make them in the run folder), or one
             safetensors file.
         masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
+        ema: Write the averages of the weights that a run with `train.ema` keeps.
         runs: The folder that holds the run folders.
         as_json: Print what was written as JSON.
     """
-    exported = api.export(run, to=to, masks=masks, root=runs)
+    exported = api.export(run, to=to, masks=masks, ema=ema, root=runs)
     if as_json:
         print_json(exported)
         return

@@ -1,0 +1,47 @@
+"""What an optimizer keeps of each weight beside the weight itself."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from windlass.schema import MomentFormat, OptimizerLaw, Plan, optimizer_law
+from windlass.torch_ext import StoredMoment
+
+
+class StateFormat(NamedTuple):
+    """What an optimizer keeps of each weight."""
+
+    law: OptimizerLaw
+    """How many moments."""
+    moments: MomentFormat = "float32"
+    """Their storage format."""
+    average: bool = False
+    """Whether an average of the weight is kept beside it, in the precision of the master."""
+
+    def new_moments(self, master: Tensor, *, matrix: bool) -> tuple[StoredMoment, ...]:
+        """The moments of a weight before its first update, each in its shape.
+
+        Args:
+            master: the weight.
+            matrix: whether it is a matrix between the first and the last layer.
+        """
+        shape, device = tuple(master.shape), master.device
+        moments = tuple(
+            StoredMoment.zeros(self.moments, which, shape, device)
+            for which in range(self.law.moments_of(matrix=matrix))
+        )
+        if master.dtype == torch.float64:
+            moments = tuple(StoredMoment(moment.values.double()) for moment in moments)
+        if self.law.averages:
+            moments[0].values.copy_(master.detach())
+        return moments
+
+    def new_average(self, master: Tensor) -> Tensor | None:
+        """The average of a weight before its first update: the weight; None if none is kept."""
+        return master.detach().clone() if self.average else None
+
+
+def state_format(plan: Plan) -> StateFormat:
+    """What the optimizer of a plan keeps of each weight."""
+    return StateFormat(optimizer_law(plan.optimizer), plan.moments, plan.ema is not None)
