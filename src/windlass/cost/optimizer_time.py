@@ -23,6 +23,8 @@ one float32 read and one written: their cost on a machine where nobody measured 
 _PART_ELEMENTS = 2**17
 """Elements of such a part."""
 _MASTER_BYTES = 4
+_AVERAGE_BYTES = 12
+"""Bytes that an average of the weights reads and writes: itself twice, and the masters again."""
 _NORM_CALLS = 7
 """Eager operations for each weight on a CPU: its gradient is flattened, split and normed, and the
 norm is added."""
@@ -100,6 +102,7 @@ def update_seconds(
         _GRADIENT_SUM_BYTES if plan.clip and plan.gradient_itemsize == _GRADIENT_SUM_BYTES else 0
     )
     moved = 2 * state + plan.gradient_itemsize + divided + working
+    moved += 0 if plan.ema is None else _AVERAGE_BYTES
     elements = updated_elements(plan, kind)
     rate = (device.mixed_update_rate if working else None) or device.update_rate
     seconds = elements * moved / rate + elements * _piece_seconds(law, device, moved)
@@ -181,6 +184,7 @@ def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
     counts = [p.count for p in kind.trained]
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
     calls = sum(-(-count // _PART_ELEMENTS) if decodes else 1 for count in counts)
+    calls += plan.ema is not None
     # Beside matrices that are updated whole there are weights with a fused kernel.
     several = len(kind.matrices) if law.scope == "matrix" else calls
     calls += several * (law.calls - 1)

@@ -185,7 +185,9 @@ class MasterParameter(ModelParameter):
 
     def averaged(self, averaging: Averaging) -> Tensor:
         """The averaged weight as layers compute with it, beside the trained one."""
-        kept = self.moments[0].values if self.average is None else self.average
+        kept = self.average if averaging.is_kept else self.moments[0].values
+        if kept is None:
+            raise ValueError(f"`{self.name}` has no average, which the plan says with `ema`")
         value = averaging.value(self.master.detach(), kept).to(self.working.dtype)
         return value.detach().requires_grad_()
 

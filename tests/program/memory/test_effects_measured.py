@@ -19,7 +19,6 @@ from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
-from windlass.schema.optimizers import OtherOptimizer
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.request import TrainSettings
 
@@ -61,7 +60,7 @@ def graph() -> Graph:
 def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
     settings = TrainSettings(
-        steps=1, batch=1, sequence=16, seed=0, optimizer=plan.optimizer or "adamw"
+        steps=1, batch=1, sequence=16, seed=0, optimizer=plan.optimizer or "adamw", ema=plan.ema
     )
     context = RankContext(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
@@ -95,7 +94,12 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
         tensor.data_ptr(): tensor.nbytes
         for layer in store.layers
         for weight in layer.owned
-        for tensor in (weight.master, weight.working, *(moment.values for moment in weight.moments))
+        for tensor in (
+            weight.master,
+            weight.working,
+            *(moment.values for moment in weight.moments),
+            *(() if weight.average is None else (weight.average,)),
+        )
     }
     held = peak = sum(lasting.values())
     for _, change in changes:
@@ -123,12 +127,13 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("optimizer", ["lion", "sgd", "lamb", "muon"])
+@pytest.mark.parametrize("optimizer", ["lion", "sgd", "lamb", "muon", "schedule-free", "ema"])
 def test_with_any_optimizer_the_peak_is_what_torch_allocates_to_half_a_percent(
-    chain: LayerStack, graph: Graph, optimizer: OtherOptimizer
+    chain: LayerStack, graph: Graph, optimizer: str
 ):
     plan = tiny_plan(graph, tiny_machine(), micro=4, sequence=SEQUENCE, precision="float32")
-    plan = plan.model_copy(update={"optimizer": optimizer})
+    choice = {"ema": 0.9} if optimizer == "ema" else {"optimizer": optimizer}
+    plan = plan.model_copy(update=choice)
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)

@@ -10,8 +10,9 @@ from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema import OtherOptimizer, TrainSettings, optimizer_law
+from windlass.schema.plan import Offload
 
-OTHERS: tuple[OtherOptimizer, ...] = get_args(OtherOptimizer)
+OTHERS: tuple[str, ...] = (*get_args(OtherOptimizer), "ema")
 
 SHARDED = {"micro": 1, "accumulation": 4, "data": 2, "sharding": (2, 2)}
 PLANS: dict[str, dict[str, Any]] = {
@@ -32,25 +33,30 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     two.close()
 
 
-def settings_of(name: OtherOptimizer) -> TrainSettings:
-    """Those of the pool's runs, with the optimizer's own defaults."""
-    kept = SETTINGS.model_dump(exclude={"betas", "momentum", "nesterov", "weight_decay"})
+def settings_of(name: str) -> TrainSettings:
+    """Those of the pool's runs, with the optimizer's own defaults; `ema` is AdamW with averages."""
+    if name == "ema":
+        return SETTINGS.model_copy(update={"ema": 0.5})
+    kept = SETTINGS.model_dump(
+        exclude={"betas", "momentum", "nesterov", "weight_decay", "schedule"}
+    )
     return TrainSettings.model_validate(kept | {"optimizer": name})
 
 
 def run(
     pool: RankPool,
-    name: OtherOptimizer,
+    name: str,
     *,
     resume: Path | None = None,
     **plan: Any,  # noqa: ANN401  keywords of a plan
 ) -> InstrumentedRun:
     keywords = {"precision": "float64", "sequence": SEQUENCE} | plan
-    given = tiny_plan(pool.graph, MACHINE, **keywords).model_copy(update={"optimizer": name})
+    choice = {"ema": 0.5} if name == "ema" else {"optimizer": name}
+    given = tiny_plan(pool.graph, MACHINE, **keywords).model_copy(update=choice)
     return pool.run(given, settings=settings_of(name), resume=resume)
 
 
-def require_equal(pool: RankPool, name: OtherOptimizer, **plan: Any) -> None:  # noqa: ANN401  keywords of a plan
+def require_equal(pool: RankPool, name: str, **plan: Any) -> None:  # noqa: ANN401  keywords of a plan
     precision = plan.get("precision", "float64")
     alone = run(pool, name, micro=1, accumulation=BATCH, precision=precision)
     result = compare_to_single_device(
@@ -60,7 +66,7 @@ def require_equal(pool: RankPool, name: OtherOptimizer, **plan: Any) -> None:  #
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_sharded_optimizer_equals_one_on_a_single_device(pool: RankPool, name: OtherOptimizer):
+def test_a_sharded_optimizer_equals_one_on_a_single_device(pool: RankPool, name: str):
     require_equal(pool, name, **SHARDED)
 
 
@@ -68,14 +74,16 @@ def test_a_sharded_optimizer_equals_one_on_a_single_device(pool: RankPool, name:
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_optimizer_under_any_plan_equals_one_on_a_single_device(
-    pool: RankPool, name: OtherOptimizer, plan: str
+    pool: RankPool, name: str, plan: str
 ):
     require_equal(pool, name, **PLANS[plan])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in OTHERS if optimizer_law(n).scope != "matrix"])
-def test_an_optimizer_in_phases_equals_one_in_memory(pool: RankPool, name: OtherOptimizer):
+@pytest.mark.parametrize(
+    "name", [n for n in OTHERS if n == "ema" or optimizer_law(n).scope != "matrix"]
+)
+def test_an_optimizer_in_phases_equals_one_in_memory(pool: RankPool, name: str):
     require_equal(
         pool, name, micro=4, accumulation=2, precision="float32", recompute="full",
         offload=OFFLOADED[0], stages=(PHASES,),
@@ -83,10 +91,23 @@ def test_an_optimizer_in_phases_equals_one_in_memory(pool: RankPool, name: Other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_run_of_an_optimizer_resumes_sharded_then_on_one_device(
-    pool: RankPool, name: OtherOptimizer
+@pytest.mark.parametrize("name", ["schedule-free", "ema"])
+@pytest.mark.parametrize("weights", ["on the device", "offloaded"])
+def test_averages_of_sharded_offloaded_weights_equal_those_of_one_device(
+    pool: RankPool, name: str, weights: str
 ):
+    away = weights == "offloaded"
+    require_equal(
+        pool, name, micro=2, accumulation=2, data=2, precision="float32", recompute="full",
+        sharding=(2, 2) if away else (1, 2),
+        offload=OFFLOADED[0] if away else Offload(optimizer="disk"),
+        stages=(PHASES,) if away else None,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_of_an_optimizer_resumes_sharded_then_on_one_device(pool: RankPool, name: str):
     whole = run(pool, name, micro=1, accumulation=BATCH)
     sharded = run(pool, name, resume=pool.merged_checkpoint(whole, 1), **SHARDED)
     alone = run(pool, name, resume=pool.merged_checkpoint(sharded, 2), micro=1, accumulation=BATCH)

@@ -273,6 +273,7 @@ def plain_plan(planned: Planned) -> Planned:
         model=plan.model,
         precision=plan.precision,
         optimizer=plan.optimizer,
+        ema=plan.ema,
         moments=plan.moments,
         deterministic=plan.deterministic,
         # Another kernel rounds otherwise; the run in plain PyTorch computes it in its own way.
