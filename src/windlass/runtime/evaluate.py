@@ -13,7 +13,7 @@ from windlass.program import chunks_of_stage
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 

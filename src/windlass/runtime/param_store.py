@@ -18,9 +18,9 @@ from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
 from windlass.runtime.checkpoint.load_state import load_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
 from windlass.runtime.interpreter import Handlers
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,

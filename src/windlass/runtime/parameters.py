@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
-from windlass.runtime.optimizers.averages import Averaging
-from windlass.runtime.optimizers.state_format import StateFormat
+from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.schema import Plan, Precision, optimizer_law
 from windlass.torch_ext import CpuDevice, Device, StoredMoment
 

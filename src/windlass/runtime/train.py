@@ -37,7 +37,7 @@ from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
-from windlass.runtime.optimizers.averages import averaging_of
+from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import InMemoryStore, ParamStore

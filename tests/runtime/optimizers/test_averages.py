@@ -18,9 +18,9 @@ from windlass.runtime.checkpoint.averaged_weights import (
 )
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest, latest_checkpoint
 from windlass.runtime.inference.inference_model import InferenceModel
-from windlass.runtime.optimizers.averages import averaging_of
+from windlass.runtime.optimizer_state.averages import averaging_of
+from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.state_format import StateFormat
 from windlass.runtime.parameters import new_master_parameter
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop

@@ -6,9 +6,9 @@ from torch import nn
 
 import windlass
 from windlass.errors import InputErrors
+from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.state_format import StateFormat
 from windlass.runtime.parameters import new_master_parameter
 from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.schema import ParameterGroup, TrainSettings, optimizer_law

@@ -15,7 +15,7 @@ from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import MANIFEST_FILE, Checkpoint, layer_file
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.checkpoint.safetensors_io import stream_tensors
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
 
 _AVERAGES = ".averages"
 """Folder of averaged weights beside that of merged ones."""

@@ -24,7 +24,7 @@ from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage
 from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.step_state import LossScale
 
 MANIFEST_FILE = "manifest.json"

@@ -29,9 +29,9 @@ from windlass.runtime.distributed.flat_shard import (
 from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 from windlass.runtime.distributed.shard_ranks import ShardRanks
 from windlass.runtime.interpreter import Handlers
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
     DTYPES,

@@ -33,9 +33,9 @@ from windlass.runtime.offload.state_layout import (
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import ParameterPart
-from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.parameters import DTYPES, grad_accum_dtype
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import MomentCodec, StoredMoment

@@ -29,7 +29,7 @@ from windlass.runtime.offload.loaded_layer import LoadedLayer, OffloadedGrads
 from windlass.runtime.offload.staging_buffers import StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.runtime.offload.unloaded_layer import unloaded_layer
-from windlass.runtime.optimizers.averages import Averaging
+from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
 from windlass.runtime.parameters import (

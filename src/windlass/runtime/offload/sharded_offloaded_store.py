@@ -27,8 +27,8 @@ from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
+from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.state_format import state_format
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers import lamb, muon
-from windlass.runtime.optimizers.averages import averaging_of
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
 from windlass.runtime.optimizers.groups import rate_and_decay
 from windlass.runtime.optimizers.learning_rate import learning_rate

@@ -1,0 +1,1 @@
+"""What is kept of each weight beside it: moments and averages."""
