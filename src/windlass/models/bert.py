@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
+from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
-    build_feed_forward,
     build_norm,
 )
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import Literal
 
+from windlass.models.experts.config import ExpertConfig
 from windlass.schema import SparsityRequest
 
 NormType = Literal["layer", "rms", "zero_centered_rms"]
@@ -167,6 +168,8 @@ class TransformerConfig:
     split_blocks: bool = False
     """Whether attention and feed-forward are separate layers, so that a pipeline stage can end
     between them."""
+    experts: ExpertConfig | None = None
+    """Experts in place of the feed-forward branch; None has none."""
     sparsity: SparsityRequest | None = None
     """Which weights of the blocks are absent; None keeps all."""
     source: str = ""
@@ -205,14 +208,17 @@ class TransformerConfig:
         return self.head_width if self.score_width is None else self.score_width
 
     def of_block(self, index: int) -> "TransformerConfig":
-        """The configuration of one block, which has a sliding window or not."""
+        """The configuration of one block, which has a sliding window or not, and experts or not."""
+        config = self
+        if self.experts is not None and not self.experts.has_experts(index):
+            config = replace(config, experts=None)
         if self.sliding_window is None:
-            return self
+            return config
         if not self.windows[index]:
-            return replace(self, sliding_window=None)
+            return replace(config, sliding_window=None)
         if self.window_rotary_base is None:
-            return self
-        return replace(self, rotary_base=self.window_rotary_base, rope_scaling=None)
+            return config
+        return replace(config, rotary_base=self.window_rotary_base, rope_scaling=None)
 
     def errors(self) -> tuple[str, ...]:
         """Every reason why this model cannot be built, one sentence each; empty if it can."""
@@ -232,6 +238,8 @@ class TransformerConfig:
         if self.rope_scaling is not None:
             errors += self.rope_scaling.errors()
         errors += self._score_errors()
+        if self.experts is not None:
+            errors += self._expert_errors(self.experts)
         if self.width % self.heads and self.head_dim is None:
             below = self.width // self.heads * self.heads
             nearest = [str(width) for width in (below, below + self.heads) if width]
@@ -270,3 +278,16 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 yield f"`{name}` is {value:g}, must be above 0"
+
+    def _expert_errors(self, experts: ExpertConfig) -> Iterator[str]:
+        """Every reason why blocks cannot have such experts."""
+        yield from experts.errors()
+        if experts.every > 0 and not any(map(experts.has_experts, range(self.layers))):
+            yield (
+                f"none of {self.layers} layers has experts with `dense_layers` "
+                f"{experts.dense_layers} and `expert_every` {experts.every}; lower these"
+            )
+        if self.ffn_bias:
+            yield "experts have no bias, but `ffn_bias` is set; take a model of the Llama family"
+        if self.sparsity is not None:
+            yield "weights of experts cannot be absent; leave out `sparsity`"

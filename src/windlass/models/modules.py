@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.config import Activation, RopeScaling, TransformerConfig
 from windlass.models.packing.documents import positions_in_documents
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
@@ -71,8 +71,12 @@ def _rms_norm(config: TransformerConfig, width: int) -> nn.RMSNorm:
 
 def residual_projection(config: TransformerConfig, inputs: int, *, bias: bool) -> Projection:
     """The projection back to d that ends a residual branch, of which each block has two."""
-    std = INIT_STD / (2 * config.layers) ** 0.5
-    return Projection(inputs, config.width, bias=bias, std=std)
+    return Projection(inputs, config.width, bias=bias, std=residual_std(config))
+
+
+def residual_std(config: TransformerConfig) -> float:
+    """Standard deviation of the weights that end a residual branch, of which each block has two."""
+    return INIT_STD / (2 * config.layers) ** 0.5
 
 
 class RotaryEmbedding(nn.Module):
@@ -186,13 +190,7 @@ class GatedFeedForward(nn.Module, TensorShardable, Sparsifiable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        return self.output(self._activated(self.gate(x)) * self.input(x))
-
-    def _activated(self, gate: Tensor) -> Tensor:
-        if self.activation == "swiglu":
-            return functional.silu(gate)
-        approximate = "tanh" if self.activation == "geglu_tanh" else "none"
-        return functional.gelu(gate, approximate=approximate)
+        return self.output(activated_gate(self.gate(x), self.activation) * self.input(x))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the f inner features, the same of gate and input."""
@@ -212,6 +210,14 @@ class GatedFeedForward(nn.Module, TensorShardable, Sparsifiable):
         }
 
 
-def build_feed_forward(config: TransformerConfig) -> nn.Module:
-    """The feed-forward branch that the configuration asks for."""
+def activated_gate(gate: Tensor, activation: Activation) -> Tensor:
+    """The gate of SwiGLU or GEGLU, activated."""
+    if activation == "swiglu":
+        return functional.silu(gate)
+    approximate = "tanh" if activation == "geglu_tanh" else "none"
+    return functional.gelu(gate, approximate=approximate)
+
+
+def build_dense_feed_forward(config: TransformerConfig) -> nn.Module:
+    """The feed-forward branch that the configuration asks for, without experts."""
     return GatedFeedForward(config) if config.is_gated else FeedForward(config)

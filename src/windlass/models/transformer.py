@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
+from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
     RotaryEmbedding,
-    build_feed_forward,
     build_norm,
 )
 from windlass.models.packing.documents import SeesDocuments, positions_in_documents

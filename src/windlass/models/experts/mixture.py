@@ -1,0 +1,210 @@
+"""A feed-forward branch of experts, of which each token takes a few (plain PyTorch).
+
+Shape letters: b micro-batch, s sequence, n = b s tokens, d width, E experts, k experts of a token,
+f inner width of an expert.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from windlass.models.config import TransformerConfig
+from windlass.models.experts.config import ExpertConfig
+from windlass.models.experts.grouped_products import grouped_linear
+from windlass.models.experts.routing import Router, count_rows
+from windlass.models.modules import (
+    INIT_STD,
+    Projection,
+    activated_gate,
+    build_dense_feed_forward,
+    residual_std,
+)
+
+
+class Exchange(Protocol):
+    """Brings rows to the ranks of their experts, and the results back."""
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: "Experts") -> Tensor:
+        """The results of rows that are sorted by expert, `[n k d]` to `[n k d]`.
+
+        Args:
+            rows: `Float[n*k d]`, sorted by expert; those without an expert come last.
+            counts: rows of each of all E experts, `Int[E]`.
+            experts: the experts of this rank.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LocalExchange:
+    """Every expert is on this rank."""
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: "Experts") -> Tensor:
+        """The experts' results of the rows."""
+        y: Tensor = experts(rows, counts)
+        return y
+
+
+class ExpertLinear(nn.Module):
+    """A linear layer without bias of each expert; `weight` is `[E outputs inputs]`."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, std: float) -> None:
+        super().__init__()
+        self.std = std
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights."""
+        if not self.weight.is_meta:
+            nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Maps `[rows inputs]`, sorted by expert, to `[rows outputs]`."""
+        return grouped_linear(rows, self.weight, counts)
+
+
+class Experts(nn.Module):
+    """The feed-forward branches of E experts, with a gate if the configuration has one."""
+
+    def __init__(self, config: TransformerConfig, experts: ExpertConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        count, d, f = experts.count, config.width, experts.ffn
+        self.gate = ExpertLinear(count, d, f, std=INIT_STD) if config.is_gated else None
+        self.up = ExpertLinear(count, d, f, std=INIT_STD)
+        self.down = ExpertLinear(count, f, d, std=residual_std(config))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Maps `[rows d]`, sorted by expert, to `[rows d]`.
+
+        Args:
+            rows: tokens; those behind the last expert's give no usable number.
+            counts: rows of each expert, `Int[E]`.
+        """
+        if self.gate is None:
+            approximate = "tanh" if self.activation == "gelu_tanh" else "none"
+            inner = functional.gelu(self.up(rows, counts), approximate=approximate)
+        else:
+            gate = activated_gate(self.gate(rows, counts), self.activation)
+            inner = gate * self.up(rows, counts)
+        y: Tensor = self.down(inner, counts)
+        return y
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token's k experts, weighted by its router, beside a shared expert if there is one.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538; dropless products as in Gale et al. 2022,
+    arXiv:2211.15841. In plain PyTorch the balance loss joins by itself: the gradient of a batch's
+    loss is then that of the loss plus `balance_loss` times the mean over its sequences.
+
+    Args:
+        config: a configuration with `experts`.
+        experts: the same `experts`.
+    """
+
+    def __init__(self, config: TransformerConfig, experts: ExpertConfig) -> None:
+        super().__init__()
+        self.router = Router(config.width, experts, std=INIT_STD)
+        self.experts = Experts(config, experts)
+        shared = experts.shared_ffn
+        self.shared = (
+            None if shared is None else build_dense_feed_forward(replace(config, ffn=shared))
+        )
+        self.shared_gate = Projection(config.width, 1, bias=False) if experts.shared_gate else None
+        self.exchange: Exchange = LocalExchange()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to `[b s d]`."""
+        routing = self.router(x)
+        order = _order(routing.experts, self.router.config.count)
+        rows = _ToExperts.apply(x.flatten(0, 1), order.by_expert, order.by_token)
+        rows = self.exchange(rows, order.counts, self.experts)
+        y = _ToTokens.apply(rows, order.by_expert, order.by_token)
+        y = y.unflatten(0, routing.weights.shape) * routing.weights.unsqueeze(-1)
+        y = y.sum(1).view_as(x)
+        return y if self.shared is None else y + self._shared(x, self.shared)
+
+    def _shared(self, x: Tensor, shared: nn.Module) -> Tensor:
+        """What all tokens take, `[b s d]`."""
+        y: Tensor = shared(x)
+        return y if self.shared_gate is None else y * self.shared_gate(x).sigmoid()
+
+
+def build_feed_forward(config: TransformerConfig) -> nn.Module:
+    """The feed-forward branch that the configuration asks for."""
+    if config.experts is None:
+        return build_dense_feed_forward(config)
+    return MixtureOfExperts(config, config.experts)
+
+
+class _Order(NamedTuple):
+    """The rows of all tokens, k of each, in the order of their experts."""
+
+    by_expert: Tensor
+    """`Int[n*k]`: which row of the tokens' order stands at each place of the experts' order."""
+    by_token: Tensor
+    """`Int[n*k]`: the place of each row of the tokens' order in the experts'."""
+    counts: Tensor
+    """`Int[E]`: rows of each expert."""
+
+
+def _order(experts: Tensor, count: int) -> _Order:
+    flat = experts.flatten()
+    by_expert = flat.argsort(stable=True)
+    by_token = torch.empty_like(by_expert).scatter_(
+        0, by_expert, torch.arange(len(flat), device=flat.device)
+    )
+    # Those without an expert have the number after the last one's.
+    return _Order(by_expert, by_token, count_rows(flat, count + 1)[:-1])
+
+
+class _ToExperts(torch.autograd.Function):
+    """Copies each token's row to the places of its experts.
+
+    Gradients are gathered and summed over a token's experts, in the order of its choices: torch's
+    own backward of an index would add rows in any order on an accelerator.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch's own context
+        x: Tensor,
+        by_expert: Tensor,
+        by_token: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(by_token)
+        ctx.tokens = len(x)
+        return x.index_select(0, by_expert // (len(by_token) // len(x)))
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        *gradients: Tensor,
+    ) -> tuple[Tensor, None, None]:
+        rows = gradients[0].index_select(0, ctx.saved_tensors[0])
+        return rows.unflatten(0, (ctx.tokens, -1)).sum(1), None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """Brings the experts' rows back into the order of the tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch's own context
+        rows: Tensor,
+        by_expert: Tensor,
+        by_token: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(by_expert)
+        return rows.index_select(0, by_token)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        *gradients: Tensor,
+    ) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
