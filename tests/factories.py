@@ -116,6 +116,61 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     )
 
 
+def expert_graph(*, experts: int = 12, layers: int = 4, width: int = 32) -> Graph:
+    """A tiny graph whose blocks have experts of two matrices each, of which a token takes two."""
+    graph = tiny_graph(layers=layers, width=width, tied=False)
+    stacked = (experts, width, width)
+    weights = tuple(
+        ParameterInfo(name=f"experts.{name}.weight", shape=stacked, expert=True)
+        for name in ("up", "down")
+    )
+    router = ParameterInfo(name="router.weight", shape=(experts, width))
+    block = LayerKind(
+        name="block",
+        parameters=(router, *weights),
+        costs=_costs(lambda e: _expert_cost(e, width, experts)),
+        is_hidden=True,
+    )
+    return graph.model_copy(update={"name": "experts", "kinds": {**graph.kinds, "block": block}})
+
+
+def _expert_cost(e: int, width: int, experts: int) -> dict[str, object]:
+    """Rows go to two experts each, are multiplied twice, and are summed."""
+    x, rows = Polynomial(bs=width * e), Polynomial(bs=2 * width * e)
+    each, weight = Polynomial(bs=2 / experts), Polynomial(constant=experts * width * width * e)
+
+    def moved(name: str, live: Polynomial) -> Op:
+        return Op(name=name, kind="memory", read_bytes=x, written_bytes=rows, live_bytes=live)
+
+    def product(name: str, times: int) -> Op:
+        makes_gradient = name == "grouped_linear_weight_grad"
+        count, side = Polynomial(constant=experts), Polynomial(constant=width)
+        return Op(
+            name=name,
+            kind="matmul",
+            flop=Polynomial(bs=2 * 2 * width * width),
+            read_bytes=rows.doubled if makes_gradient else rows._replace(constant=weight.constant),
+            written_bytes=weight if makes_gradient else rows,
+            live_bytes=_times(rows, times),
+            shape=MatmulShape(count, side, side, each)
+            if makes_gradient
+            else MatmulShape(count, each, side, side),
+        )
+
+    back = ("grouped_linear_input_grad", "grouped_linear_weight_grad")
+    return {
+        "forward": (
+            moved("index_select", rows), product("grouped_linear", 2),
+            product("grouped_linear", 3), moved("sum", _times(rows, 3)),
+        ),
+        "backward": (
+            moved("expand", _times(rows, 3)), *(product(name, 4) for name in back),
+            *(product(name, 3) for name in back), moved("sum", rows),
+        ),
+        "saved_bytes": rows.doubled, "input_bytes": x, "output_bytes": x,
+    }  # fmt: skip
+
+
 def sharded_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2))) -> Graph:
     """A tiny graph with tensor-parallel shards, and a replicated norm in all layers but the first.
 
@@ -233,6 +288,7 @@ def tiny_plan(
     pipeline: int = 1,
     tensor: int = 1,
     data: int = 1,
+    expert: int = 1,
     schedule: str = "1f1b",
     virtual_stages: int = 1,
     sharding: tuple[int, int] = (1, 1),
@@ -263,6 +319,7 @@ def tiny_plan(
                 "pipeline": pipeline,
                 "tensor": tensor,
                 "data": data,
+                "expert": expert if expert > 1 else None,
                 "schedule": schedule,
                 "virtual_stages": virtual_stages,
             },

@@ -27,7 +27,7 @@ from windlass.models import build_layer_stack
 from windlass.program import lower
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups, SingleProcess
-from windlass.runtime.distributed.sharded_store import ShardedStore
+from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.interpreter import Handler, Interpreter, timer_for
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.offload.offloaded_store import OffloadedStore

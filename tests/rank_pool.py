@@ -12,11 +12,12 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
-from windlass.models.catalog import is_causal
+from windlass.models.catalog import has_config, is_causal
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
@@ -92,7 +93,7 @@ class RankPool:
         size: number of processes; a plan takes the first of them.
         degrees: tensor-parallel degrees that plans may have.
         width: width of the model.
-        model: name of a catalog model.
+        model: name of a catalog model, or `file.py:function`.
         processes: the processes, if another pool has started them.
         examples: what is trained on in place of text.
     """
@@ -122,7 +123,11 @@ class RankPool:
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
         self.stack: LayerStack = build_layer_stack(model, dials, device="meta")
-        self.graph: Graph = catalog_graph(model, *degrees, **dials)
+        self.graph: Graph = (
+            catalog_graph(model, *degrees, **dials)
+            if has_config(model)
+            else capture_graph(self.stack)
+        )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(description))

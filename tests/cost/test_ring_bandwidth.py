@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from windlass.cost.ring_bandwidth import message_cost, ring_cost
+from windlass.cost.ring_bandwidth import all_to_all_cost, message_cost, ring_cost
 from windlass.hardware import catalog
 from windlass.schema.machine import Link
 
@@ -53,6 +53,19 @@ def test_messages_of_a_host_share_its_cards_and_a_lone_one_does_not():
     assert message_cost(HOST, 64, active_devices=8).byte_seconds == pytest.approx(2 / CARDS.rate)
     assert message_cost(HOST, 64, active_devices=1).byte_seconds == pytest.approx(1 / CARDS.rate)
     assert message_cost(HOST, 8, active_devices=4).byte_seconds == pytest.approx(1 / SWITCH.rate)
+
+
+def test_an_exchange_of_tokens_within_a_host_takes_as_long_as_a_ring_of_as_many_bytes():
+    """Each device sends 7/8 of its buffer through its own port, as a member of a ring does."""
+    exchange = all_to_all_cost(HOST, 8, stride=1, active_devices=8)
+    assert exchange == ring_cost(HOST, 8, stride=1, active_devices=8)
+
+
+def test_between_hosts_every_device_sends_through_the_cards_that_its_host_shares():
+    """Of 15 messages 8 leave the host, over cards that two devices share; a ring crosses once."""
+    exchange = all_to_all_cost(HOST, 16, stride=1, active_devices=64)
+    assert exchange.byte_seconds == pytest.approx(2 * 8 / 15 / CARDS.rate)
+    assert exchange.hop_seconds == pytest.approx((7 * SWITCH.latency + 8 * CARDS.latency) / 15)
 
 
 @given(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from factories import (
     HOST_OFFLOAD,
+    expert_graph,
     late_tied_graph,
     sharded_graph,
     tiny_graph,
@@ -21,11 +22,13 @@ GRAPHS = (
     tiny_graph(layers=4, tied=False),
     tiny_graph(layers=4, tied=True),
     late_tied_graph(before=1, between=2),
+    expert_graph(layers=4),
 )
-"""Graphs of six layers without tied weights, or with tied weights of the first or third layer."""
+"""Graphs of six layers: without tied weights, with tied weights of the first or third layer, and
+with twelve experts in each block."""
 
 SHARDED_GRAPHS = (
-    *map(sharded_graph, GRAPHS),
+    *map(sharded_graph, GRAPHS[:3]),
     sharded_graph(tiny_graph(layers=4, tied=True, vocabulary=61)),
 )
 """The same with tensor-parallel shards, and one with an uneven vocabulary."""
@@ -35,14 +38,18 @@ RESIDENT_OFFLOADS = (Offload(), Offload(optimizer="host"), Offload(activations="
 
 @st.composite
 def distributed_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
-    """A graph of six layers and a plan: pipeline 1 to 3, data 1 to 4, tensor 1, 2, 4 or 2x2."""
+    """A graph of six layers and a plan: pipeline 1 to 3, data 1 to 4, tensor 1, 2, 4 or 2x2.
+
+    Replicas divide experts where there are any.
+    """
     tensor = draw(st.sampled_from([1, 2, 4, TensorGrid(2, 2)]))
     graph = draw(st.sampled_from(GRAPHS if tensor == 1 else SHARDED_GRAPHS))
     pipeline, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4]))
     optimizer = draw(st.sampled_from(_divisors(replicas)))
     weights = draw(st.sampled_from(_divisors(optimizer)))
     accumulation, virtual_stages = draw(st.integers(1, 4)), 1
-    offloads = draw(st.booleans())
+    expert = draw(st.sampled_from(_divisors(replicas))) if graph.experts else 1
+    offloads = expert == 1 and draw(st.booleans())
     schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
     schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
     if schedule == "interleaved":
@@ -56,10 +63,13 @@ def distributed_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         pipeline=pipeline,
         tensor=tensor,
         data=replicas,
+        expert=expert,
         sharding=(weights, optimizer),
         schedule=schedule,
         virtual_stages=virtual_stages,
-        offload=offload if offloads else draw(st.sampled_from(RESIDENT_OFFLOADS)),
+        offload=offload
+        if offloads
+        else draw(st.sampled_from(RESIDENT_OFFLOADS[:: 1 if expert == 1 else 2])),
         stages=_phased(draw, pipeline) if offloads else _chunks(draw, pipeline * virtual_stages),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "full"])),

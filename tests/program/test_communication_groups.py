@@ -71,7 +71,12 @@ def test_every_rank_finds_the_ranks_that_its_collectives_take(drawn: tuple[Graph
         alone = (device,)
         for kind, use in (("unshard_weights", "gather"), ("all_gather_params", "update")):
             expected = communication_group(Instruction(kind, 0), device, plan)
-            assert by_use.get(communicator_use(use, plan), alone) == expected
+            shared = "scatter" if plan.parallel.expert else communicator_use(use, plan)
+            assert by_use.get(shared, alone) == expected
+        if plan.parallel.expert:
+            group = communication_group(Instruction("forward", 1), device, plan)
+            assert by_use["experts"] == group
+            assert len(group) == plan.parallel.expert
         if tensor > 1:
             assert by_use["all"] == communication_group(Instruction("forward", 0), device, plan)
         whole_stage = {

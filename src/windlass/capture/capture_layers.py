@@ -26,6 +26,7 @@ from windlass.models import (
     TensorParallelRank,
     can_fuse_loss,
     chooses_attention,
+    expert_parameters,
     is_embedding_only,
     layer_sharding,
     param_shards,
@@ -257,6 +258,7 @@ def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
     shards = {}
     if subject.tp_rank.degree > 1:
         shards = param_shards(stack.layers[index], layer_sharding(stack, index), subject.tp_rank)
+    stacked = expert_parameters(subject.layer)
     for name, parameter in subject.layer.named_parameters(remove_duplicate=False):
         shard = shards.get(name)
         yield ParameterInfo(
@@ -266,6 +268,7 @@ def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
             shard_dim=None if shard is None else _only_sharded_dim(shard),
             replicated_over=None if shard is None else shard.replicated_over,
             frozen=None if parameter.requires_grad else True,
+            expert=True if name in stacked else None,
         )
 
 

@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from math import log2
 
 from windlass.cost.op_time import key_value_bytes, plan_micro
-from windlass.cost.ring_bandwidth import LinkCost, message_cost, ring_cost
+from windlass.cost.ring_bandwidth import LinkCost, all_to_all_cost, message_cost, ring_cost
 from windlass.program import (
     MATCHING_RECEIVE,
     CommunicationVolume,
@@ -77,7 +77,7 @@ class CommunicationCosts:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
-        return sum(map(self.tensor_parallel_seconds, self._volume.pass_collectives(instruction)))
+        return sum(map(self.pass_collective_seconds, self._volume.pass_collectives(instruction)))
 
     def whole_matrix_seconds(self, kind: LayerKind) -> float:
         """Seconds to sum the parts of a layer's matrices, where an optimizer updates them whole.
@@ -94,24 +94,36 @@ class CommunicationCosts:
             seconds += self._replica_ring(all_reduce_bytes(nbytes, shards), shards)
             if int(tensor) > 1:
                 sent = all_reduce_bytes(nbytes, int(tensor))
-                seconds += self.tensor_parallel_seconds(PassCollective("all_reduce", "all", sent))
+                seconds += self.pass_collective_seconds(PassCollective("all_reduce", "all", sent))
         return seconds
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
-        """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""
-        degree, shards = self._plan.sharding.parameters, updates_per_shard(self._plan)
+        """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients.
+
+        Those of experts, which other replicas share, are gathered and reduced one after the other.
+        """
+        return sum(self._part_seconds(kind, *part) for part in sizes.parts(self._plan))
+
+    def _part_seconds(self, kind: InstructionKind, plan: Plan, sizes: StateSizes) -> float:
+        """Seconds of one part of a layer's state, under the plan as that part sees it."""
+        degree, shards = plan.sharding.parameters, updates_per_shard(plan)
+        apart = self._apart(plan)
         if kind == "unshard_weights":
-            if self._plan.sharding.reshard:
+            if plan.sharding.reshard:
                 return 0.0
             return self._replica_ring(
-                all_gather_bytes(sizes.weights, degree), degree, stride=shards
+                all_gather_bytes(sizes.weights, degree), degree, stride=shards * apart
             )
         if kind == "all_gather_params":
             if self._stack.overlaps_gather:
                 return 0.0
             updated = sizes.updated_weights * shards
-            return self._replica_ring(all_gather_bytes(updated, shards), shards)
-        return self._reduce_seconds(sizes)
+            return self._replica_ring(all_gather_bytes(updated, shards), shards, stride=apart)
+        return self._reduce_seconds(plan, sizes)
+
+    def _apart(self, plan: Plan) -> int:
+        """Replicas from one to the next of those that share a part of the state."""
+        return self._plan.parallel.data // plan.parallel.data
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of an instruction's communication that overlaps with computation."""
@@ -145,10 +157,14 @@ class CommunicationCosts:
         """
         if not self._has_communication_lane:
             return 0.0
+        parts = sizes.parts(self._plan)
         if self._stack is not OWN_STACK:
-            return self._reduce_seconds(sizes) if self._stack.overlaps_reduction else 0.0
-        scattered = self._scatter_seconds(sizes) if self.alternates_reductions else 0.0
-        return scattered + self._all_reduce_seconds(sizes)
+            overlaps = self._stack.overlaps_reduction
+            return sum(self._reduce_seconds(*part) for part in parts) if overlaps else 0.0
+        reduced = sum(self._all_reduce_seconds(*part) for part in parts)
+        if self.alternates_reductions:
+            reduced += sum(self._scatter_seconds(*part) for part in parts)
+        return reduced
 
     @cached_property
     def alternates_reductions(self) -> bool:
@@ -177,16 +193,31 @@ class CommunicationCosts:
             return False
         return parallel.replicas > 1
 
-    def tensor_parallel_seconds(self, collective: PassCollective) -> float:
-        """Seconds of one tensor-parallel collective."""
+    def pass_collective_seconds(self, collective: PassCollective) -> float:
+        """Seconds of one collective inside a pass."""
         if not collective.sent_bytes:
             return 0.0
+        if collective.axis == "experts":
+            return self._all_to_all_seconds(collective.sent_bytes)
         rounds = 2 if collective.kind == "all_reduce" else 1
         ranks = group_size(self._plan.parallel.tensor, collective.axis)
         fixed = rounds * self._stack.collective_seconds * log2(ranks)
         return fixed + self._tensor_parallel_ring(
             collective.sent_bytes, collective.axis, passes=rounds
         )
+
+    def _all_to_all_seconds(self, sent_bytes: int) -> float:
+        """Seconds of an exchange of tokens between the ranks that divide experts.
+
+        Each rank sends every other one `1 / e` of its buffer at once, so that of all links that
+        they cross the slowest counts.
+        """
+        ranks = self._plan.parallel.expert_degree
+        cost = all_to_all_cost(
+            self._machine.links, ranks, stride=int(self._plan.parallel.tensor),
+            active_devices=self._active_devices,
+        )  # fmt: skip
+        return sent_bytes * cost.byte_seconds + (ranks - 1) * cost.hop_seconds
 
     def gather_seconds(self, instruction: Instruction) -> float:
         """Seconds of communication that runs beside a pass: FSDP's and context parallelism's.
@@ -227,8 +258,8 @@ class CommunicationCosts:
         each = self._stack.reduce_bytes
         return nbytes if each is None else nbytes * each / self._plan.gradient_itemsize
 
-    def _reduce_seconds(self, sizes: StateSizes) -> float:
-        """Seconds of a layer's gradient reduction.
+    def _reduce_seconds(self, plan: Plan, sizes: StateSizes) -> float:
+        """Seconds of the gradient reduction of a part of a layer.
 
         Gradients of weights that tensor-parallel ranks replicate are summed over these ranks, the
         whole is reduce-scattered within the optimizer's sharding group, and the shards are summed
@@ -236,36 +267,34 @@ class CommunicationCosts:
         """
         replicated = sum(
             self._tensor_parallel_ring(sent, axis, passes=2)
-            for axis, sent in replicated_gradient_sums(sizes, self._plan)
+            for axis, sent in replicated_gradient_sums(sizes, plan)
         )
-        return replicated + self._scatter_seconds(sizes) + self._all_reduce_seconds(sizes)
+        scattered = self._scatter_seconds(plan, sizes)
+        return replicated + scattered + self._all_reduce_seconds(plan, sizes)
 
-    def _scatter_seconds(self, sizes: StateSizes) -> float:
-        """Seconds of the reduce-scatter of a layer's gradient."""
-        if self._plan.sharding.reshard:
-            return 0.0
-        return self._reduce_scatter_seconds(round(self._reduced(sizes.gradients)))
-
-    def _reduce_scatter_seconds(self, nbytes: int) -> float:
-        """Seconds of a reduce-scatter of a buffer within the optimizer's sharding group.
+    def _scatter_seconds(self, plan: Plan, sizes: StateSizes) -> float:
+        """Seconds of the reduce-scatter of a gradient within the optimizer's sharding group.
 
         gloo has no reduce-scatter: each device copies what the others need and sums what arrives,
         `3 B + B / n` bytes read and written by its cores.
         """
-        degree = self._plan.sharding.optimizer
-        seconds = self._replica_ring(all_gather_bytes(nbytes, degree), degree)
+        if plan.sharding.reshard:
+            return 0.0
+        degree, nbytes = plan.sharding.optimizer, round(self._reduced(sizes.gradients))
+        sent = all_gather_bytes(nbytes, degree)
+        seconds = self._replica_ring(sent, degree, stride=self._apart(plan))
         device = self._machine.device
         if degree > 1 and nbytes and device.kind == "cpu":
             moved = 3 * nbytes + nbytes // degree
             seconds += moved / device.traffic.at(moved)
         return seconds
 
-    def _all_reduce_seconds(self, sizes: StateSizes) -> float:
+    def _all_reduce_seconds(self, plan: Plan, sizes: StateSizes) -> float:
         """Seconds of the all-reduce of shards over the replicas that update the same one."""
-        degree = self._plan.sharding.optimizer
-        others = self._plan.parallel.replicas // degree
-        nbytes = round(self._reduced(sizes.gradient_shard))
-        return self._replica_ring(all_reduce_bytes(nbytes, others), others, stride=degree, passes=2)
+        degree = plan.sharding.optimizer
+        others = plan.parallel.replicas // degree
+        sent = all_reduce_bytes(round(self._reduced(sizes.gradient_shard)), others)
+        return self._replica_ring(sent, others, stride=degree * self._apart(plan), passes=2)
 
     def _tensor_parallel_ring(self, sent_bytes: int, axis: TensorAxis, *, passes: int) -> float:
         """Seconds of one ring of tensor-parallel ranks."""

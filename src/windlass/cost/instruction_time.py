@@ -18,7 +18,6 @@ from windlass.cost.optimizer_time import (
     norm_launch_seconds,
     norm_rate,
     update_seconds,
-    updated_elements,
 )
 from windlass.cost.step_traffic import (
     batch_load_bytes,
@@ -35,10 +34,12 @@ from windlass.program import (
     layers_of_stage,
     mesh_coord,
     pass_ops,
+    rank_kinds,
     selective_layers,
     stages_by_layer,
     tied_across_stages,
     tied_elements_within_stage,
+    updated_elements,
     with_attention,
 )
 from windlass.schema import Graph, Machine, Plan
@@ -68,8 +69,8 @@ class InstructionCosts:
         self._device = machine.device.effective(offloads=plan.offloads)
         in_turn = machine.execution_model == "bulk-synchronous"
         self._rates = DeviceRates(self._device, mode, machine.stack, in_turn=in_turn)
-        shard = graph.shard(plan.parallel.tensor, loss=plan.loss)
-        self._kinds = tuple(shard.layer_kinds())
+        kinds = rank_kinds(plan, graph)
+        self._kinds = tuple(kinds[each.name] for each in graph.layer_kinds())
         self._selective = selective_layers(plan)
         self._cache: dict[tuple[object, ...], TermSeconds] = {}
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}

@@ -1,7 +1,7 @@
 """Time of what follows a layer's passes: the gradient norm and the optimizer's step."""
 
 from windlass.cost.op_time import TermSeconds
-from windlass.program import padded_elements
+from windlass.program import updated_elements
 from windlass.schema import (
     OWN_STACK,
     Device,
@@ -43,11 +43,6 @@ _CALL_ELEMENTS = 2**24
 """Elements that one call converts on an accelerator; see `torch_ext.Device.piece_elements`."""
 _CPU_PIECE_ELEMENTS = 2**21
 """The same on a CPU."""
-
-
-def updated_elements(plan: Plan, kind: LayerKind) -> int:
-    """Elements of a layer that one device updates: its shard, if replicas share optimizer state."""
-    return padded_elements(kind.trained_count, plan) // plan.sharding.optimizer
 
 
 def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = None) -> float:

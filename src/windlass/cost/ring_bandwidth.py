@@ -1,4 +1,4 @@
-"""Cost of one byte and one hop of a ring or a message on nested links.
+"""Cost of one byte and one hop of a ring, an all-to-all or a message on nested links.
 
 Devices are numbered along the links: an inner link joins neighbours, and tensor-parallel ranks are
 neighbours; replicas lie further apart, and stages furthest. A ring that leaves a unit (the devices
@@ -59,6 +59,43 @@ def ring_cost(links: Sequence[Link], ranks: int, *, stride: int, active_devices:
                 share *= 1.0 + link.crowding
             slowest = max(slowest, share / link.rate * (1 - 1 / units) / (1 - 1 / ranks))
             hops += link.latency * (units - 1 if members == 1 else log2(units))
+        unit = link.joins
+    return LinkCost(slowest, hops / (ranks - 1))
+
+
+def all_to_all_cost(
+    links: Sequence[Link], ranks: int, *, stride: int, active_devices: int
+) -> LinkCost:
+    """Cost of one all-to-all among equal ones side by side: its slowest link counts.
+
+    Each of n members sends `1 / n` of its buffer to every other one, in n - 1 rounds. Of m members
+    within a unit and w that a link joins, `w - m` of its messages cross that link; members of a
+    unit that share a port wait for each other. Source of the rounds: Thakur, Rabenseifner & Gropp
+    2005, IJHPCA 19(1), section 4.3, pairwise exchange.
+
+    Args:
+        links: innermost first.
+        ranks: devices that exchange, at least 2.
+        stride: devices from one of them to the next.
+        active_devices: devices of the stage, which all exchange at once.
+
+    Returns:
+        Seconds of each byte that a member sends to others, and of each of its `n - 1` messages.
+
+    Raises:
+        KeyError: there is no link.
+    """
+    crossed = _crossed_links(links, ranks, stride)
+    slowest, hops, unit = 0.0, 0.0, 1
+    for link in crossed:
+        members = max(1, min(ranks, unit // stride))
+        within = ranks if link is crossed[-1] else max(1, min(ranks, link.joins // stride))
+        messages = within - members
+        if messages > 0:
+            sharers = _port_users(link, active_devices)
+            share = sharers if sharers <= unit else max(1, sharers // within)
+            slowest = max(slowest, share / link.rate * messages / (ranks - 1))
+            hops += link.latency * messages
         unit = link.joins
     return LinkCost(slowest, hops / (ranks - 1))
 

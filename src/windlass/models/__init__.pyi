@@ -23,6 +23,11 @@ from .check_shardable import (
 from .config import (
     TransformerConfig,
 )
+from .experts.exchange import (
+    ExpertParallelRank,
+    divide_experts,
+    expert_parameters,
+)
 from .fine_tuning.lora import (
     LoraLinear,
     is_adapter,
@@ -117,6 +122,7 @@ __all__ = [
     "IGNORE_INDEX",
     "Attention",
     "BlockLayout",
+    "ExpertParallelRank",
     "ExportLayout",
     "FusedLossSizes",
     "GgufLayout",
@@ -139,7 +145,9 @@ __all__ = [
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
+    "divide_experts",
     "document_buffers",
+    "expert_parameters",
     "export_layout",
     "fake_state",
     "find_model_folder",

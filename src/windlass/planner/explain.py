@@ -157,6 +157,8 @@ def show_parallelism(plan: Plan) -> str:
     degrees = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
     if parallel.context:
         degrees.append(f"CP={parallel.context}")
+    if parallel.expert:
+        degrees.append(f"EP={parallel.expert}")
     if sharding.parameters > 1:
         degrees.append(f"FSDP={sharding.parameters}")
     if sharding.optimizer not in (1, sharding.parameters):

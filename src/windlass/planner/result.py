@@ -148,6 +148,7 @@ def _request_values(plan: Plan) -> dict[str, str]:
         "parallel.tensor": parallel.tensor,
         "parallel.data": parallel.data,
         "parallel.context": parallel.context or 1,
+        "parallel.expert": parallel.expert_degree,
         "sharding.parameters": sharding.parameters,
         "sharding.reshard": str(bool(sharding.reshard)).lower(),
         "sharding.optimizer": sharding.optimizer,

@@ -15,8 +15,10 @@ from windlass.program.activation_checkpointing import (
 )
 from windlass.program.attention_costs import tile_shares, with_attention
 from windlass.program.communication_groups import (
+    EXPERT_USES,
     CollectiveUse,
     Communicator,
+    DataUse,
     Partition,
     PeerMap,
     communicator_partitions,
@@ -29,6 +31,7 @@ from windlass.program.communication_volume import (
     all_gather_bytes,
     all_reduce_bytes,
     collective_bytes,
+    collective_ranks,
     message_bytes,
     op_collectives,
     replicated_gradient_sums,
@@ -40,6 +43,11 @@ from windlass.program.device_mesh import (
     mesh_coord,
     rank_of,
     stages_by_layer,
+)
+from windlass.program.expert_parallel import (
+    divided_kinds,
+    expert_degree_errors,
+    rank_kinds,
 )
 from windlass.program.instruction import (
     BLOCKING_KINDS,
@@ -69,6 +77,7 @@ from windlass.program.memory.layer_sizes import (
     layer_kind_state_sizes,
     plan_layer_sizes,
     plan_state_sizes,
+    updated_elements,
     weight_gradient_elements,
 )
 from windlass.program.memory.liveness import (
@@ -125,6 +134,7 @@ from windlass.program.verify.verify import (
     verify_programs,
 )
 from windlass.program.zero_sharding import (
+    expert_sharding,
     gradient_reduce_group,
     gradient_scatter_group,
     optimizer_shard_index,
@@ -139,6 +149,7 @@ from windlass.program.zero_sharding import (
 __all__ = [
     "BLOCKING_KINDS",
     "BOUNCE_BYTES",
+    "EXPERT_USES",
     "GLOBAL_COLLECTIVES",
     "GRADIENT_PASSES",
     "LAYER_PASSES",
@@ -150,6 +161,7 @@ __all__ = [
     "CollectiveUse",
     "CommunicationVolume",
     "Communicator",
+    "DataUse",
     "DiskUsage",
     "Instruction",
     "InstructionEffects",
@@ -170,11 +182,15 @@ __all__ = [
     "capability_faults",
     "chunks_of_stage",
     "collective_bytes",
+    "collective_ranks",
     "communicator_partitions",
     "communicator_use",
     "context_errors",
     "describe_recompute",
     "disk_usage",
+    "divided_kinds",
+    "expert_degree_errors",
+    "expert_sharding",
     "fused_loss_errors",
     "gradient_reduce_group",
     "gradient_scatter_group",
@@ -201,6 +217,7 @@ __all__ = [
     "plan_errors",
     "plan_layer_sizes",
     "plan_state_sizes",
+    "rank_kinds",
     "rank_of",
     "recomputable_layers",
     "recompute_mode",
@@ -219,6 +236,7 @@ __all__ = [
     "tied_owner_layers",
     "tile_shares",
     "update_gather_group",
+    "updated_elements",
     "updates_per_shard",
     "verify_programs",
     "weight_gradient_elements",

@@ -6,10 +6,13 @@ stage boundary, in each direction. `communicator_partitions` lists them all, in 
 which all ranks make them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
+from windlass.program.expert_parallel import expert_group, same_expert_ranks
 from windlass.program.instruction import (
     COLLECTIVE_KINDS,
     MATCHING_RECEIVE,
@@ -19,6 +22,7 @@ from windlass.program.instruction import (
 from windlass.program.tensor_parallel import LAYER_PASSES, passes_with_collectives
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import (
+    expert_sharding,
     gradient_reduce_group,
     gradient_scatter_group,
     parameter_gather_group,
@@ -26,17 +30,51 @@ from windlass.program.zero_sharding import (
 )
 from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
 
-CollectiveUse = Literal[TensorAxis, "gather", "update", "scatter", "reduce"]
-"""What a communicator's collectives are for: an axis of the tensor-parallel ranks, or what
-data-parallel ranks do: gather weights, gather updated parts, scatter and reduce gradients."""
+DataUse = Literal["gather", "update", "scatter", "reduce"]
+"""What data-parallel ranks do: gather weights, gather updated parts, scatter and reduce
+gradients."""
+
+CollectiveUse = Literal[
+    TensorAxis, DataUse, "experts",
+    "expert gather", "expert update", "expert scatter", "expert reduce",
+]  # fmt: skip
+"""What a communicator's collectives are for: an axis of the tensor-parallel ranks; what
+data-parallel ranks do; the exchange of tokens between those that divide experts; or what those do
+that hold the same experts."""
+
+EXPERT_USES: Mapping[DataUse, CollectiveUse] = MappingProxyType(
+    {
+        "gather": "expert gather",
+        "update": "expert update",
+        "scatter": "expert scatter",
+        "reduce": "expert reduce",
+    }
+)
+"""What ranks that hold the same experts do, by what data-parallel ranks do with other weights."""
 
 _TENSOR_USES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
-_DATA_GROUPS: dict[CollectiveUse, Callable[[int, Plan], tuple[int, ...]]] = {
-    "gather": parameter_gather_group,
-    "update": update_gather_group,
-    "scatter": gradient_scatter_group,
-    "reduce": gradient_reduce_group,
-}
+_Group = Callable[[int, Plan], tuple[int, ...]]
+_SHARDING_GROUPS: Mapping[DataUse, _Group] = MappingProxyType(
+    {
+        "gather": parameter_gather_group,
+        "update": update_gather_group,
+        "scatter": gradient_scatter_group,
+        "reduce": gradient_reduce_group,
+    }
+)
+_DATA_GROUPS: Mapping[CollectiveUse, _Group] = MappingProxyType(
+    {
+        **{use: group for use, group in _SHARDING_GROUPS.items()},  # noqa: C416  other keys' type
+        "experts": expert_group,
+        **{
+            EXPERT_USES[use]: partial(same_expert_ranks, group)
+            for use, group in _SHARDING_GROUPS.items()
+        },
+    }
+)
+_STATE_USES: Mapping[InstructionKind, DataUse] = MappingProxyType(
+    {"unshard_weights": "gather", "all_gather_params": "update"}
+)
 _TIED_KINDS: tuple[InstructionKind, ...] = (
     "send_tied_weights",
     "accumulate_tied_grads",
@@ -85,11 +123,14 @@ def communicator_use(use: CollectiveUse, plan: Plan) -> CollectiveUse:
 
     A tensor axis of all ranks uses `all`. Where weights are not sharded, `update` has the ranks of
     `scatter`, and is never in flight beside it. `gather` and `scatter` may have the same ranks too,
-    but overlap: the next layer is gathered while the last one's gradients are scattered.
+    but overlap: the next layer is gathered while the last one's gradients are scattered. The same
+    holds of the ranks with the same experts, whose collectives run beside those of other weights.
     """
     if use in ("tokens", "features"):
         degree = plan.parallel.tensor
         return "all" if group_size(degree, use) == int(degree) else use
+    if use == "expert update":
+        return "expert scatter" if expert_sharding(plan).sharding.parameters == 1 else use
     return "scatter" if use == "update" and plan.sharding.parameters == 1 else use
 
 
@@ -111,7 +152,9 @@ def _tensor_partitions(plan: Plan) -> Iterator[Partition]:
 
 def _data_partitions(plan: Plan) -> Iterator[Partition]:
     tensor, replicas = int(plan.parallel.tensor), plan.parallel.replicas
-    for use, group in _DATA_GROUPS.items():
+    uses = _SHARDING_GROUPS if plan.parallel.expert is None else _DATA_GROUPS
+    for use in uses:
+        group = _DATA_GROUPS[use]
         parts = dict.fromkeys(group(replica, plan) for replica in range(replicas))
         if len(next(iter(parts))) > 1 and communicator_use(use, plan) == use:
             yield tuple(
@@ -165,24 +208,30 @@ def _tied_channel(receive: InstructionKind, layer: int | None) -> str:
 def communication_group(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
     """The ranks of a collective instruction, in the order of their parts of the full buffer.
 
-    A pass has the tensor-parallel ranks of one stage and replica. `reduce_grads` has all ranks of a
-    stage: replicated parameters are summed over tensor-parallel ranks, then all over replicas.
-    `unshard_weights` has the replicas that share the weights, `all_gather_params` those that
-    updated parts of one shard. All other collectives have every rank of the plan.
+    A pass has the tensor-parallel ranks of one stage and of the replicas that divide experts.
+    `reduce_grads` has all ranks of a stage: replicated parameters are summed over tensor-parallel
+    ranks, then all over replicas. `unshard_weights` has the replicas that share the weights,
+    `all_gather_params` those that updated parts of one shard; where experts are divided, all of
+    both kinds of weights. All other collectives have every rank of the plan.
     """
     coord = mesh_coord(device, plan.parallel)
     if instruction.kind in LAYER_PASSES:
         ranks = range(plan.parallel.tensor)
-        return tuple(rank_of(coord._replace(tensor_rank=rank), plan.parallel) for rank in ranks)
+        return tuple(
+            rank_of(MeshCoord(coord.stage, rank, replica), plan.parallel)
+            for replica in expert_group(coord.data_rank, plan)
+            for rank in ranks
+        )
     if instruction.kind == "reduce_grads":
         first = rank_of(coord._replace(tensor_rank=0, data_rank=0), plan.parallel)
         return tuple(range(first, first + plan.parallel.replicas * plan.parallel.tensor))
-    if instruction.kind == "unshard_weights":
-        replicas: tuple[int, ...] = parameter_gather_group(coord.data_rank, plan)
-    elif instruction.kind == "all_gather_params":
-        replicas = update_gather_group(coord.data_rank, plan)
-    else:
+    use = _STATE_USES.get(instruction.kind)
+    if use is None:
         return tuple(range(plan.parallel.devices))
+    replicas = _SHARDING_GROUPS[use](coord.data_rank, plan)
+    if plan.parallel.expert is not None:
+        # Both kinds of weights are gathered among the replicas that share the optimizer state.
+        replicas = gradient_scatter_group(coord.data_rank, plan)
     return tuple(rank_of(coord._replace(data_rank=replica), plan.parallel) for replica in replicas)
 
 

@@ -2,7 +2,8 @@
 
 Collectives use rings, inside the passes of a tensor-parallel layer too. For a buffer of B bytes on
 n devices each device sends `(n - 1) / n B` in an all-gather or a reduce-scatter, and twice that in
-an all-reduce. The gradient norm, one number, and the end of the step are not counted.
+an all-reduce. In an all-to-all of tokens it sends `(n - 1) / n B` too, if all experts get equally
+many. The gradient norm, one number, and the end of the step are not counted.
 
 Source: Patarasuk & Yuan 2009, JPDC 69(2).
 """
@@ -13,13 +14,23 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.device_mesh import mesh_coord
+from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
-from windlass.program.tensor_parallel import pass_ops
+from windlass.program.tensor_parallel import has_collectives, pass_ops
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import CollectiveKind, Graph, LayerKind, Op, Plan, TensorAxis, group_size
+from windlass.schema import (
+    CollectiveAxis,
+    CollectiveKind,
+    Graph,
+    LayerKind,
+    Op,
+    Plan,
+    TensorAxis,
+    group_size,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,11 +66,11 @@ def sent_bytes_by_kind(plan: Plan, graph: Graph, device: int) -> dict[Instructio
 
 
 class PassCollective(NamedTuple):
-    """One tensor-parallel collective inside a pass."""
+    """One collective inside a pass."""
 
     kind: CollectiveKind
-    axis: TensorAxis
-    """Which of the layer's tensor-parallel ranks take part."""
+    axis: CollectiveAxis
+    """Which ranks of the layer take part."""
     sent_bytes: int
     """Bytes that one device sends."""
 
@@ -76,7 +87,8 @@ class CommunicationVolume:
     def __init__(self, plan: Plan, graph: Graph, tensor_rank: int = 0) -> None:
         self._plan = plan
         self._sizes = plan_state_sizes(plan, graph, tensor_rank)
-        self._kinds = tuple(graph.shard(plan.parallel.tensor, tensor_rank).layer_kinds())
+        kinds = rank_kinds(plan, graph, tensor_rank)
+        self._kinds = tuple(kinds[each.name] for each in graph.layer_kinds())
         self._selective = selective_layers(plan)
         self._collectives: dict[tuple[InstructionKind, str, bool], tuple[PassCollective, ...]] = {}
         self._tied = {
@@ -95,19 +107,14 @@ class CommunicationVolume:
             return self._tied[layer].elements * plan.parameter_itemsize
         if kind == "send_tied_grads":
             return self._tied[layer].gradient_elements * plan.gradient_itemsize
-        if kind == "unshard_weights":
-            return all_gather_bytes(sizes.weights, plan.sharding.parameters)
-        if kind == "all_gather_params":
-            shards = updates_per_shard(plan)
-            return all_gather_bytes(sizes.updated_weights * shards, shards)
-        if kind == "reduce_grads":
-            return self._gradient_reduce_bytes(sizes)
+        if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
+            return sum(state_sent_bytes(kind, own, part) for own, part in sizes.parts(plan))
         return sum(collective.sent_bytes for collective in self.pass_collectives(instruction))
 
     def pass_collectives(self, instruction: Instruction) -> tuple[PassCollective, ...]:
-        """The tensor-parallel collectives inside a pass; none if it is no pass."""
+        """The collectives inside a pass; none if it is no pass."""
         kind, layer, _ = instruction
-        if layer is None or self._plan.parallel.tensor == 1:
+        if layer is None or not has_collectives(self._plan):
             return ()
         key = kind, self._kinds[layer].name, layer in self._selective
         if key not in self._collectives:
@@ -123,23 +130,34 @@ class CommunicationVolume:
                 totals[instruction.kind] = totals.get(instruction.kind, 0) + sent
         return totals
 
-    def _gradient_reduce_bytes(self, sizes: StateSizes) -> int:
-        """Bytes sent to sum a layer's gradient over tensor-parallel ranks and replicas.
-
-        Replicated parameters are summed over tensor-parallel ranks. The whole gradient is then
-        reduce-scattered over rts' replicas, and each shard all-reduced over r / rts'.
-        """
-        degree = self._plan.sharding.optimizer
-        over_ranks = sum(sent for _, sent in replicated_gradient_sums(sizes, self._plan))
-        scattered = all_gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        copies = self._plan.parallel.replicas // degree
-        return over_ranks + scattered + all_reduce_bytes(sizes.gradient_shard, copies)
-
     def _find_collectives(self, kind: InstructionKind, layer: int) -> Iterator[PassCollective]:
         plan, layer_kind = self._plan, self._kinds[layer]
         selective = layer in self._selective
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
         return op_collectives(pass_ops(kind, layer_kind, cost, first=layer == 0), plan)
+
+
+def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> int:
+    """Bytes that a device sends to gather or reduce one part of a layer's state.
+
+    To reduce a gradient, replicated parameters are summed over tensor-parallel ranks. The whole
+    gradient is then reduce-scattered over rts' replicas, and each shard all-reduced over r / rts'.
+
+    Args:
+        kind: `unshard_weights`, `all_gather_params` or `reduce_grads`.
+        plan: the plan as that part sees it.
+        sizes: sizes of that part.
+    """
+    if kind == "unshard_weights":
+        return all_gather_bytes(sizes.weights, plan.sharding.parameters)
+    if kind == "all_gather_params":
+        shards = updates_per_shard(plan)
+        return all_gather_bytes(sizes.updated_weights * shards, shards)
+    degree = plan.sharding.optimizer
+    over_ranks = sum(sent for _, sent in replicated_gradient_sums(sizes, plan))
+    scattered = all_gather_bytes(sizes.gradients, degree) if degree > 1 else 0
+    copies = plan.parallel.replicas // degree
+    return over_ranks + scattered + all_reduce_bytes(sizes.gradient_shard, copies)
 
 
 def message_bytes(kind: LayerKind, plan: Plan) -> int:
@@ -150,13 +168,20 @@ def message_bytes(kind: LayerKind, plan: Plan) -> int:
 
 
 def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
-    """The tensor-parallel collectives of some ops under a plan."""
+    """The collectives of some ops under a plan."""
     for op in ops:
         if op.collective is not None:
             collective, buffer, axis = op.collective
             nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
-            ranks = group_size(plan.parallel.tensor, axis)
+            ranks = collective_ranks(plan, axis)
             yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))
+
+
+def collective_ranks(plan: Plan, axis: CollectiveAxis) -> int:
+    """Number of ranks that take part in a collective of an axis."""
+    if axis == "experts":
+        return plan.parallel.expert_degree
+    return group_size(plan.parallel.tensor, axis)
 
 
 def replicated_gradient_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:

@@ -99,6 +99,8 @@ def _parallel_needs(choices: Plan | Request) -> Iterator[_Need]:
             "parallel.context", parallel.context, "context parallelism",
             lambda stack: stack.can.context,
         )  # fmt: skip
+    if (parallel.expert or 1) > 1:
+        yield _Need("parallel.expert", parallel.expert, "expert parallelism", _is_own)
     schedule = parallel.schedule
     if schedule is None and (parallel.virtual_stages or 1) > 1:
         yield _Need(

@@ -1,11 +1,13 @@
-"""Tensor parallelism: the ops of each pass, and which passes contain collectives.
+"""The ops of each pass, and which passes contain collectives.
 
-A pass whose ops communicate waits for the same pass of the same micro-batch on every
-tensor-parallel rank, so all those ranks run it at the same position of their programs. Gradients of
-replicated parameters are partial sums: `reduce_grads` first adds them over tensor-parallel ranks.
+A pass whose ops communicate waits for the same pass of the same micro-batch on every rank that
+takes part, tensor-parallel or expert-parallel, so all those ranks run it at the same position of
+their programs. With tensor parallelism gradients of replicated parameters are partial sums:
+`reduce_grads` first adds them over tensor-parallel ranks.
 """
 
 from windlass.program.activation_checkpointing import selective_layers
+from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, InstructionKind
 from windlass.program.memory.layer_sizes import weight_gradient_elements
 from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan
@@ -44,11 +46,16 @@ def pass_ops(
     )
 
 
+def has_collectives(plan: Plan) -> bool:
+    """Whether passes of any layer contain collectives."""
+    return plan.parallel.tensor > 1 or plan.parallel.expert is not None
+
+
 def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[InstructionKind, int]]:
-    """The passes, by kind and layer, in which tensor-parallel ranks wait for each other."""
-    if plan.parallel.tensor == 1:
+    """The passes, by kind and layer, in which ranks of a stage wait for each other."""
+    if not has_collectives(plan):
         return frozenset()
-    kinds, selective = graph.shard(plan.parallel.tensor).kinds, selective_layers(plan)
+    kinds, selective = rank_kinds(plan, graph), selective_layers(plan)
     cache: dict[tuple[str, bool], tuple[InstructionKind, ...]] = {}
     first_kind = next(graph.layer_kinds()).name
     passes: set[tuple[InstructionKind, int]] = set()

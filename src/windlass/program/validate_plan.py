@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from windlass.errors import InputErrors
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
+from windlass.program.expert_parallel import expert_errors
 from windlass.program.stack_capabilities import capability_faults
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
@@ -179,6 +180,7 @@ def _lowering_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from tensor_parallel_errors(plan.parallel.tensor, plan.batch.sequence, graph)
     if plan.loss:
         yield from fused_loss_errors(plan.parallel.tensor, graph)
+    yield from expert_errors(plan, graph)
     yield from _tied_weight_errors(plan, graph)
 
 

@@ -12,9 +12,31 @@ Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; two degrees as in the I
 tensor sharding.
 """
 
-from windlass.schema import Plan
+from windlass.schema import Plan, ShardingDegrees
 
 _Group = tuple[int, ...]
+
+
+def expert_sharding(plan: Plan) -> Plan:
+    """The plan as the weights of experts see it: as if there were no others.
+
+    Of r replicas `r / e` hold the same experts, and share them. A group of rts' adjacent replicas
+    has `rts' / e` of these, or fewer than one, so experts are sharded over that many: each rank
+    then stores `1 / max(e, rts')` of their state.
+    """
+    parallel, sharding, degree = plan.parallel, plan.sharding, plan.parallel.expert_degree
+    return plan.model_copy(
+        update={
+            "parallel": parallel.model_copy(
+                update={"data": max(1, parallel.data // degree), "expert": None}
+            ),
+            "sharding": ShardingDegrees.model_construct(
+                parameters=max(1, sharding.parameters // degree),
+                optimizer=max(1, sharding.optimizer // degree),
+                reshard=sharding.reshard,
+            ),
+        }
+    )
 
 
 def padded_elements(elements: int, plan: Plan) -> int:

@@ -55,11 +55,13 @@ def describe_parallelism(plan: Plan) -> str:
         ("data", plan.parallel.data),
     )
     product = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
-    return f"{product} = {plan.parallel.devices} devices"
+    experts = plan.parallel.expert
+    divided = f", experts divided over {experts} replicas" if experts else ""
+    return f"{product} = {plan.parallel.devices} devices{divided}"
 
 
 def parallel_degrees(plan: Plan) -> str:
-    """`PP=8 TP=8 DP=4`, then ` CP=2`, ` FSDP=2` and ` ZeRO-1=4` where there are any.
+    """`PP=8 TP=8 DP=4`, then ` CP=2`, ` EP=4`, ` FSDP=2` and ` ZeRO-1=4` where there are any.
 
     FSDP shards the optimizer state too, so ZeRO-1 is named only where its degree differs. If the
     optimizer state alone is offloaded, ` optimizer on host` follows.
@@ -68,6 +70,8 @@ def parallel_degrees(plan: Plan) -> str:
     parts = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
     if parallel.context:
         parts.append(f"CP={parallel.context}")
+    if parallel.expert:
+        parts.append(f"EP={parallel.expert}")
     if sharding.parameters > 1:
         parts.append(f"FSDP={sharding.parameters}")
     if sharding.optimizer not in (1, sharding.parameters):

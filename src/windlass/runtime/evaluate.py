@@ -116,23 +116,31 @@ def _held_out_batches(
     Documents are None where a row is one document.
     """
     plan, micro = context.plan, context.plan.batch.micro
-    all_inputs: list[Tensor] = []
-    all_targets: list[Tensor] = []
-    all_documents: list[Tensor | None] = []
-    counts: list[int] = []
+    own: list[tuple[Tensor, Tensor, Tensor | None, int]] = []
+    spare: tuple[Tensor, Tensor, Tensor | None, int] | None = None
+    rounds = 0
     sequences = context.settings.evaluate_sequences
     held_out = batches.held_out_batches(sequences, micro)
     documents = batches.held_out_documents(sequences, micro)
-    for index, (batch, ids) in enumerate(zip(held_out, documents, strict=False)):
-        count = int(np.count_nonzero(batch[1] != IGNORE_INDEX))
-        # A mean over no target is no number.
-        if index % plan.parallel.data == dist.coord.data_rank and count:
-            inputs, targets = batch
-            all_inputs.append(_padded(context, inputs, 0))
-            all_targets.append(_padded(context, targets, IGNORE_INDEX))
-            all_documents.append(None if ids is None else _padded(context, ids, 0))
-            counts.append(count)
-    return all_inputs, all_targets, all_documents, counts
+    for index, ((inputs, targets), ids) in enumerate(zip(held_out, documents, strict=False)):
+        rounds = index // plan.parallel.data + 1
+        count = int(np.count_nonzero(targets != IGNORE_INDEX))
+        is_own = index % plan.parallel.data == dist.coord.data_rank
+        if not count or not (is_own or spare is None):
+            continue  # A mean over no target is no number.
+        batch = (
+            _padded(context, inputs, 0), _padded(context, targets, IGNORE_INDEX),
+            None if ids is None else _padded(context, ids, 0),
+        )  # fmt: skip
+        spare = (*batch, 0) if spare is None else spare
+        own += [(*batch, count)] if is_own else []
+    if plan.parallel.expert and spare is not None:
+        # Replicas that divide experts wait for each other in each pass.
+        own += [spare] * (rounds - len(own))
+    if not own:
+        return [], [], [], []
+    values, all_targets, all_documents, counts = map(list, zip(*own, strict=True))
+    return values, all_targets, all_documents, counts
 
 
 def _forward(

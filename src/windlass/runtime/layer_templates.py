@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from windlass.models import (
+    ExpertParallelRank,
     LayerStack,
     TensorParallelRank,
     checkpoint_selectively,
+    divide_experts,
     document_buffers,
     fuse_loss,
     is_embedding_only,
@@ -265,6 +267,7 @@ def layer_templates(
     *,
     compiled: bool,
     tp_rank: TensorParallelRank | None = None,
+    experts: ExpertParallelRank | None = None,
     loss: Literal["fused"] | None = None,
     attention: AttentionBackend | None = None,
 ) -> tuple[LayerTemplate, ...]:
@@ -276,6 +279,7 @@ def layer_templates(
         loss: whether the last one fuses its loss with its projection to the vocabulary.
         attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
+        experts: the rank among those that divide experts; None for all experts.
     """
     last = len(stack.layers) - 1
     templates: dict[tuple[str, bool], LayerTemplate] = {}
@@ -287,6 +291,8 @@ def layer_templates(
                 layer = shard_layer(
                     layer, layer_sharding(stack, index), tp_rank, last=index == last
                 )
+            if experts is not None:
+                layer = divide_experts(layer, experts)
             templates[key] = LayerTemplate(
                 layer,
                 last=index == last,

@@ -23,7 +23,7 @@ from windlass.runtime.compute import ComputeHandlers, StopRequested
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
-from windlass.runtime.distributed.sharded_store import ShardedStore
+from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.evaluate import HeldOutLoss, evaluate, with_averages
 from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
@@ -165,6 +165,7 @@ class _Run:
             context.stack,
             compiled=plan.compile,
             tp_rank=self._groups.tensor_parallel if self._groups else None,
+            experts=self._groups.experts if self._groups else None,
             loss=plan.loss,
             attention=plan.attention,
         )

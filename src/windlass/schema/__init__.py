@@ -57,6 +57,7 @@ from windlass.schema.fact_table import (
 from windlass.schema.graph import (
     PRECISION_BYTES,
     Collective,
+    CollectiveAxis,
     CollectiveKind,
     Graph,
     KeptBlocks,
@@ -286,6 +287,7 @@ __all__ = [
     "CodeSnapshot",
     "CodeTree",
     "Collective",
+    "CollectiveAxis",
     "CollectiveKind",
     "ComparedQuantity",
     "ConfigScalar",

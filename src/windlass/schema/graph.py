@@ -30,8 +30,11 @@ OtherAttention = Literal["math", "cudnn", "efficient"]
 matrix products with a softmax between them, whose probabilities are kept for the backward pass.
 `cudnn` and `efficient`: by those fused kernels, on CUDA devices."""
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
-"""A collective between tensor-parallel ranks; `all_reduce` takes a sum or a maximum."""
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+"""A collective inside a pass; `all_reduce` takes a sum or a maximum."""
+
+CollectiveAxis = Literal[TensorAxis, "experts"]
+"""Which ranks take part in one: tensor-parallel ones, or those that divide the experts."""
 
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
@@ -95,12 +98,12 @@ class KeptBlocks(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """The communication of one op with the other tensor-parallel ranks."""
+    """The communication of one op with other ranks."""
 
     kind: CollectiveKind
     nbytes: Polynomial
-    """Bytes of the full buffer: the output of an all-gather, or the input of a reduce-scatter."""
-    axis: TensorAxis = "all"
+    """Bytes of the full buffer: the output of an all-gather, or the input of any other."""
+    axis: CollectiveAxis = "all"
 
     @property
     def doubled(self) -> Self:
@@ -203,6 +206,8 @@ class ParameterInfo(Document):
     frozen: Literal[True] | None = None
     """Whether it is never updated: it has no gradient, no optimizer state and no master weights.
     None means that it is trained."""
+    expert: Literal[True] | None = None
+    """Whether its first dimension counts experts, which expert-parallel ranks divide."""
 
     @property
     def count(self) -> int:
@@ -395,6 +400,12 @@ class Graph(Document):
             kinds=kinds,
             unsharded=self,
         )
+
+    @cached_property
+    def experts(self) -> tuple[int, ...]:
+        """Numbers of experts that its layers have, ascending; empty without mixtures of experts."""
+        stacked = (p for kind in self.kinds.values() for p in kind.parameters if p.expert)
+        return tuple(sorted({p.shape[0] for p in stacked}))
 
     @property
     def layers(self) -> int:

@@ -74,6 +74,9 @@ class Parallelism(Document):
     turn."""
     context: int | None = Field(default=None, ge=2)
     """Context-parallel degree: ranks that divide each sequence among them; None means 1."""
+    expert: int | None = Field(default=None, ge=2)
+    """Expert-parallel degree e, a divisor of `data`: replicas that divide the experts of each layer
+    among them; None means 1."""
 
     @property
     def devices(self) -> int:
@@ -84,6 +87,11 @@ class Parallelism(Document):
     def replicas(self) -> int:
         """Ranks that hold the same parameters unless they shard them: data times context."""
         return self.data * (self.context or 1)
+
+    @property
+    def expert_degree(self) -> int:
+        """Expert-parallel degree, 1 if experts are not divided."""
+        return self.expert or 1
 
 
 class ShardingDegrees(Document):

@@ -311,6 +311,8 @@ class ParallelRequest(RequestTable):
     """Data-parallel degree."""
     context: Count | None = None
     """Context-parallel degree: ranks that divide each sequence among them."""
+    expert: Count | None = None
+    """Expert-parallel degree: replicas that divide the experts among them, a divisor of `data`."""
     schedule: PipelineSchedule | None = None
     """Pipeline schedule."""
     virtual_stages: Count | None = None

@@ -3,7 +3,14 @@
 import random
 from itertools import pairwise
 
-from factories import late_tied_graph, sharded_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import (
+    expert_graph,
+    late_tied_graph,
+    sharded_graph,
+    tiny_graph,
+    tiny_machine,
+    tiny_plan,
+)
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
@@ -71,6 +78,25 @@ STACKS = (
     STACK.model_copy(update={"stages_adjacent": True}),
 )
 MACHINES = (FAST_LINKS, SLOW_LINKS, *OVERLAPPING, BULK_SYNCHRONOUS, *OFFLOADING)
+
+
+EXPERTS = (expert_graph(layers=10, width=64, experts=8), expert_graph(layers=7, experts=4))
+"""Graphs whose experts replicas can divide."""
+
+
+def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
+    """A random plan whose replicas divide experts, sharded or not."""
+    data = chance.choice([2, 4, 8])
+    expert = chance.choice([each for each in divisors(data) if 1 < each <= graph.experts[0]])
+    optimizer = chance.choice(divisors(data))
+    plan = tiny_plan(
+        graph, machine, pipeline=chance.choice([1, 2, 3]), data=data, expert=expert,
+        sharding=(chance.choice(divisors(optimizer)), optimizer), micro=chance.choice([1, 2]),
+        accumulation=chance.choice([1, 2, 5]), sequence=32, clip=chance.random() < 0.5,
+        precision=chance.choice(["float32", "bfloat16"]),
+        schedule=chance.choice(["1f1b", "gpipe", "zero-bubble"]),
+    )  # fmt: skip
+    return with_recompute(plan, [chance.choice([0, 1, 2]) for _ in plan.stages])
 
 
 def draw(chance: random.Random, graph: Graph, machine: Machine, *, accumulation: int = 0) -> Plan:

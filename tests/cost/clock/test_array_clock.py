@@ -6,7 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost.clock.plan_draws import GRAPHS, MACHINES, OVERLAPPING, draw, draw_on_stack
+from cost.clock.plan_draws import (
+    EXPERTS,
+    GRAPHS,
+    MACHINES,
+    OVERLAPPING,
+    draw,
+    draw_on_stack,
+    draw_with_experts,
+)
 from cost.equal_blocks import equal_blocks
 from factories import sharded_graph, tiny_graph, tiny_plan
 from windlass.cost.clock.array_clock import ArrayClock
@@ -70,6 +78,15 @@ def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
 @pytest.mark.parametrize("optimizer", ["lion", "lamb", "muon"])
 def test_so_does_a_step_of_another_optimizer(optimizer: OtherOptimizer):
     assert max(errors(seed=3, count=8, optimizer=optimizer)) < ROUNDING
+
+
+def test_so_does_a_step_whose_replicas_divide_experts():
+    chance = random.Random(5)
+    for _ in range(25):
+        graph, machine = chance.choice(EXPERTS), chance.choice(MACHINES)
+        plan = draw_with_experts(chance, graph, machine)
+        seconds = ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))
+        assert float(seconds[0]) == pytest.approx(simulated(plan, graph, machine), rel=ROUNDING)
 
 
 def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():

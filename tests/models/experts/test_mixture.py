@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.catalog import apply_model_arguments, model_config
-from windlass.models.config import TransformerConfig
-from windlass.models.experts.config import ExpertConfig
+from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.experts.grouped_products import grouped_linear
 from windlass.models.experts.mixture import MixtureOfExperts
 

@@ -68,6 +68,14 @@ def encoders(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> RankPo
 
 
 @pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> RankPool:
+    """The same processes, and a GPT whose four blocks have eight experts each."""
+    model = f"{Path(__file__).with_name('expert_model.py')}:experts"
+    folder = tmp_path_factory.mktemp("experts")
+    return RankPool(folder, 4, (), model=model, processes=pool.processes)
+
+
+@pytest.fixture(scope="module")
 def wide_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     """Eight processes, and the same GPT with degrees 2, 4 and 8, and in grids."""
     eight = RankPool(tmp_path_factory.mktemp("wide"), 8, (2, 4, 8, *GRIDS))
@@ -105,6 +113,15 @@ def require_bytes(pool: RankPool, plan: Plan, run: InstrumentedRun) -> None:
         assert {kind: n for kind, n in counted["buffers"].items() if n} == expected, plan.to_toml()
         for kind, nbytes in counted["groups"].items():
             assert nbytes == expected.get(kind, 0), f"{kind} of rank {rank}\n{plan.to_toml()}"
+
+
+def test_two_ranks_that_divide_experts_equal_a_single_device(experts: RankPool):
+    plan = tiny_plan(
+        experts.graph, MACHINE, data=2, expert=2, micro=2, accumulation=2, sequence=SEQUENCE,
+        precision="float64",
+    )  # fmt: skip
+    result, _ = experts.verify(plan)
+    assert result.passed, result.first_mismatch
 
 
 def test_every_legal_plan_equals_a_single_device_and_sends_the_bytes_of_its_program(

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import Floats
-from windlass.cost.clock.layer_prices import LayerPrices, StateKey
+from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.cost.clock.price_keys import StateKey
 from windlass.cost.op_time import quantity_values
 from windlass.program import layer_kind_state_sizes, weight_gradient_elements
 from windlass.schema import PRECISION_BYTES, LayerCost, LayerKind
@@ -53,7 +54,7 @@ class LayerBytes:
 
     def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
         part = np.array([micro / (config.context or 1)])
-        kinds = self._prices.kinds(config.tensor, config.loss)
+        kinds = self._prices.kinds(config.tensor, config.expert, config.loss)
         costs = [
             [(kind, self._prices.cost(config, kind, selective=some)) for kind in kinds]
             for some in (False, True)
@@ -88,7 +89,8 @@ class LayerBytes:
     def _state(self, key: StateKey) -> Floats:
         plan = self._prices.state_plan(key)
         sizes = [
-            layer_kind_state_sizes(plan, kind) for kind in self._prices.kinds(key.config.tensor)
+            layer_kind_state_sizes(plan, kind)
+            for kind in self._prices.kinds(key.config.tensor, key.config.expert)
         ]
         return np.array([[getattr(each, name) for each in sizes] for name in StateBytes._fields])
 
@@ -100,6 +102,6 @@ class LayerBytes:
                 4.0 * sum(kind.pass_gradient_elements(before, self._sequence))
                 if kind.is_embedding and before
                 else 0.0
-                for kind in self._prices.kinds(config.tensor)
+                for kind in self._prices.kinds(config.tensor, config.expert)
             ]
         )

@@ -7,12 +7,13 @@ asked for plans that stand for all others of the same configuration.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.cost.clock.price_keys import ExchangeKey, StateKey, StatePrice
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary, rates_at
 from windlass.cost.op_time import (
@@ -33,6 +34,7 @@ from windlass.program import (
     Instruction,
     InstructionKind,
     StateSizes,
+    divided_kinds,
     layer_kind_state_sizes,
     message_bytes,
     offloaded_state_bytes,
@@ -69,53 +71,6 @@ PASSES: tuple[InstructionKind, ...] = (
 )  # fmt: skip
 
 
-class StatePrice(NamedTuple):
-    """Seconds of what happens to a layer's state in a step, by layer column."""
-
-    gather: Floats
-    """All-gather of weights before their first pass."""
-    gather_overlapped: Floats
-    """The part of `gather` that overlaps with computation."""
-    reduce: Floats
-    """Gradient reduction on the links."""
-    overlapped: Floats
-    """The part of `reduce` that overlaps with computation."""
-    alternates: Floats
-    """1 where a reduction starts only once the one before has ended, else 0."""
-    update: Floats
-    spread: Floats
-    """All-gather of updated parameters."""
-    moving: Floats
-    """Seconds to read and write back offloaded optimizer state."""
-    norm_bytes: Floats
-    norm_launches: Floats
-
-
-class ExchangeKey(NamedTuple):
-    """What communication in passes depends on besides how layers compute."""
-
-    data: int
-    """Data-parallel degree: replicas exchange on the same links."""
-    parameters: int
-    """Sharding degree of parameters that passes gather, else 1."""
-    accumulates: bool
-    """Whether they scatter gradients that several micro-batches sum."""
-    pipeline: int
-    """Number of stages if they lie between replicas, else 1."""
-
-
-class StateKey(NamedTuple):
-    """What the state of layers depends on."""
-
-    config: LayerConfig
-    accumulates: bool
-    data: int
-    parameters: int
-    optimizer: int
-    pipeline: int
-    """Number of stages if they lie between replicas, else 1."""
-
-
 class LayerPrices:
     """Seconds of a graph's layers on a machine.
 
@@ -150,8 +105,8 @@ class LayerPrices:
         self._passes_of = cache(self._layer_passes)
         self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
         self.kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds)
-        """The layer kind of each column, whole or as one of t tensor-parallel shards, by t and, of
-        what passes cost, the plan's `loss`."""
+        """The layer kind of each column, whole or as one of t tensor-parallel shards with `1 / e`
+        of the experts, by t, e and, of what passes cost, the plan's `loss`."""
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
         self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
 
@@ -186,7 +141,11 @@ class LayerPrices:
                 "loss": config.loss,
                 "attention": config.attention,
                 "parallel": _parallelism(
-                    pipeline=pipeline, tensor=config.tensor, data=data, context=config.context
+                    pipeline=pipeline,
+                    tensor=config.tensor,
+                    data=data,
+                    context=config.context,
+                    expert=config.expert,
                 ),
                 "sharding": _degrees(
                     parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
@@ -221,8 +180,10 @@ class LayerPrices:
                 self._passes[config, micro, exchange] = seconds
         return [self._passes[config, micro, exchange] for micro in micros]
 
-    def _kinds(self, tensor: int, loss: Literal["fused"] | None = None) -> tuple[LayerKind, ...]:
-        kinds = self._graph.shard(tensor, loss=loss).kinds
+    def _kinds(
+        self, tensor: int, expert: int | None, loss: Literal["fused"] | None = None
+    ) -> tuple[LayerKind, ...]:
+        kinds = divided_kinds(self._graph.shard(tensor, loss=loss).kinds, expert or 1)
         return tuple(kinds[name] for name in self._names)
 
     def _pass_seconds(
@@ -230,7 +191,7 @@ class LayerPrices:
     ) -> Iterable[Floats]:
         rates, (work, host) = self._rates(config), self._alone(config, micros)
         beside = [np.zeros((2, len(work)))] * len(micros)
-        if config.tensor > 1 or config.reshard or config.context:
+        if config.tensor > 1 or config.reshard or config.context or config.expert:
             data, parameters, accumulates, pipeline = exchange
             plan = partial(
                 self.plan,
@@ -279,7 +240,7 @@ class LayerPrices:
         """The passes of all columns, plain and selectively recomputed."""
         found = []
         for kind, selective in product(PASSES, (False, True)):
-            kinds = self.kinds(config.tensor, config.loss)
+            kinds = self.kinds(config.tensor, config.expert, config.loss)
             for layer, each in zip(self.layers, kinds, strict=True):
                 cost = self.cost(config, each, selective=selective)
                 ops = pass_ops(kind, each, cost, first=layer == 0)
@@ -297,9 +258,9 @@ class LayerPrices:
         return with_attention(cost, kind, config.attention, sequence, selective=can)
 
     def _exchanged(self, config: LayerConfig, plan: Plan) -> Floats:
-        """Seconds of tensor-parallel collectives and of gathers of each pass, `[2, pass]`."""
+        """Seconds of collectives and of gathers of each pass, `[2, pass]`."""
         costs = CommunicationCosts(plan, self._graph, self._machine)
-        seconds, gather = cache(costs.tensor_parallel_seconds), cache(costs.gather_seconds)
+        seconds, gather = cache(costs.pass_collective_seconds), cache(costs.gather_seconds)
         return np.array(
             [
                 (sum(map(seconds, op_collectives(run.ops, plan))), gather(Instruction(kind, layer)))
@@ -318,7 +279,8 @@ class LayerPrices:
             micro: sequences of a micro-batch.
             shared: elements of each column that another layer of its stage uses.
         """
-        device, stack, kinds = self.device(config), self._machine.stack, self.kinds(config.tensor)
+        device, stack = self.device(config), self._machine.stack
+        kinds = self.kinds(config.tensor, config.expert)
         plan = self.plan(config, micro=micro, accumulates=accumulates)
 
         def seconds(kind: LayerKind, elements: int, first: bool) -> float:
@@ -340,7 +302,8 @@ class LayerPrices:
     def message_bytes(self, config: LayerConfig, micro: int) -> Floats:
         """Bytes that each column's layer sends to the next stage, `[column]`."""
         plan = self.plan(config, micro=micro)
-        return np.array([float(message_bytes(kind, plan)) for kind in self.kinds(config.tensor)])
+        kinds = self.kinds(config.tensor, config.expert)
+        return np.array([float(message_bytes(kind, plan)) for kind in kinds])
 
     def norm_seconds(self, key: StateKey, nbytes: Floats, launches: Floats) -> Floats:
         """Seconds of the gradient norm over the gradients of a stage."""
@@ -362,7 +325,7 @@ class LayerPrices:
 
     def _state(self, key: StateKey) -> StatePrice:
         config, plan = key.config, self.state_plan(key)
-        device, kinds = self.device(config), self.kinds(config.tensor)
+        device, kinds = self.device(config), self.kinds(config.tensor, config.expert)
         stack = self._machine.stack
         costs, full = CommunicationCosts(plan, self._graph, self._machine), self._graph.kinds
         sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]

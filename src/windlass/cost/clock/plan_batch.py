@@ -11,13 +11,9 @@ from typing import Any
 import numpy as np
 
 from windlass.cost.arrays import Bools, Floats, Ints
-from windlass.cost.clock.layer_prices import (
-    ExchangeKey,
-    LayerPrices,
-    StateKey,
-    StatePrice,
-)
+from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.price_keys import ExchangeKey, StateKey, StatePrice
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.step_traffic import copy_seconds, tied_grad_add_bytes
 from windlass.schema import DEVICE_TIER, Machine

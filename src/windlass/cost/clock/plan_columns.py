@@ -69,6 +69,7 @@ class LayerConfig(NamedTuple):
     reshard: Literal[True] | None = None
     loss: Literal["fused"] | None = None
     attention: OtherAttention | None = None
+    expert: int | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -82,6 +83,7 @@ class LayerConfig(NamedTuple):
             plan.sharding.reshard,
             plan.loss,
             plan.attention,
+            plan.parallel.expert,
         )
 
     @property

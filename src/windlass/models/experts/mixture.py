@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.config import TransformerConfig
-from windlass.models.experts.config import ExpertConfig
+from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.experts.grouped_products import grouped_linear
 from windlass.models.experts.routing import Router, count_rows
 from windlass.models.modules import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.library import custom_op
 from torch.nn import functional
 
-from windlass.models.experts.config import ExpertConfig
+from windlass.models.config import ExpertConfig
 
 _BALANCE_SCALE = "balance_scale"
 

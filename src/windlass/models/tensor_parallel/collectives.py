@@ -190,7 +190,7 @@ def _all_gather_op(x: Tensor, rows: int, columns: int, axis: str, group: str) ->
     # With one sample the ranks' tokens arrive where they belong.
     in_place = samples == 1 and columns == 1
     parts = full if in_place else x.new_empty((rows * columns * samples, tokens, *rest))
-    all_gather(parts.view(-1, tokens, *rest), x.contiguous(), group=_process_group(group))
+    all_gather(parts.view(-1, tokens, *rest), x.contiguous(), group=process_group(group))
     if not in_place:
         by_rank = parts.view(rows, columns, samples, tokens, *rest)
         _by_rank(full, rows, columns).copy_(by_rank)
@@ -202,7 +202,7 @@ def _reduce_scatter_op(x: Tensor, rows: int, columns: int, axis: str, group: str
     by_rank = _by_rank(x, rows, columns).contiguous()
     out = x.new_empty(by_rank.shape[2:])
     parts = by_rank.view(rows * columns * len(out), *out.shape[1:])
-    reduce_scatter(out, parts, group=_process_group(group))
+    reduce_scatter(out, parts, group=process_group(group))
     return out
 
 
@@ -280,11 +280,12 @@ _all_reduce_identity_grad_op.register_autograd(_adjoint(lambda x, _: x), setup_c
 
 def _all_reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: str) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, op=op, group=_process_group(group))
+    dist.all_reduce(out, op=op, group=process_group(group))
     return out
 
 
-def _process_group(name: str) -> dist.ProcessGroup:
+def process_group(name: str) -> dist.ProcessGroup:
+    """The process group of a name."""
     # Torch's functional collectives find their group in this registry, which has no public name.
     registry: Any = distributed_c10d
     return registry._resolve_process_group(name)  # noqa: SLF001

@@ -378,7 +378,8 @@ class BestFirst:
         held = []
         for config in columns.configs:
             plan = self.space.base.model_copy(update={"precision": config.precision})
-            nbytes = plan.state_bytes(fullest // int(config.tensor))
+            ranks = int(config.tensor) * (config.expert or 1)
+            nbytes = plan.state_bytes(fullest // ranks)
             free = tiers[config.optimizer_tier] / nbytes if nbytes else inf
             held.append(inf if config.optimizer_tier == DEVICE_TIER else free)
         return np.asarray(columns.optimizer * np.array(held)[columns.config] >= 1)

@@ -74,9 +74,9 @@ class ConfigBounds:
             state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
             sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
             process = space.machine.device.process_bytes(compiled=mode.compiled)
-            each_device = (
-                size * count / int(mode.tensor) for size, count in zip(sizes, counts, strict=True)
-            )
+            # No rank has fewer of the experts.
+            least = int(mode.tensor) * (mode.expert or 1)
+            each_device = (size * count / least for size, count in zip(sizes, counts, strict=True))
             held.append((process, *each_device))
         process, weights, gradients, state = np.array(held)[table.mode[configs]].T
         shares = space.request.sharding.optimizer or table.data[configs]

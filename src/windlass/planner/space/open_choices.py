@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from math import gcd
 from typing import Literal, get_args
 
+from windlass.cost import LayerConfig
 from windlass.planner.space.options import (
     divisors,
     is_captured,
@@ -35,6 +37,7 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
+    optimizer_law,
 )
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -152,8 +155,13 @@ class OpenChoices:
         stated = (each for each in precisions(self.machine) if each not in asked)
         return tuple(each for each in stated if each in can.precisions)
 
-    def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
-        """Sharding degrees of parameters and optimizer state among this many replicas."""
+    def sharding_degrees(self, replicas: int, expert: int = 1) -> tuple[tuple[int, int], ...]:
+        """Sharding degrees of parameters and optimizer state among this many replicas.
+
+        Args:
+            replicas: the replicas.
+            expert: expert-parallel degree, of which a sharding degree is a divisor or a multiple.
+        """
         pins, can = self.request.sharding, self._can
         modes = {"none"} | set(can.sharding)
         return tuple(
@@ -165,6 +173,7 @@ class OpenChoices:
             and (optimizer == 1 or parameters > 1 or "optimizer" in modes)
             and (parameters == 1 or "parameters" in modes)
             and (can.replica_groups or {parameters, optimizer} <= {1, replicas})
+            and not any(min(each % expert, expert % each) for each in (parameters, optimizer))
         )
 
     @cached_property
@@ -176,6 +185,31 @@ class OpenChoices:
         powers = (2**power for power in range(1, self.machine.devices.bit_length()))
         able = (each for each in powers if not any(context_errors(each, self.sequence)))
         return (None, *able) if self._can.context else (None,)
+
+    @cached_property
+    def expert_degrees(self) -> tuple[int | None, ...]:
+        """Expert-parallel degrees: the common divisors of all layers' experts; None means 1."""
+        experts, pin = self.graph.experts, self.request.parallel.expert
+        if pin is None and (not experts or self.machine.stack is not None):
+            return (None,)
+        most = min(gcd(*experts), self.machine.devices) if experts else 1
+        degrees = [each for each in divisors(gcd(*experts)) if each <= most] if experts else [1]
+        return tuple(
+            each if each > 1 else None for each in degrees if pin in (None, each)
+        )  # fmt: skip
+
+    def divides_experts(self, mode: LayerConfig, data: int) -> bool:
+        """Whether layers that run so can divide their experts over replicas, so many in all."""
+        degree = mode.expert or 1
+        return degree == 1 or not (
+            data % degree or mode.compiled or mode.tensor > 1 or mode.context or self._whole_state
+        )
+
+    @cached_property
+    def _whole_state(self) -> bool:
+        """Whether the optimizer updates whole weights, or some weights are frozen."""
+        is_element_wise = optimizer_law(self.request.train.optimizer).scope == "element"
+        return self.graph.has_frozen or not is_element_wise
 
     def reshards(self, parameters: int) -> tuple[Literal[True] | None, ...]:
         """Whether sharded parameters are gathered for each pass; None means once a step."""

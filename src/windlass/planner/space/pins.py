@@ -93,9 +93,10 @@ def single_device_faults(request: ResolvedRequest) -> Iterator[str]:
             f"`parallel.virtual_stages` = {chunks} on one device, which has no pipeline; leave it "
             "out, or set `parallel.pipeline`"
         )
-    for name, degree in request.sharding:
+    shared = ((f"sharding.{name}", degree) for name, degree in request.sharding)
+    for name, degree in (("parallel.expert", request.parallel.expert), *shared):
         if degree is not None and degree > 1:
-            yield f"`sharding.{name}` = {degree} on one device; set `parallel.data` too"
+            yield f"`{name}` = {degree} on one device; set `parallel.data` too"
 
 
 def pinned_parallelism(request: Request) -> Parallelism:
@@ -107,6 +108,7 @@ def pinned_parallelism(request: Request) -> Parallelism:
         tensor=named.tensor or 1,
         data=named.data or 1,
         context=named.context if (named.context or 1) > 1 else None,
+        expert=named.expert if (named.expert or 1) > 1 else None,
     )
 
 
@@ -169,6 +171,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
     asked_stack = None if request.stack is None else load_stack(request.stack).name
     pairs["stack"] = (asked_stack, plan.stack or OWN_STACK.name)
     pairs["parallel.context"] = (request.parallel.context, context)
+    pairs["parallel.expert"] = (request.parallel.expert, plan.parallel.expert_degree)
     pairs["sharding.reshard"] = (request.sharding.reshard, reshard)
     for key, (asked, planned) in pairs.items():
         if asked is not None and asked != planned:
@@ -213,6 +216,9 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.schedule` = {parallel.schedule}", own
     elif parallel.virtual_stages not in (None, 1):
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
+    if (parallel.expert or 1) > 1:
+        pin = f"`parallel.expert` = {parallel.expert}"
+        yield pin, "in phases all experts of a layer lie together"
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):

@@ -20,6 +20,7 @@ from windlass.planner.space.open_choices import OpenChoices
 from windlass.planner.space.options import is_captured, vary
 from windlass.program import with_recompute
 from windlass.schema import (
+    DEVICE_TIER,
     Batch,
     Offload,
     Parallelism,
@@ -87,15 +88,22 @@ class PlanSpace(OpenChoices):
         """All configurations."""
         modes = tuple(
             LayerConfig(
-                tensor, precision, compiled, context=context, loss=loss, attention=attention
+                tensor,
+                precision,
+                compiled,
+                context=context,
+                loss=loss,
+                attention=attention,
+                expert=expert,
             )
-            for tensor, precision, compiled, context, loss, attention in product(
+            for tensor, precision, compiled, context, loss, attention, expert in product(
                 self.tensor_degrees,
                 self.precisions,
                 self.compile_modes,
                 self.context_degrees,
                 self.losses,
                 self.attentions,
+                self.expert_degrees,
             )
             if is_captured(self.graph, precision, compiled=compiled)
             and (loss is None or tensor == 1)
@@ -107,6 +115,9 @@ class PlanSpace(OpenChoices):
         ranks = np.array([each.ranks for each in modes], dtype=np.int64)
         mode, size = (each.ravel() for each in np.indices((len(modes), len(sizes))))
         kept = ranks[mode] * sizes[size, 0] <= self.machine.devices
+        if any(each.expert for each in modes):
+            pairs = zip(mode.tolist(), sizes[size, 0].tolist(), strict=True)
+            kept &= np.array([self.divides_experts(modes[each], data) for each, data in pairs])
         mode, size = mode[kept], size[kept]
         data, micro, accumulation = sizes[size].T
         return ConfigTable(modes, mode, data, micro, accumulation, ranks[mode] * data)
@@ -131,7 +142,11 @@ class PlanSpace(OpenChoices):
     def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
         """Recompute modes of such layers; none if they cannot run so at all."""
         modes = self.modes(option.schedule, mode.precision, mode.tensor)
-        return tuple(recompute for compiled, recompute in modes if compiled == mode.compiled)
+        return tuple(
+            recompute
+            for compiled, recompute in modes
+            if compiled == mode.compiled and not (mode.expert and recompute == "selective")
+        )
 
     def columns(self, option: PipelineOption, configs: Ints) -> Iterator[tuple[PlanColumns, Ints]]:
         """The plans of some configurations with nothing recomputed, shape by shape.
@@ -177,21 +192,25 @@ class PlanSpace(OpenChoices):
         """Every sharding and tier of a configuration's state."""
         mode = self.table.modes[self.table.mode[config]]
         replicas = int(self.table.data[config]) * (mode.context or 1)
-        for state in self.state_options(mode.precision, replicas):
+        for state in self.state_options(mode.precision, replicas, mode.expert or 1):
             yield (
                 mode._replace(optimizer_tier=state.optimizer_tier, reshard=state.reshard),
                 state,
             )
 
     @cached_property
-    def state_options(self) -> Callable[[Precision, int], tuple[StateOption, ...]]:
-        """Every sharding and tier of state that is open, by precision and number of replicas."""
+    def state_options(self) -> Callable[[Precision, int, int], tuple[StateOption, ...]]:
+        """Every sharding and tier of state that is open.
 
-        def found(precision: Precision, replicas: int) -> tuple[StateOption, ...]:
+        Arguments are the precision, the number of replicas and the expert-parallel degree.
+        """
+
+        def found(precision: Precision, replicas: int, expert: int) -> tuple[StateOption, ...]:
             return tuple(
                 StateOption(parameters, optimizer, tier, reshard)
                 for tier in self.optimizer_tiers(precision)
-                for parameters, optimizer in self.sharding_degrees(replicas)
+                if expert == 1 or tier == DEVICE_TIER
+                for parameters, optimizer in self.sharding_degrees(replicas, expert)
                 for reshard in self.reshards(parameters)
             )
 
@@ -212,7 +231,11 @@ class PlanSpace(OpenChoices):
         replicas = table.devices // np.array([int(each.tensor) for each in table.modes])[table.mode]
         states = np.array(
             [
-                len(self.state_options(table.modes[mode].precision, count))
+                len(
+                    self.state_options(
+                        table.modes[mode].precision, count, table.modes[mode].expert or 1
+                    )
+                )
                 for mode, count in zip(table.mode.tolist(), replicas.tolist(), strict=True)
             ]
         )
@@ -239,6 +262,7 @@ class PlanSpace(OpenChoices):
                     schedule=shape.schedule,
                     virtual_stages=shape.virtual_stages,
                     context=layer.context,
+                    expert=layer.expert,
                 ),
                 "sharding": ShardingDegrees(
                     parameters=int(columns.parameters[row]),

@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.attention_costs import with_attention
-from windlass.program.zero_sharding import padded_elements, padded_frozen_elements
+from windlass.program.expert_parallel import rank_kinds
+from windlass.program.zero_sharding import (
+    expert_sharding,
+    padded_elements,
+    padded_frozen_elements,
+)
 from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan, Polynomial
 
 
@@ -67,11 +72,31 @@ class StateSizes(NamedTuple):
     replicated_gradients: int
     replicated_in_columns: int
     replicated_in_rows: int
+    experts: "StateSizes | None" = None
+    """The part of experts that expert-parallel ranks divide; None if that is nothing."""
+
+    def parts(self, plan: Plan) -> "tuple[tuple[Plan, StateSizes], ...]":
+        """The parts that replicas share in other ways, each with the plan as it sees it."""
+        if self.experts is None:
+            return ((plan, self),)
+        pairs = zip(self.numbers, self.experts.numbers, strict=True)
+        others = StateSizes._make((*(total - experts for total, experts in pairs), None))
+        return ((plan, others), (expert_sharding(plan), self.experts))
+
+    def plus_experts(self, experts: "StateSizes") -> "StateSizes":
+        """These sizes, of all other weights, with those of experts."""
+        total = map(sum, zip(self.numbers, experts.numbers, strict=True))
+        return StateSizes._make((*total, experts))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All sizes, experts among them."""
+        return tuple(each for each in self[:-1] if isinstance(each, int))
 
 
 def plan_state_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[StateSizes, ...]:
     """Model state sizes of every layer under a plan; much faster than `plan_layer_sizes`."""
-    kinds = graph.shard(plan.parallel.tensor, tensor_rank).kinds
+    kinds = rank_kinds(plan, graph, tensor_rank)
     by_kind = {name: layer_kind_state_sizes(plan, kind) for name, kind in kinds.items()}
     return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
@@ -84,7 +109,7 @@ def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[La
         graph: the plan's full graph.
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
-    kinds = graph.shard(plan.parallel.tensor, tensor_rank, loss=plan.loss).kinds
+    kinds = rank_kinds(plan, graph, tensor_rank)
     selective = selective_layers(plan)
     cache: dict[tuple[str, bool], LayerSizes] = {}
     for index, kind in enumerate(graph.layer_kinds()):
@@ -109,8 +134,10 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
     micro, sequence = plan.batch.micro / (plan.parallel.context or 1), plan.batch.sequence
     saved = round(cost.saved_bytes.at(micro, sequence))
     pass_gradients = kind.pass_gradient_elements(micro, sequence)
+    state = layer_kind_state_sizes(plan, kind)._asdict()
+    del state["experts"]
     return LayerSizes(
-        **layer_kind_state_sizes(plan, kind)._asdict(),
+        **state,
         output=round(cost.output_bytes.at(micro, sequence)),
         saved=saved,
         forward_peak=round(
@@ -125,7 +152,45 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
 
 
 def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
-    """Model state sizes of any layer of one kind, full or tensor-parallel shard, under a plan."""
+    """Model state sizes of any layer of one kind under a plan.
+
+    Args:
+        plan: the plan.
+        kind: the layer kind: full, a tensor-parallel shard, or with one rank's experts.
+    """
+    sizes, *experts = (_state_sizes(*part) for part in _kind_parts(plan, kind))
+    return sizes.plus_experts(*experts) if experts else sizes
+
+
+def updated_elements(plan: Plan, kind: LayerKind) -> int:
+    """Elements of a layer that one device updates: its shard, if replicas share optimizer state."""
+    return sum(
+        padded_elements(part.trained_count, own) // own.sharding.optimizer
+        for own, part in _kind_parts(plan, kind)
+    )
+
+
+def _kind_parts(plan: Plan, kind: LayerKind) -> tuple[tuple[Plan, LayerKind], ...]:
+    """A layer, or its experts apart from the rest, each with the plan as that part sees it."""
+    if plan.parallel.expert is None or not any(p.expert for p in kind.parameters):
+        return ((plan, kind),)
+    return (
+        (plan, _with_parameters(kind, experts=False)),
+        (expert_sharding(plan), _with_parameters(kind, experts=True)),
+    )
+
+
+def _with_parameters(kind: LayerKind, *, experts: bool) -> LayerKind:
+    """A layer kind with its experts alone, or without them."""
+    return LayerKind.model_construct(
+        name=kind.name,
+        parameters=tuple(p for p in kind.parameters if bool(p.expert) == experts),
+        costs=(),
+        is_hidden=kind.is_hidden,
+    )
+
+
+def _state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
     padded = padded_elements(kind.trained_count, plan)
     updated = padded // plan.sharding.optimizer
     frozen = padded_frozen_elements(kind.parameter_count - kind.trained_count, plan)

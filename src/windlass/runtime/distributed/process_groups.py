@@ -6,17 +6,23 @@ at the other end of a message; this module carries it out, with the same communi
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windlass.models import TensorParallelRank, all_gather, reduce_scatter
+from windlass.models import (
+    ExpertParallelRank,
+    TensorParallelRank,
+    all_gather,
+    reduce_scatter,
+)
 from windlass.program import (
     CollectiveUse,
     Communicator,
+    DataUse,
     Instruction,
     InstructionKind,
     MeshCoord,
@@ -26,6 +32,7 @@ from windlass.program import (
     mesh_coord,
 )
 from windlass.runtime.distributed.communicators import Communicators
+from windlass.runtime.distributed.flat_weights import WeightPart
 from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
 from windlass.torch_ext import Device, Event
 
@@ -95,6 +102,13 @@ class ProcessGroups:
             row_group_name=names["features"],
         )
         """This rank's part of the tensor parallelism."""
+        exchange = self._groups.of_collective("experts")
+        self.experts = ExpertParallelRank(
+            degree=plan.parallel.expert_degree,
+            index=self.coord.data_rank % plan.parallel.expert_degree,
+            group_name=exchange.group_name if exchange else "",
+        )
+        """This rank's part of the expert parallelism."""
         self._reduce_stream = device.new_stream()
         self._scattering: PendingCollective | None = None
         """The reduce-scatter that was started last; it holds its full gradient until its end."""
@@ -104,9 +118,10 @@ class ProcessGroups:
 
     # Collectives.
 
-    def unshard_weights(self, full: Tensor, shard: Tensor) -> "PendingCollective":
+    def unshard_weights(self, full: Tensor, shard: Tensor, part: WeightPart) -> "PendingCollective":
         """Starts to all-gather the shards of a layer's weights, `[n / rts]`, into `full`, `[n]`."""
-        group, size = self._groups.of_collective("gather"), self._groups.size("gather")
+        use = part.uses["gather"]
+        group, size = self._groups.of_collective(use), self._groups.size(use)
         work = all_gather(full, shard, group=group, waits=False)
         self.sent_bytes["unshard_weights"] += all_gather_bytes(full.nbytes, size)
         return PendingCollective(full, work, kept=shard)
@@ -118,17 +133,17 @@ class ProcessGroups:
             tensor.nbytes, group_size(self._plan.parallel.tensor, axis)
         )
 
-    def all_gather_params(self, shard: Tensor, updated: Tensor) -> None:
+    def all_gather_params(self, shard: Tensor, updated: Tensor, part: WeightPart) -> None:
         """All-gathers the updated parts of one weight shard, `[n / q]`, into `shard`, `[n]`."""
-        all_gather(shard, updated, group=self._groups.of_collective("update"))
-        size = self._groups.size("update")
+        self.all_gather_initial_params(shard, updated, part)
+        size = self._groups.size(part.uses["update"])
         self.sent_bytes["all_gather_params"] += all_gather_bytes(shard.nbytes, size)
 
-    def all_gather_initial_params(self, shard: Tensor, part: Tensor) -> None:
+    def all_gather_initial_params(self, shard: Tensor, updated: Tensor, part: WeightPart) -> None:
         """As `all_gather_params`, outside of steps; not counted in `sent_bytes`."""
-        all_gather(shard, part, group=self._groups.of_collective("update"))
+        all_gather(shard, updated, group=self._groups.of_collective(part.uses["update"]))
 
-    def reduce_grads(self, flat: Tensor) -> "PendingCollective":
+    def reduce_grads(self, flat: Tensor, part: WeightPart) -> "PendingCollective":
         """Starts to sum a flat gradient over data-parallel ranks, of which this rank keeps a shard.
 
         On an accelerator it runs in a stream of its own, behind the passes that follow; on a CPU
@@ -136,13 +151,14 @@ class ProcessGroups:
         first waits for the one before, so that only one layer's full gradient is held.
 
         Args:
-            flat: the gradient of one layer, `[n]`; may be overwritten.
+            flat: the gradient of one layer, or of a part of it, `[n]`; may be overwritten.
+            part: these weights, and who shares them.
 
         Returns:
             The reduction of this rank's shard, `[n / rts']`.
         """
         shard, kept = flat, None
-        size = self._groups.size("scatter")
+        size = self._groups.size(part.uses["scatter"])
         if size > 1:
             if self._scattering is not None:
                 self._scattering.wait()
@@ -150,24 +166,27 @@ class ProcessGroups:
             kept = flat if self._device.is_asynchronous else None
         self._reduce_stream.wait_stream(self._device.current_stream())
         with self._device.use_stream(self._reduce_stream):
-            work = self._reduce(flat, shard)
+            work = self._reduce(flat, shard, part.uses)
             done = self._device.new_event()
             done.record(self._reduce_stream)
         pending = PendingCollective(shard, work, kept=kept, done=done, device=self._device)
         self._scattering = pending if kept is not None else None
         return pending
 
-    def _reduce(self, flat: Tensor, shard: Tensor) -> dist.Work | None:
+    def _reduce(
+        self, flat: Tensor, shard: Tensor, uses: Mapping[DataUse, CollectiveUse]
+    ) -> dist.Work | None:
         """Reduces in the current stream; on a CPU the all-reduce is to be waited for."""
-        parts, copies = self._groups.size("scatter"), self._groups.size("reduce")
+        parts, copies = self._groups.size(uses["scatter"]), self._groups.size(uses["reduce"])
         if parts > 1:
-            reduce_scatter(shard, flat, group=self._groups.of_collective("scatter"))
+            reduce_scatter(shard, flat, group=self._groups.of_collective(uses["scatter"]))
             self.sent_bytes["reduce_grads"] += all_gather_bytes(flat.nbytes, parts)
         if copies == 1:
             return None
         self.sent_bytes["reduce_grads"] += all_reduce_bytes(shard.nbytes, copies)
         beside = not self._device.is_asynchronous
-        return dist.all_reduce(shard, group=self._groups.of_collective("reduce"), async_op=beside)
+        group = self._groups.of_collective(uses["reduce"])
+        return dist.all_reduce(shard, group=group, async_op=beside)
 
     # Messages.
 

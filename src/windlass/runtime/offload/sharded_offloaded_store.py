@@ -18,12 +18,12 @@ from windlass.program import layers_of_stage, updates_per_shard
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.load_state import load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.distributed.flat_shard import (
+from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.distributed.shards.flat_shard import (
     LayerShard,
     remote_layer_parameters,
     writes_checkpoint,
 )
-from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
@@ -106,7 +106,7 @@ class ShardedOffloadedStore(OffloadedStore):
             segment.copy_(loaded.detach())
         self._param_shards[index], self._segments[index] = flat, segments
         self._loaded[index] = self._loaded[index]._replace(memory=flat)
-        self._groups.all_gather_initial_params(flat, part)
+        self._groups.all_gather_initial_params(flat, part, shard.part)
         if not self._shards_params:
             shard.use_full_weights(flat)
 
@@ -208,7 +208,8 @@ class ShardedOffloadedStore(OffloadedStore):
         param_shard = self._flat_param_shard(layer, shard)
         device = self._device.torch_device
         full = torch.empty(shard.elements, dtype=param_shard.dtype, device=device)
-        shard.use_full_weights(self._groups.unshard_weights(full, param_shard).wait())
+        pending = self._groups.unshard_weights(full, param_shard, shard.part)
+        shard.use_full_weights(pending.wait())
 
     def _flat_param_shard(self, layer: int, shard: LayerShard) -> Tensor:
         """This rank's weight shard of a layer, `[param_shard_elements]`."""
@@ -226,8 +227,9 @@ class ShardedOffloadedStore(OffloadedStore):
         if layer in self._param_shards:
             self._loaded[layer].transfer.wait()
             flat = self._param_shards[layer]
-            part = self._updated_part(flat, self._layer_shards[layer])
-            self._groups.all_gather_params(flat, part)
+            shard = self._layer_shards[layer]
+            updated = self._updated_part(flat, shard)
+            self._groups.all_gather_params(flat, updated, shard.part)
 
     def wait_for_layer(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are in device memory.
@@ -319,7 +321,7 @@ class ShardedOffloadedStore(OffloadedStore):
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Saves this rank's shard of a layer, unless another rank saves the same."""
         is_local = layer in self._layer_shards
-        if not is_local or not writes_checkpoint(layer, self._plan, self._groups):
+        if not is_local or not writes_checkpoint(layer, self._layer_shards[layer].part):
             return None
         shard = self._layer_shards[layer]
         if not (shard.segments or self.layers[layer].persistent_buffers):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from windlass.models import LayerStack, TensorParallelRank, layer_sharding
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.distributed.sharded_store import ShardedStore
+from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext

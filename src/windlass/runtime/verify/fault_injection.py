@@ -19,6 +19,7 @@ from windlass.program import (
     tied_across_stages,
     updates_per_shard,
 )
+from windlass.runtime.distributed.flat_weights import WeightPart
 from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
@@ -72,9 +73,9 @@ def _no_grad_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
     """Leaves each data-parallel rank with its own gradient of one layer."""
     groups, plan = _groups(hook), hook.plan
 
-    def local(flat: Tensor) -> PendingCollective:
-        shards = flat.chunk(plan.sharding.optimizer)
-        index = optimizer_shard_index(groups.coord.data_rank, plan)
+    def local(flat: Tensor, part: WeightPart) -> PendingCollective:
+        shards = flat.chunk(part.plan.sharding.optimizer)
+        index = optimizer_shard_index(part.data_rank, part.plan)
         return PendingCollective(shards[index].clone(), None)
 
     replaced = _at_layer(
@@ -88,11 +89,11 @@ def _swapped_shards(handlers: Handlers, hook: HookContext) -> Handlers:
     groups, plan = _groups(hook), hook.plan
     sharded = plan.sharding.parameters > 1
     kind: InstructionKind = "unshard_weights" if sharded else "all_gather_params"
-    shards = plan.sharding.parameters if sharded else updates_per_shard(plan)
     gather = getattr(groups, kind)
 
-    def swapped(full: Tensor, part: Tensor) -> PendingCollective:
-        pending = gather(full, part)
+    def swapped(full: Tensor, own: Tensor, part: WeightPart) -> PendingCollective:
+        shards = part.plan.sharding.parameters if sharded else updates_per_shard(part.plan)
+        pending = gather(full, own, part)
         if pending is not None:
             pending.wait()
         full.copy_(full.view(shards, -1).roll(1, 0).view(-1))
@@ -149,8 +150,8 @@ def _stale_weights(handlers: Handlers, hook: HookContext) -> Handlers:
     groups, unshard = _groups(hook), _groups(hook).unshard_weights
     first_step: list[Tensor] = []
 
-    def stale(full: Tensor, shard: Tensor) -> PendingCollective:
-        unshard(full, shard).wait()
+    def stale(full: Tensor, shard: Tensor, part: WeightPart) -> PendingCollective:
+        unshard(full, shard, part).wait()
         if hook.compute.step == 1:
             first_step[:] = [full.clone()]
         elif hook.compute.step == _SECOND_STEP:

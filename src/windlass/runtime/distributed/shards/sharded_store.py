@@ -8,57 +8,42 @@ parameter sharding the shard is the full layer.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from windlass.models import ParamShard, materialize_layer
-from windlass.program import Program, layers_of_stage, tied_owner_layers, updates_per_shard
+from windlass.program import Program, layers_of_stage, tied_owner_layers
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.load_state import load_layer_shard, read_weight
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.distributed.flat_shard import (
+from windlass.runtime.distributed.flat_weights import WeightPart, weight_parts
+from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
+from windlass.runtime.distributed.shards.flat_shard import (
     LayerShard,
     remote_layer_parameters,
     writes_checkpoint,
 )
-from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
-from windlass.runtime.distributed.shard_ranks import ShardRanks
+from windlass.runtime.distributed.shards.local_layer import LocalLayer
+from windlass.runtime.distributed.shards.shard_ranks import ShardRanks
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
-    DTYPES,
     LayerParameters,
     MasterParameter,
     ModelParameter,
     block_norms,
     checkpoint_tensors,
     master_dtype,
-    new_master_parameter,
 )
 from windlass.runtime.rank_context import RankContext
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _LocalLayer:
-    """What this rank keeps of one layer between uses."""
-
-    shard: LayerShard
-    working: Tensor
-    """Shard of the weights in the run's precision, `[param_shard_elements]`."""
-    updated: Tensor
-    """The part of it that this rank updates, `[optim_shard_elements]`."""
-    parameters: tuple[MasterParameter, ...]
-    """The segments of that part, with their optimizer state."""
-    frozen: Tensor
-    """Shard of the frozen weights in the run's precision, `[frozen_shard_elements]`."""
 
 
 class ShardedStore:
@@ -83,11 +68,13 @@ class ShardedStore:
         self._optimizer, self._before_update = optimizer, before_update
         self._shards_params = self._plan.sharding.parameters > 1
         self._staging = host_staging(context.device)
-        self._local: dict[int, _LocalLayer] = {}
+        self._parts = weight_parts(self._plan, groups.coord, groups.experts)
+        self._local: dict[int, tuple[LocalLayer, ...]] = {}
+        """What this rank keeps of each layer, part by part."""
         self._gathers: dict[int, list[PendingCollective]] = {}
         """All-gathers of weights that nobody has waited for yet, by layer."""
-        self._averages: dict[int, Tensor] = {}
-        """Averaged weights in place of `working`, by layer, while an evaluation reads them."""
+        self._averages: dict[LayerShard, Tensor] = {}
+        """Averaged weights in place of `working`, while an evaluation reads them."""
         self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
         self._owner_layers = tied_owner_layers(groups.graph)
@@ -105,41 +92,17 @@ class ShardedStore:
                 yield remote_layer_parameters(name)
                 continue
             layer = materialize_layer(stack, index, seed=self._context.seed, device=device)
-            shard = LayerShard(self._context, self._groups, index, layer)
-            self._local[index] = self._local_layer(shard, layer, name)
-            yield shard.layer_parameters(by_name, stack.tied_weights)
-            if not self._shards_params:
-                shard.use_full_weights(self._local[index].working)
-                shard.use_full_frozen(self._local[index].frozen)
-
-    def _local_layer(self, shard: LayerShard, layer: nn.Module, layer_name: str) -> _LocalLayer:
-        flat = shard.flatten(layer)
-        working = flat[shard.param_shard_begin :][: shard.param_shard_elements]
-        working = working.to(DTYPES[self._plan.precision]).clone()
-        begin = shard.optim_shard_begin - shard.param_shard_begin
-        updated = working[begin:][: shard.optim_shard_elements]
-        same_dtype = updated.dtype == flat.dtype
-        if same_dtype:
-            masters = updated
-        else:
-            masters = flat[shard.optim_shard_begin :][: shard.optim_shard_elements].clone()
-        parameters: list[MasterParameter] = []
-        for segment in shard.segments:
-            segment_working = updated[segment.shard_slice].view(segment.shape)
-            master = (
-                segment_working if same_dtype else masters[segment.shard_slice].view(segment.shape)
+            shards = [
+                LayerShard(self._context, self._groups, index, layer, part) for part in self._parts
+            ]
+            self._local[index] = tuple(
+                LocalLayer.of(shard, layer, name, self._plan) for shard in shards
             )
-            parameters.append(
-                new_master_parameter(
-                    segment.name, master, segment_working, state_format(self._plan),
-                    decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
-                )
-            )  # fmt: skip
-        named = {f"{layer_name}.{n}": p.detach() for n, p in layer.named_parameters()}
-        return _LocalLayer(
-            shard=shard, working=working, updated=updated, parameters=tuple(parameters),
-            frozen=shard.frozen_shard(named.__getitem__),
-        )  # fmt: skip
+            yield shards[0].layer_parameters(by_name, stack.tied_weights, shards[1:])
+            for local in self._local[index]:
+                if local.shard.part.plan.sharding.parameters == 1:
+                    local.shard.use_full_weights(local.working)
+                    local.shard.use_full_frozen(local.frozen)
 
     def initialize(self, checkpoint: Checkpoint | None) -> None:
         """Loads the state of a checkpoint, if there is one.
@@ -149,14 +112,20 @@ class ShardedStore:
         """
         if checkpoint is None:
             return
-        for index, local in self._local.items():
+        for index, local in self._all_local():
             load_layer_shard(
                 checkpoint, index, local.parameters, self.layers[index], local.shard.pieces
             )
             full_weight = partial(read_weight, checkpoint, index, local.shard.pieces)
             local.frozen.copy_(local.shard.frozen_shard(full_weight))
-            if self._shares_updates(local):
-                self._groups.all_gather_initial_params(local.working, local.updated)
+            if local.shares_updates:
+                part = local.shard.part
+                self._groups.all_gather_initial_params(local.working, local.updated, part)
+
+    def _all_local(self) -> Iterator[tuple[int, LocalLayer]]:
+        """Each part of each layer of this stage, with the layer's index."""
+        for index, parts in self._local.items():
+            yield from ((index, local) for local in parts)
 
     # Instructions.
 
@@ -170,34 +139,40 @@ class ShardedStore:
         }
 
     def _unshard_weights(self, index: int, _: int) -> None:
-        local = self._local[index]
         self._gathers[index] = []
-        working = self._averages.get(index, local.working)
-        local.shard.use_full_weights(self._gather(index, working, local.shard.elements))
-        local.shard.use_full_frozen(self._gather(index, local.frozen, local.shard.frozen_elements))
+        for local in self._sharded_parts(index):
+            shard = local.shard
+            working = self._averages.get(shard, local.working)
+            shard.use_full_weights(self._gather(index, working, shard.elements, shard.part))
+            frozen = self._gather(index, local.frozen, shard.frozen_elements, shard.part)
+            shard.use_full_frozen(frozen)
 
-    def _gather(self, index: int, part: Tensor, elements: int) -> Tensor:
-        """The flat weights `[elements]` of which this rank has a part; starts to gather them."""
-        full = torch.empty(elements, dtype=part.dtype, device=self._context.device.torch_device)
+    def _sharded_parts(self, index: int) -> Iterator[LocalLayer]:
+        """The parts of a layer whose weights are gathered."""
+        for local in self._local[index]:
+            if local.shard.part.plan.sharding.parameters > 1:
+                yield local
+
+    def _gather(self, index: int, own: Tensor, elements: int, part: WeightPart) -> Tensor:
+        """The flat weights `[elements]` of which this rank has its own; starts to gather them."""
+        full = torch.empty(elements, dtype=own.dtype, device=self._context.device.torch_device)
         if elements:
-            self._gathers[index].append(self._groups.unshard_weights(full, part))
+            self._gathers[index].append(self._groups.unshard_weights(full, own, part))
         return full
 
     def _free_weights(self, index: int, _: int) -> None:
         self._wait_for_gather(index)
-        self._local[index].shard.free_full_weights()
+        for local in self._sharded_parts(index):
+            local.shard.free_full_weights()
 
     def _all_gather_params(self, index: int, _: int) -> None:
-        local = self._local[index]
-        if self._shares_updates(local):
-            self._groups.all_gather_params(local.working, local.updated)
-
-    def _shares_updates(self, local: _LocalLayer) -> bool:
-        """Whether other ranks update parts of the shard that this rank keeps."""
-        return local.shard.elements > 0 and updates_per_shard(self._plan) > 1
+        for local in self._local[index]:
+            if local.shares_updates:
+                self._groups.all_gather_params(local.working, local.updated, local.shard.part)
 
     def _reduce_grads(self, index: int, _: int) -> None:
-        self._local[index].shard.start_reduce()
+        for local in self._local[index]:
+            local.shard.start_reduce()
 
     def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
         """Parameters whose gradients this rank contributes to the norm.
@@ -206,12 +181,15 @@ class ShardedStore:
         """
         if layer not in self._local:
             return ()
-        local = self._local[layer]
-        for weight, gradient in zip(local.parameters, local.shard.reduced_grads(), strict=True):
-            weight.gradient = weight.gradient if gradient is None else gradient
-        return tuple(self._responsible_parameters(local))
+        counted: list[ModelParameter] = []
+        for local in self._local[layer]:
+            for weight, gradient in zip(local.parameters, local.shard.reduced_grads(), strict=True):
+                weight.gradient = weight.gradient if gradient is None else gradient
+            if len(self._parts) == 1 or local.shard.part.is_first_copy:
+                counted += self._responsible_parameters(local)
+        return tuple(counted)
 
-    def _responsible_parameters(self, local: _LocalLayer) -> Iterator[MasterParameter]:
+    def _responsible_parameters(self, local: LocalLayer) -> Iterator[MasterParameter]:
         """The parameters that this rank counts in the norm and saves."""
         for weight, segment in zip(local.parameters, local.shard.segments, strict=True):
             if local.shard.is_responsible_for(segment):
@@ -219,8 +197,11 @@ class ShardedStore:
 
     @property
     def counts_in_norm(self) -> bool:
-        """Whether this rank's shards count in the norm: several ranks hold each shard."""
-        return self._groups.coord.data_rank < self._plan.sharding.optimizer
+        """Whether this rank's shards count in the norm: several ranks hold each shard.
+
+        Where experts are divided, `grads_for_norm` leaves out what does not count.
+        """
+        return len(self._parts) > 1 or self._parts[0].is_first_copy
 
     def begin_step(self, step: int) -> None:
         """Drops the gradients of a step that was aborted."""
@@ -229,7 +210,7 @@ class ShardedStore:
 
     def drop_gradients(self) -> None:
         """Drops all gradients of this step."""
-        for local in self._local.values():
+        for _, local in self._all_local():
             local.shard.discard_grads()
             for weight in local.parameters:
                 weight.clear_gradient()
@@ -250,10 +231,10 @@ class ShardedStore:
         """Updates this rank's part of a layer."""
         self._before_update(layer)
         with torch.no_grad():
-            local = self._local[layer]
-            like = local.working.new_empty(0, dtype=master_dtype(self._plan.precision))
-            ranks = ShardRanks(local.shard, self._groups, like)
-            self._optimizer.update(local.parameters, step, clip_divisor, ranks)
+            for local in self._local[layer]:
+                like = local.working.new_empty(0, dtype=master_dtype(self._plan.precision))
+                ranks = ShardRanks(local.shard, self._groups, like)
+                self._optimizer.update(local.parameters, step, clip_divisor, ranks)
 
     def flush_deferred_updates(self, program: Program) -> None:
         """Does nothing: no update is deferred."""
@@ -272,26 +253,16 @@ class ShardedStore:
     def averaged(self, averaging: Averaging) -> Iterator[None]:
         """Lets layers compute with averaged weights while it is open."""
         try:
-            for index, local in self._local.items():
-                self._averages[index] = self._averaged_shard(local, averaging)
-                if not self._shards_params:
-                    local.shard.use_full_weights(self._averages[index])
+            for _, local in self._all_local():
+                self._averages[local.shard] = local.averaged(averaging, self._groups)
+                if local.shard.part.plan.sharding.parameters == 1:
+                    local.shard.use_full_weights(self._averages[local.shard])
             yield
         finally:
             self._averages.clear()
-            for local in self._local.values() if not self._shards_params else ():
-                local.shard.use_full_weights(local.working)
-
-    def _averaged_shard(self, local: _LocalLayer, averaging: Averaging) -> Tensor:
-        """A shard of averaged weights, `[param_shard_elements]`."""
-        shard, flat = local.shard, local.working.detach().clone()
-        part = flat[shard.optim_shard_begin - shard.param_shard_begin :]
-        for segment, weight in zip(shard.segments, local.parameters, strict=True):
-            part[segment.shard_slice] = weight.averaged(averaging).detach().view(-1)
-        if self._shares_updates(local):
-            part = part[: shard.optim_shard_elements]
-            self._groups.all_gather_initial_params(flat, part)
-        return flat
+            for _, local in self._all_local():
+                if local.shard.part.plan.sharding.parameters == 1:
+                    local.shard.use_full_weights(local.working)
 
     def _sharded_layers(self, layers: Sequence[int]) -> Iterator[int]:
         """The layers to all-gather for a pass through some layers, owners of tied weights too."""
@@ -312,7 +283,7 @@ class ShardedStore:
         weight = next(weight for weight in self.layers[layer].owned if weight.name == name)
         norms = block_norms(weight.working)
         self.free_layers((layer,))
-        piece = self._local[layer].shard.pieces[name]
+        piece = self._local[layer][0].shard.pieces[name]
         if not piece.is_sharded:
             return norms
         full = norms.new_zeros(piece.full_shape[0])
@@ -328,7 +299,7 @@ class ShardedStore:
             name: full name of the values, `[n B B]`.
             slots: positions of the blocks in the full values, `Int64[m]`.
         """
-        local = self._local[layer]
+        local = self._local[layer][0]
         weight = next(weight for weight in local.shard.parameters if weight.name == name)
         size, begin = weight.shape[1:].numel(), weight.flat_offset - local.shard.param_shard_begin
         for slot in _local_positions(local.shard.pieces[name], slots):
@@ -340,20 +311,32 @@ class ShardedStore:
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Writes this rank's shard of a layer, unless another rank writes the same."""
-        if layer not in self._local or not writes_checkpoint(layer, self._plan, self._groups):
+        written = [
+            local
+            for local in self._local.get(layer, ())
+            if writes_checkpoint(layer, local.shard.part)
+            and (local.shard.elements or not local.shard.part.experts)
+        ]
+        if not written:
             return None
-        local, buffers = self._local[layer], self.layers[layer].persistent_buffers
-        is_full = local.shard.is_full_layer
+        is_full = written[0].shard.is_full_layer
         if not is_full:
-            to = to.with_name(layer_file(layer, shard=local.shard.file_part))
-            buffers = buffers if local.shard.is_first_shard else {}
-        tensors = checkpoint_tensors(
-            self._responsible_parameters(local), buffers,
-            frozen=self._saved_frozen(local), full=is_full,
-        )  # fmt: skip
+            to = to.with_name(layer_file(layer, shard=written[0].shard.file_part))
+        tensors = chain.from_iterable(self._saved_tensors(layer, local) for local in written)
         return write_checkpoint_file(tensors, to, self._staging)
 
-    def _saved_frozen(self, local: _LocalLayer) -> Iterator[tuple[str, Tensor]]:
+    def _saved_tensors(self, layer: int, local: LocalLayer) -> Iterator[tuple[str, Tensor]]:
+        """The checkpoint entries of what this rank holds of a part of a layer."""
+        is_full = local.shard.is_full_layer
+        writes_buffers = is_full or local.shard.is_first_shard
+        return checkpoint_tensors(
+            self._responsible_parameters(local),
+            self.layers[layer].persistent_buffers if writes_buffers else {},
+            frozen=self._saved_frozen(local),
+            full=is_full,
+        )
+
+    def _saved_frozen(self, local: LocalLayer) -> Iterator[tuple[str, Tensor]]:
         """Checkpoint name and values of the frozen weights that this rank saves."""
         shard = local.shard
         for segment in shard.frozen_segments if shard.saves_frozen else ():

@@ -8,20 +8,26 @@ out flat by themselves, in shards that nobody updates.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from windlass.models import ParamShard, layer_sharding, param_shards
+from windlass.models import ParamShard, expert_parameters, layer_sharding, param_shards
 from windlass.program import (
     optimizer_shard_index,
     padded_elements,
     padded_frozen_elements,
     parameter_shard_index,
     updates_per_shard,
+)
+from windlass.runtime.distributed.flat_weights import (
+    FlatGradBuffer,
+    FlatGradParameter,
+    FlatParameter,
+    Segment,
+    WeightPart,
+    weight_parts,
 )
 from windlass.runtime.distributed.process_groups import (
     TENSOR_AXES,
@@ -40,109 +46,29 @@ from windlass.runtime.parameters import (
     persistent_buffers,
 )
 from windlass.runtime.rank_context import RankContext
-from windlass.schema import Plan
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class FlatParameter(ModelParameter):
-    """A parameter whose values are a part of its flat layer."""
-
-    flat_offset: int
-    """Its first element in the flat layer, or in the flat frozen part of it."""
-
-    @property
-    def flat_slice(self) -> slice:
-        """Its elements in the flat layer."""
-        return slice(self.flat_offset, self.flat_offset + self.shape.numel())
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class FlatGradParameter(FlatParameter):
-    """A parameter whose gradient is a view into its layer's flat gradient buffer."""
-
-    takes_over: ClassVar[bool] = False
-    grads: "FlatGradBuffer"
-    """The gradient buffer of its layer."""
-
-    def new_gradient(self, dtype: torch.dtype) -> Tensor:
-        """The first gradient of a step, a view into the flat one, for the caller to fill."""
-        del dtype
-        self.gradient = self.grads.get()[self.flat_slice].view(self.shape)
-        return self.gradient
-
-    def _set_first_gradient(self, gradient: Tensor) -> None:
-        self.new_gradient(gradient.dtype).copy_(gradient)
-
-
-class FlatGradBuffer:
-    """The flat gradient of one layer, allocated when a gradient is first added.
-
-    It is never cleared: the first gradient of each parameter overwrites what was there.
-
-    Args:
-        elements: size, including padding.
-        dtype: precision of the sum.
-        device: where it is allocated.
-    """
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._elements, self._dtype, self._device = elements, dtype, device
-        self._flat: Tensor | None = None
-
-    def get(self) -> Tensor:
-        """The buffer `[elements]`; undefined values where no gradient was added."""
-        if self._flat is None:
-            self._flat = torch.empty(self._elements, dtype=self._dtype, device=self._device)
-        return self._flat
-
-    def take(self) -> Tensor:
-        """The buffer `[elements]`, handed over to the caller."""
-        flat, self._flat = self.get(), None
-        return flat
-
-    def discard(self) -> None:
-        """Frees the buffer."""
-        self._flat = None
-
-
-class Segment(NamedTuple):
-    """A weight, or a piece of one, within the part of the flat layer that this rank updates."""
-
-    name: str
-    """Full name of the weight."""
-    weight_offset: int
-    """Its first element in this tensor-parallel rank's part of the weight."""
-    shard_offset: int
-    """Its first element in the part that this rank updates."""
-    shape: torch.Size
-    decays: bool
-    """Whether weight decay applies."""
-    matrix: bool
-    """Whether it is a matrix between the first and the last layer, or a piece of one."""
-
-    @property
-    def shard_slice(self) -> slice:
-        """Its elements in the part that this rank updates."""
-        return slice(self.shard_offset, self.shard_offset + self.shape.numel())
 
 
 class LayerShard:
-    """What this rank holds of one layer of its stage.
+    """What this rank holds of one layer of its stage, or of a part of its weights.
 
     Args:
         context: what this rank runs.
         groups: its process groups.
         index: index of the layer.
         layer: the layer, with real buffers.
+        part: the part; None for the only one.
     """
 
     def __init__(
-        self, context: RankContext, groups: ProcessGroups, index: int, layer: nn.Module
-    ) -> None:
-        plan, stack = context.plan, context.stack
+        self, context: RankContext, groups: ProcessGroups, index: int, layer: nn.Module,
+        part: WeightPart | None = None,
+    ) -> None:  # fmt: skip
+        self.part: WeightPart = part or weight_parts(context.plan, groups.coord, groups.experts)[0]
+        """Which weights, and who shares them."""
+        plan, stack = self.part.plan, context.stack
         tensor_parallel, optim_shard = (
             groups.tensor_parallel,
-            optimizer_shard_index(groups.coord.data_rank, plan),
+            optimizer_shard_index(self.part.data_rank, plan),
         )
         self._groups, self._name, self._layer = groups, stack.names[index], layer
         self._device, self._dtype = context.device.torch_device, master_dtype(plan.precision)
@@ -150,7 +76,13 @@ class LayerShard:
         self.is_hidden = is_hidden(index, stack)
         """Whether the layer is neither the first nor the last one."""
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
-        self.shapes = {self._full_name(n): torch.Size(part.shape) for n, part in parts.items()}
+        divided = expert_parameters(layer) if groups.experts.degree > 1 else frozenset()
+        self.shapes = {
+            self._full_name(name): torch.Size(
+                groups.experts.shape(piece.shape) if name in divided else piece.shape
+            )
+            for name, piece in parts.items()
+        }
         """Shape of every weight that the layer computes with, by full name."""
         self._frozen_names = frozenset(
             self._full_name(name)
@@ -158,9 +90,10 @@ class LayerShard:
             if not parameter.requires_grad
         )
         owned = {
-            self._full_name(n): part
-            for n, part in parts.items()
+            self._full_name(n): piece
+            for n, piece in parts.items()
             if self._full_name(n) not in stack.tied_weights
+            and (n in divided) == (self.part.experts is not None)
         }
         self.pieces: Mapping[str, ParamShard] = owned
         """This tensor-parallel rank's part of each weight that the layer owns, by full name."""
@@ -186,16 +119,20 @@ class LayerShard:
         self.frozen_shard_elements = self.frozen_elements // plan.sharding.parameters
         """Elements of the shard of frozen weights that this rank keeps."""
         self.frozen_shard_begin = self.frozen_shard_elements * parameter_shard_index(
-            groups.coord.data_rank, plan
+            self.part.data_rank, plan
         )
         """First element of that shard in the flat frozen weights."""
         self.saves_frozen = optim_shard % updates_per_shard(plan) == 0
         """Whether this rank saves its shard of frozen weights, which others may have too."""
-        self.file_part = (tensor_parallel.label, optim_shard)
-        """Label of the tensor-parallel rank and index of the optimizer shard, for file names."""
-        self.is_first_shard = tensor_parallel.index == 0 == optim_shard
+        self.file_part = (
+            tensor_parallel.label, groups.coord.data_rank if divided else optim_shard
+        )  # fmt: skip
+        """Label of the tensor-parallel rank, and a number for what it has that others have not: of
+        the optimizer shard, or of the replica where experts are divided."""
+        self.is_first_shard = tensor_parallel.index == 0 == optim_shard and not self.part.experts
         """Whether this is the first optimizer shard of the first tensor-parallel rank."""
-        self.is_full_layer = plan.sharding.optimizer * tensor_parallel.degree == 1
+        is_whole = plan.sharding.optimizer * tensor_parallel.degree == 1
+        self.is_full_layer = is_whole and not divided
         """Whether this rank updates the full layer."""
         self._pending: tuple[PendingCollective, set[str]] | None = None
         self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
@@ -244,11 +181,17 @@ class LayerShard:
             low, high = max(weight.flat_offset, begin), min(weight.flat_offset + count, end)
             if low < high:
                 shape = weight.shape if high - low == count else torch.Size((high - low,))
+                offset = low - weight.flat_offset + self._first_element(weight)
                 yield Segment(
-                    weight.name, low - weight.flat_offset, low - begin, shape,
+                    weight.name, offset, low - begin, shape,
                     decays=len(self.pieces[weight.name].full_shape) >= 2,
                     matrix=len(self.pieces[weight.name].full_shape) == 2 and self.is_hidden,
                 )  # fmt: skip
+
+    def _first_element(self, weight: FlatParameter) -> int:
+        """First element of a weight that this rank has, of a tensor-parallel rank's part of it."""
+        experts = self.part.experts
+        return 0 if experts is None else experts.index * weight.shape.numel()
 
     def checkpoint_name(self, segment: Segment) -> str:
         """The name of a segment in a checkpoint."""
@@ -285,19 +228,26 @@ class LayerShard:
         """Copies a rank's part of weights to their places in a flat layer."""
         for weight in weights:
             part = self.pieces[weight.name].extract(full_weight(weight.name))
+            if self.part.experts is not None:
+                part = self.part.experts.own(part)
             flat[weight.flat_slice] = part.reshape(-1).to(flat.dtype)
 
     def layer_parameters(
-        self, by_name: dict[str, ModelParameter], tied_weights: Mapping[str, str]
-    ) -> LayerParameters:
+        self, by_name: dict[str, ModelParameter], tied_weights: Mapping[str, str],
+        others: Sequence["LayerShard"] = (),
+    ) -> LayerParameters:  # fmt: skip
         """What the layer computes with: its own weights and the tied ones.
 
         Args:
             by_name: parameters of the layers before, by full name; extended by those of this layer
                 and by tied weights that another stage will send.
             tied_weights: full name of a tied weight to that of its owner.
+            others: the layer's other parts.
         """
-        by_name |= {weight.name: weight for weight in (*self.parameters, *self.frozen)}
+        parts = (self, *others)
+        owned = tuple(weight for part in parts for weight in part.parameters)
+        frozen = tuple(weight for part in parts for weight in part.frozen)
+        by_name |= {weight.name: weight for weight in (*owned, *frozen)}
         for name, shape in self.shapes.items():
             owner = tied_weights.get(name, name)
             if owner not in by_name:
@@ -306,8 +256,8 @@ class LayerShard:
                 )
         return LayerParameters(
             name=self._name,
-            owned=self.parameters,
-            frozen=self.frozen,
+            owned=owned,
+            frozen=frozen,
             used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
             buffers=tuple(self._layer.buffers()),
             persistent_buffers=persistent_buffers(self._name, self._layer),
@@ -334,7 +284,7 @@ class LayerShard:
         if self.parameters:
             flat = self._take_flat_gradient(names)
             self._sum_replicated(flat)
-            self._pending = self._groups.reduce_grads(flat), names
+            self._pending = self._groups.reduce_grads(flat, self.part), names
 
     def reduced_grads(self) -> list[Tensor | None]:
         """The reduced gradient of each segment, handed over; None for a weight without one."""
@@ -407,10 +357,10 @@ def remote_layer_parameters(name: str) -> LayerParameters:
     return LayerParameters(name=name, owned=(), used=(), buffers=(), persistent_buffers={})
 
 
-def writes_checkpoint(layer: int, plan: Plan, groups: ProcessGroups) -> bool:
-    """Whether this rank writes its shard of a layer to checkpoints.
+def writes_checkpoint(layer: int, part: WeightPart) -> bool:
+    """Whether this rank writes its shard of a layer, or of a part of it, to checkpoints.
 
     Data-parallel ranks that hold the same shard take turns, layer by layer.
     """
-    copies = plan.parallel.data // plan.sharding.optimizer
-    return groups.coord.data_rank // plan.sharding.optimizer == layer % copies
+    shards = part.plan.sharding.optimizer
+    return part.data_rank // shards == layer % (part.plan.parallel.data // shards)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from windlass.runtime.distributed.flat_shard import LayerShard, Segment
+from windlass.runtime.distributed.flat_weights import Segment
 from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.distributed.shards.flat_shard import LayerShard
 
 
 class ShardRanks:

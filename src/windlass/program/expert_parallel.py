@@ -1,0 +1,245 @@
+"""Expert parallelism: what one of e ranks that divide a layer's experts holds and computes.
+
+Adjacent replicas form an expert group. Each holds `experts / e` of the experts of every layer, and
+all other weights as other replicas do. Inside a pass tokens go to the rank that holds their expert
+and come back, an all-to-all each way. Source: Rajbhandari et al. 2022, arXiv:2201.05596, section 5.
+
+How many tokens go where is known only in a run. Here each expert gets as many as any other, so a
+rank computes as many products with experts as without this parallelism: with e times the tokens of
+`1 / e` of the experts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from windlass.program.activation_checkpointing import selective_layers
+from windlass.program.zero_sharding import expert_sharding
+from windlass.schema import (
+    Collective,
+    Graph,
+    LayerCost,
+    LayerKind,
+    MatmulShape,
+    Op,
+    ParameterInfo,
+    Plan,
+    Polynomial,
+    optimizer_law,
+)
+
+EXCHANGE = "all_to_all"
+"""Name of the op in which tokens go to their experts or come back."""
+
+_EXPERT_PRODUCTS = frozenset(
+    ("grouped_linear", "grouped_linear_input_grad", "grouped_linear_weight_grad")
+)
+"""Names of the products with experts' weights, one for each expert."""
+_COUNT_BYTES = 8
+"""Bytes in which a rank says how many tokens it sends to an expert."""
+
+
+def expert_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
+    """The replicas that divide the experts with this one, in the order of their experts."""
+    degree = plan.parallel.expert_degree
+    first = data_rank // degree * degree
+    return tuple(range(first, first + degree))
+
+
+def same_expert_ranks(
+    group: Callable[[int, Plan], tuple[int, ...]], data_rank: int, plan: Plan
+) -> tuple[int, ...]:
+    """The replicas of a group of `zero_sharding` among those that hold the same experts.
+
+    Args:
+        group: gives the group of a replica, were there no others.
+        data_rank: the replica.
+        plan: the plan.
+    """
+    degree = plan.parallel.expert_degree
+    block, own = divmod(data_rank, degree)
+    return tuple(other * degree + own for other in group(block, expert_sharding(plan)))
+
+
+def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Why experts cannot be divided as a plan says."""
+    degree, parallel, sharding = plan.parallel.expert_degree, plan.parallel, plan.sharding
+    if degree == 1:
+        return
+    yield from expert_degree_errors(degree, graph)
+    if parallel.data % degree:
+        yield (
+            f"`parallel.expert` = {degree} does not divide `parallel.data` = {parallel.data}, "
+            "whose replicas divide the experts among them; choose a divisor"
+        )
+    for key, shards in sharding:
+        if key != "reshard" and shards % degree and degree % shards:
+            yield (
+                f"`sharding.{key}` = {shards} with `parallel.expert` = {degree}: one of them must "
+                "be a multiple of the other, so that ranks with the same experts share them "
+                "evenly; change one"
+            )
+    law = optimizer_law(plan.optimizer)
+    excluded = {
+        f"`parallel.tensor` = {parallel.tensor}": parallel.tensor > 1,
+        f"`parallel.context` = {parallel.context}": parallel.context is not None,
+        "`compile`": plan.compile,
+        "`recompute` = selective": bool(selective_layers(plan)),
+        f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
+        f"`offload.optimizer` = {plan.offload.optimizer}": plan.is_offloaded("optimizer"),
+        "frozen weights": graph.has_frozen,
+    }
+    for what, is_asked in excluded.items():
+        if is_asked:
+            yield (
+                f"`parallel.expert` = {degree} with {what}, which this version does not combine; "
+                "leave one of them out"
+            )
+
+
+def expert_degree_errors(degree: int, graph: Graph) -> Iterator[str]:
+    """Why a graph's experts cannot be divided over so many ranks."""
+    if degree == 1:
+        return
+    if not graph.experts:
+        yield (
+            f"`parallel.expert` = {degree}, but `{graph.name}` has no experts to divide; leave it "
+            "out, or choose a model with a mixture of experts"
+        )
+    for experts in graph.experts:
+        if experts % degree:
+            yield (
+                f"`parallel.expert` = {degree} does not divide the {experts} experts of "
+                f"`{graph.name}`; choose a divisor"
+            )
+
+
+def rank_kinds(plan: Plan, graph: Graph, tensor_rank: int = 0) -> dict[str, LayerKind]:
+    """The layer kinds that a rank of a plan computes: its tensor-parallel shard, its experts.
+
+    Args:
+        plan: the plan.
+        graph: the plan's full graph.
+        tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
+    """
+    kinds = graph.shard(plan.parallel.tensor, tensor_rank, loss=plan.loss).kinds
+    return divided_kinds(kinds, plan.parallel.expert_degree)
+
+
+def divided_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, LayerKind]:
+    """Layer kinds with `1 / degree` of their experts, whose passes exchange tokens."""
+    if degree == 1:
+        return dict(kinds)
+    return {name: _divided(kind, degree) for name, kind in kinds.items()}
+
+
+def _divided(kind: LayerKind, degree: int) -> LayerKind:
+    if not any(p.expert for p in kind.parameters):
+        return kind
+    # Made anew, because a copy would keep numbers that were found for all experts.
+    return LayerKind.model_construct(
+        **{name: getattr(kind, name) for name in LayerKind.model_fields}
+        | {
+            name: tuple(_divided_cost(each, degree) for each in getattr(kind, name))
+            for name in ("costs", "selective_costs", "fused_costs")
+        }
+        | {"parameters": tuple(_divided_parameter(each, degree) for each in kind.parameters)}
+    )
+
+
+def _divided_parameter(parameter: ParameterInfo, degree: int) -> ParameterInfo:
+    if not parameter.expert:
+        return parameter
+    experts, *rest = parameter.shape
+    return ParameterInfo.model_construct(
+        **{name: getattr(parameter, name) for name in ParameterInfo.model_fields}
+        | {"shape": (experts // degree, *rest)}
+    )
+
+
+def _divided_cost(cost: LayerCost, degree: int) -> LayerCost:
+    products = [op for op in cost.forward if op.name in _EXPERT_PRODUCTS]
+    if not products:
+        return cost
+    # The first one reads all vectors, and its weights, whose bytes depend on no size.
+    sent = products[0].read_bytes._replace(constant=0.0)
+    repeated = cost.recompute
+    return cost.model_copy(
+        update={
+            "forward": _with_exchange(cost.forward, sent, degree, counts=True),
+            "backward": _with_exchange(cost.backward, sent, degree, counts=False),
+            "recompute": repeated and _with_exchange(repeated, sent, degree, counts=True),
+        }
+    )
+
+
+def _with_exchange(
+    ops: tuple[Op, ...], sent: Polynomial, degree: int, *, counts: bool
+) -> tuple[Op, ...]:
+    """The ops of a pass of one rank: tokens go to their experts before the first product and back.
+
+    Args:
+        ops: the ops of a rank that has all experts.
+        sent: bytes of the vectors that all tokens send to their experts.
+        degree: expert-parallel degree.
+        counts: whether the ranks first tell each other how many they send.
+    """
+    places = [index for index, op in enumerate(ops) if op.name in _EXPERT_PRODUCTS]
+    if not places:
+        return ops
+    first, last = places[0], places[-1]
+    before = ops[first - 1].live_bytes if first else Polynomial()
+    there = [_exchange(sent, before)]
+    shape = ops[first].shape
+    if counts and shape is not None:
+        numbers = Polynomial(constant=_COUNT_BYTES * shape.batch.constant)
+        there.insert(0, _exchange(numbers, before))
+    divided = [_divided_op(op, degree) for op in ops]
+    back = _exchange(sent, ops[last].live_bytes)
+    return (*divided[:first], *there, *divided[first : last + 1], back, *divided[last + 1 :])
+
+
+def _exchange(sent: Polynomial, before: Polynomial) -> Op:
+    """An all-to-all of a buffer, and the copy that brings what arrives into the order of experts.
+
+    Args:
+        sent: bytes of the buffer.
+        before: bytes that are alive before it.
+    """
+    return Op(
+        name=EXCHANGE,
+        kind="collective",
+        read_bytes=sent.doubled,
+        written_bytes=sent.doubled,
+        live_bytes=Polynomial(*map(sum, zip(before, sent, strict=True))),
+        collective=Collective("all_to_all", sent, "experts"),
+        calls=2,
+    )
+
+
+def _divided_op(op: Op, degree: int) -> Op:
+    """A product with `1 / degree` of the experts, each for `degree` times the tokens."""
+    if op.name not in _EXPERT_PRODUCTS or op.shape is None:
+        return op
+    batch, *sides = op.shape
+    shape = (_scaled(batch, 1 / degree), *(_more_tokens(side, degree) for side in sides))
+    return op.model_copy(
+        update={
+            "shape": MatmulShape._make(shape),
+            "read_bytes": _fewer_weights(op.read_bytes, degree),
+            "written_bytes": _fewer_weights(op.written_bytes, degree),
+        }
+    )
+
+
+def _more_tokens(side: Polynomial, degree: int) -> Polynomial:
+    """The side of a product with each expert; the side of tokens depends on their number."""
+    is_fixed = side == Polynomial(side.constant)
+    return side if is_fixed else _scaled(side, degree)
+
+
+def _fewer_weights(nbytes: Polynomial, degree: int) -> Polynomial:
+    """Bytes of which the fixed part belongs to experts."""
+    return nbytes._replace(constant=nbytes.constant / degree)
+
+
+def _scaled(side: Polynomial, factor: float) -> Polynomial:
+    return Polynomial(*(factor * coefficient for coefficient in side))
