@@ -91,8 +91,10 @@ def update_seconds(
     if kind.matrices and not decodes:
         share = sum(p.count for p in kind.matrices) / kind.trained_count
         moments += share * (law.moments_of(matrix=True) - moments)
-    state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES * moments)
-    working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
+    converts = plan.parameter_itemsize != _MASTER_BYTES and plan.master_weights is None
+    masters = _MASTER_BYTES if plan.master_weights is None else plan.parameter_itemsize
+    state = masters + (0 if decodes else _MOMENT_BYTES * moments)
+    working = plan.parameter_itemsize if converts else 0
     divided = (
         _GRADIENT_SUM_BYTES if plan.clip and plan.gradient_itemsize == _GRADIENT_SUM_BYTES else 0
     )

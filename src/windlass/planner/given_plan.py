@@ -35,7 +35,11 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
     if not plan.clip:
         train["clip"] = None
     return request.model_copy(
-        update={"train": request.train.model_copy(update=train), "moments": plan.moments}
+        update={
+            "train": request.train.model_copy(update=train),
+            "moments": plan.moments,
+            "master_weights": plan.master_weights is None,
+        }
     )
 
 

@@ -88,6 +88,11 @@ from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier,
     offloaded_state_bytes,
 )
+from windlass.program.memory.optimizer_state import (
+    master_weight_errors,
+    moment_errors,
+    offloaded_optimizer_errors,
+)
 from windlass.program.memory.stage_tensors import (
     StageTensors,
 )
@@ -122,8 +127,6 @@ from windlass.program.tied_weights import (
 from windlass.program.validate_plan import (
     context_errors,
     fused_loss_errors,
-    moment_errors,
-    offloaded_optimizer_errors,
     plan_errors,
     require_valid_plan,
     schedule_errors,
@@ -200,6 +203,7 @@ __all__ = [
     "layers_of_stage",
     "lower",
     "lower_stage",
+    "master_weight_errors",
     "memory_profile",
     "mesh_coord",
     "message_bytes",

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from windlass.errors import InputErrors
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
 from windlass.program.expert_parallel import expert_errors
+from windlass.program.memory.optimizer_state import (
+    master_weight_errors,
+    moment_errors,
+    offloaded_optimizer_errors,
+)
 from windlass.program.stack_capabilities import capability_faults
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
@@ -14,12 +19,9 @@ from windlass.schema import (
     OWN_STACK,
     Graph,
     Machine,
-    MomentFormat,
-    OptimizerName,
     Plan,
     grid_columns,
     grid_rows,
-    optimizer_law,
 )
 
 
@@ -232,6 +234,8 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
     if plan.precision == "float64" and plan.moments != "float32":
         yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
     yield from moment_errors(plan.optimizer or "adamw", plan.moments)
+    if plan.master_weights is False:
+        yield from master_weight_errors(plan.optimizer or "adamw", plan.precision)
     if plan.is_offloaded("optimizer"):
         parts = plan.sharding.optimizer * int(plan.parallel.tensor)
         yield from offloaded_optimizer_errors(plan.optimizer or "adamw", parts)
@@ -253,32 +257,6 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
             f"`offload.gradients` = {gradients} but `offload.parameters` = {DEVICE_TIER}: only "
             "gradients of offloaded parameters are offloaded; set `offload.parameters` and "
             f"`offload.optimizer` = {gradients}, or `offload.gradients` = {DEVICE_TIER}"
-        )
-
-
-def moment_errors(optimizer: OptimizerName, moments: MomentFormat) -> Iterator[str]:
-    """Why an optimizer's moments cannot be stored in a format."""
-    if moments != "float32" and not optimizer_law(optimizer).quantizes_moments:
-        yield (
-            f"`moments` = {moments} with `train.optimizer` = {optimizer}: only AdamW's two moments "
-            "are stored in fewer bits; set `moments` = float32, or `train.optimizer` = adamw"
-        )
-
-
-def offloaded_optimizer_errors(optimizer: OptimizerName, parts: int) -> Iterator[str]:
-    """Why an optimizer's state cannot be offloaded where so many ranks hold parts of weights."""
-    scope = optimizer_law(optimizer).scope
-    if scope == "matrix":
-        yield (
-            f"`train.optimizer` = {optimizer} with offloaded state, which is updated part by part: "
-            f"it updates whole matrices; set `offload.optimizer` = {DEVICE_TIER}, or "
-            "`train.optimizer` = adamw, lion or sgd"
-        )
-    elif scope == "tensor" and parts > 1:
-        yield (
-            f"`train.optimizer` = {optimizer} with offloaded state of which ranks hold parts: its "
-            "norms of whole weights are summed in device memory only; set `offload.optimizer` = "
-            f"{DEVICE_TIER}, or train on one device"
         )
 
 

@@ -128,6 +128,7 @@ def describe_stack(plan: Plan) -> str | None:
 def describe_precision(plan: Plan) -> str:
     """`bfloat16 with float32 master weights, lion, moments in int8, compiled`."""
     masters = " with float32 master weights" if plan.has_master_weights else ""
+    masters += " rounded stochastically" if plan.master_weights is False else ""
     moments = f", {plan.optimizer}" if plan.optimizer else ""
     moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
     moments += "" if plan.ema is None else ", averaged weights beside them"

@@ -98,3 +98,8 @@ def _block_scores(gy: Tensor, x: Tensor, active: Tensor, block: int) -> Tensor:
 @_block_scores.register_fake
 def _(gy: Tensor, x: Tensor, active: Tensor, block: int) -> Tensor:  # noqa: ARG001
     return x.new_empty((gy.shape[-1] // block, x.shape[-1] // block), dtype=torch.float32)
+
+
+def block_norms(values: Tensor) -> Tensor:
+    """`Float32[n]`: norm of each of some blocks, `[n B B]`."""
+    return torch.linalg.vector_norm(values.detach(), dim=(1, 2), dtype=torch.float32)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from windlass.program import Program
+from windlass.runtime.block_scores import block_norms
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
 from windlass.runtime.checkpoint.load_state import load_checkpoint
@@ -26,7 +27,6 @@ from windlass.runtime.parameters import (
     MasterParameter,
     ModelParameter,
     ResidentLayer,
-    block_norms,
     resident_layers,
 )
 from windlass.runtime.rank_context import RankContext

@@ -164,7 +164,8 @@ class MasterParameter(ModelParameter):
     """A parameter, or a shard of one, with its master weights and optimizer state in memory."""
 
     master: Tensor
-    """float32 weights that only the update changes; in a float32 run the working tensor itself."""
+    """Weights that only the update changes, in float32 at least; the working tensor itself in
+    float32, and where there are no master weights."""
     moments: tuple[StoredMoment, ...]
     """The optimizer's moments in their storage format, each in the weight's shape."""
     steps: Tensor
@@ -344,6 +345,12 @@ def master_dtype(precision: Precision) -> torch.dtype:
     return _wide(DTYPES[precision])
 
 
+def stored_dtype(plan: Plan) -> torch.dtype:
+    """The dtype in which a plan keeps weights between updates."""
+    keeps_masters = plan.master_weights is None
+    return master_dtype(plan.precision) if keeps_masters else DTYPES[plan.precision]
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -351,7 +358,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _parameter(
     name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat, *, matrix: bool
 ) -> MasterParameter:
-    master = parameter.detach().to(master_dtype(precision)).contiguous()
+    dtype = master_dtype(precision) if state.has_masters else DTYPES[precision]
+    master = parameter.detach().to(dtype).contiguous()
     if master.dtype == DTYPES[precision]:
         working = master.requires_grad_()
     else:
@@ -405,11 +413,6 @@ def new_master_parameter(
         matrix=matrix,
         offset=offset,
     )
-
-
-def block_norms(values: Tensor) -> Tensor:
-    """`Float32[n]`: norm of each of some blocks, `[n B B]`."""
-    return torch.linalg.vector_norm(values.detach(), dim=(1, 2), dtype=torch.float32)
 
 
 def persistent_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:

@@ -191,6 +191,9 @@ class Plan(Document):
     """Optimizer that the request names; None means AdamW. Planning never chooses it."""
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments; planning never chooses it."""
+    master_weights: Literal[False] | None = None
+    """Whether layers compute with copies of float32 master weights in bfloat16 and float16; False
+    updates bfloat16 weights themselves, with stochastic rounding. Planning never chooses it."""
     ema: float | None = Field(default=None, ge=0, lt=1)
     """Share that remains after each step of an average of the weights, kept in float32 beside them;
     None keeps none. Planning never chooses it."""
@@ -307,7 +310,8 @@ class Plan(Document):
     @property
     def has_master_weights(self) -> bool:
         """Whether layers compute with copies of float32 master weights."""
-        return self.precision in ("bfloat16", "float16", "float8")
+        has_copies = self.precision in ("bfloat16", "float16", "float8")
+        return has_copies and self.master_weights is None
 
     def moment_bytes(self, elements: int, *, matrix: bool = False) -> int:
         """Bytes of all moments of one weight with n elements, scales included.

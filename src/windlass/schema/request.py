@@ -375,6 +375,9 @@ class Request(RequestTable):
     """Number format of activations and matrix products; masters and moments are float32."""
     moments: MomentFormat = "float32"
     """Storage format of the optimizer's moments. It affects results, so planning keeps it."""
+    master_weights: bool = True
+    """Keep float32 master weights beside bfloat16 ones; false updates these themselves, with
+    stochastic rounding. It affects results, so planning keeps it."""
     compile: bool | None = None
     """Compile the layers with torch.compile."""
     deterministic: bool = False

@@ -36,6 +36,9 @@ from .quantized_moments import (
     dither_key,
     moment_dtypes,
 )
+from .stochastic_rounding import (
+    StochasticRounding,
+)
 from .streams import (
     Event,
     Stream,
@@ -51,6 +54,7 @@ __all__ = [
     "Event",
     "MomentCodec",
     "PinnedMemory",
+    "StochasticRounding",
     "StoredMoment",
     "Stream",
     "accelerator_device",

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
@@ -103,6 +105,25 @@ def test_averages_of_sharded_offloaded_weights_equal_those_of_one_device(
         offload=OFFLOADED[0] if away else Offload(optimizer="disk"),
         stages=(PHASES,) if away else None,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_bfloat16_weights_round_alike_however_they_are_sharded(pool: RankPool):
+    shardings = [{}, {"sharding": (1, 2)}, {"sharding": (2, 2)}]
+    tensors = []
+    for sharding in shardings:
+        plan = tiny_plan(
+            pool.graph, MACHINE, micro=2, accumulation=2, data=2, precision="bfloat16",
+            sequence=SEQUENCE, **sharding,
+        ).model_copy(update={"master_weights": False})  # fmt: skip
+        merged = pool.merged_checkpoint(pool.run(plan, settings=SETTINGS), SETTINGS.steps)
+        files = sorted(merged.glob("*.safetensors"))
+        tensors.append({key: value for file in files for key, value in load_file(file).items()})
+    for others in tensors[1:]:
+        weights = [key for key in others if key.startswith("weight/")]
+        assert weights
+        assert all(others[key].dtype == torch.bfloat16 for key in weights)
+        assert all(torch.equal(others[key], tensors[0][key]) for key in weights)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from factories import tiny_graph, tiny_machine
 from windlass.errors import InputErrors
 from windlass.planner.defaults import resolve_defaults
-from windlass.program.validate_plan import offloaded_optimizer_errors
+from windlass.program.memory.optimizer_state import offloaded_optimizer_errors
 from windlass.runtime.optimizers.updates import UPDATES
 from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import Batch, Plan, Stage

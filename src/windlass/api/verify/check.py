@@ -238,6 +238,8 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     if plan.parallel.devices == 1 and plan.loss is None:
         keep |= {"precision", "moments"}
     plan = plan.model_copy(update={key: exact[key] for key in exact if key not in keep})
+    if plan.precision != "bfloat16":
+        plan = plan.model_copy(update={"master_weights": None})
     has_epsilon = optimizer_law(plan.optimizer).epsilon is not None
     short = settings.model_copy(
         update={
@@ -248,7 +250,12 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
         }
     )  # fmt: skip
     request = planned.request.model_copy(
-        update={"train": short, "precision": plan.precision, "moments": plan.moments}
+        update={
+            "train": short,
+            "precision": plan.precision,
+            "moments": plan.moments,
+            "master_weights": plan.master_weights is None,
+        }
     )
     return with_plan(replace(planned, request=request), plan)
 
@@ -274,6 +281,7 @@ def plain_plan(planned: Planned) -> Planned:
         precision=plan.precision,
         optimizer=plan.optimizer,
         ema=plan.ema,
+        master_weights=plan.master_weights,
         moments=plan.moments,
         deterministic=plan.deterministic,
         # Another kernel rounds otherwise; the run in plain PyTorch computes it in its own way.
@@ -290,6 +298,7 @@ def plain_plan(planned: Planned) -> Planned:
     pinned = {
         "precision": plan.precision, "moments": plan.moments, "compile": False,
         "deterministic": bool(plan.deterministic), "attention": plan.attention,
+        "master_weights": plan.master_weights is None,
     }  # fmt: skip
     resolved = ResolvedRequest(**kept, **pinned)
     return with_plan(replace(planned, request=resolved, machine=machine), plain)
@@ -311,7 +320,6 @@ def small_plan(plain: Planned) -> Planned:
             "clip": request.train.clip and min(request.train.clip, _SMALL_CLIP),
         }
     )  # fmt: skip
-    request = request.model_copy(update={"train": train, **formats})
-    return with_plan(
-        replace(plain, request=request), plan.model_copy(update={"batch": batch, **formats})
-    )
+    request = request.model_copy(update={"train": train, "master_weights": True, **formats})
+    plan = plan.model_copy(update={"batch": batch, "master_weights": None, **formats})
+    return with_plan(replace(plain, request=request), plan)

@@ -269,6 +269,7 @@ class OpenChoices:
             stack=None if stack is None else stack.name,
             optimizer=None if optimizer == "adamw" else optimizer,
             moments=self.request.moments,
+            master_weights=None if self.request.master_weights else False,
             ema=self.request.train.ema,
             deterministic=True if self.request.deterministic else None,
             # In float16 the norm says whether a step counts, before any weight changes.

@@ -12,6 +12,7 @@ from windlass.planner.recompute_layers import (
 from windlass.program import (
     capability_faults,
     context_errors,
+    master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
     recomputable_layers,
@@ -54,6 +55,8 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     if request.precision == "float64" and request.moments != "float32":
         yield f"`precision` = float64 with `moments` = {request.moments}; set `moments` = float32"
     yield from moment_errors(request.train.optimizer, request.moments)
+    if not request.master_weights:
+        yield from master_weight_errors(request.train.optimizer, request.precision)
     capacity = machine.device.memory.capacity_bytes
     if request.memory is not None and request.memory > capacity:
         yield (
@@ -154,6 +157,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "precision": (request.precision, plan.precision),
         "train.optimizer": (asked_optimizer, plan.optimizer or "adamw"),
         "train.ema": (request.train.ema, plan.ema),
+        "master_weights": (None if request.master_weights else False, plan.has_master_weights),
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
         "deterministic": (request.deterministic or None, bool(plan.deterministic)),

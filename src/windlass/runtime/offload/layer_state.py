@@ -36,7 +36,7 @@ from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import ParameterPart
-from windlass.runtime.parameters import DTYPES, grad_accum_dtype
+from windlass.runtime.parameters import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import MomentCodec, StoredMoment
 
@@ -92,7 +92,9 @@ class OffloadedLayerState:
         offload, working_dtype = plan.offload, DTYPES[plan.precision]
         self._buffers = buffers
         self._moments: MomentFormat = plan.moments
-        self._layout: StateLayout = state_layout(weights, buffers, state_format(plan))
+        self._layout: StateLayout = state_layout(
+            weights, buffers, state_format(plan), stored_dtype(plan)
+        )
         self._first_moment_is_weight = state_format(plan).law.averages
         self._part_elements = part_elements(plan)
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
@@ -108,7 +110,7 @@ class OffloadedLayerState:
         self._gradients: BackingStore | None = None
         """None if gradients are not offloaded."""
         shares_space = gradients_reuse_weight_space(plan) and offloads_grads
-        if working_dtype != torch.float32:
+        if working_dtype != self._layout.masters.dtype:
             nbytes = max(self.working.nbytes, self._gradient_region.nbytes if shares_space else 0)
             tier = offload.optimizer if offload.parameters == DEVICE_TIER else offload.parameters
             self._working = stores.create(tier, f"{name}.working", nbytes)
@@ -352,7 +354,7 @@ class OffloadedLayerState:
 
     def _parts(self) -> Iterator[_Part]:
         for index, extent in enumerate(self._layout.masters.extents):
-            elements = extent.nbytes // 4
+            elements = extent.nbytes // self._layout.masters.dtype.itemsize
             for first in range(0, elements, self._part_elements):
                 yield _Part(index, first, min(self._part_elements, elements - first))
 

@@ -34,9 +34,9 @@ from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,
     ModelParameter,
-    master_dtype,
     new_master_parameter,
     persistent_buffers,
+    stored_dtype,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -161,9 +161,9 @@ class ShardedOffloadedStore(OffloadedStore):
         self, index: int, layer: torch.nn.Module | None
     ) -> list[MasterParameter]:
         """The segments of a layer as parameters with new state; zeros without a layer."""
-        shard, precision = self._layer_shards[index], self._plan.precision
+        shard = self._layer_shards[index]
         if layer is None:
-            part = torch.zeros(shard.optim_shard_elements, dtype=master_dtype(precision))
+            part = torch.zeros(shard.optim_shard_elements, dtype=stored_dtype(self._plan))
         else:
             flat = shard.flatten(layer).cpu()
             part = flat[shard.optim_shard_begin :][: shard.optim_shard_elements]

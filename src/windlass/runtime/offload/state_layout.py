@@ -118,6 +118,7 @@ def state_layout(
     weights: Mapping[str, tuple[int, ...]],
     buffers: Sequence[tuple[str, Tensor]],
     state: StateFormat,
+    masters: torch.dtype,
 ) -> StateLayout:
     """The layout of a layer that owns these weights.
 
@@ -125,11 +126,12 @@ def state_layout(
         weights: shape of each weight by name, in the layer's order.
         buffers: name and tensor of each buffer that belongs to a checkpoint.
         state: what the optimizer keeps.
+        masters: type of the master weights.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     begins: list[tuple[str, TensorRegion, int]] = []
-    for kind, region in _regions(weights, state):
+    for kind, region in _regions(weights, state, masters):
         begins.append((kind, region, offset))
         for extent in region.extents:
             end = offset + extent.nbytes
@@ -158,10 +160,10 @@ def state_layout(
 
 
 def _regions(
-    weights: Mapping[str, tuple[int, ...]], state: StateFormat
+    weights: Mapping[str, tuple[int, ...]], state: StateFormat, masters: torch.dtype
 ) -> Iterator[tuple[str, TensorRegion]]:
     """The regions at the start of the file, in order, with their kinds."""
-    yield "weight", tensor_region(weights, torch.float32)
+    yield "weight", tensor_region(weights, masters)
     for which, dtype in enumerate(moment_dtypes(state.moments)[: state.law.moments], start=1):
         yield f"moment{which}", tensor_region(weights, dtype)
     if state.moments == "int8":

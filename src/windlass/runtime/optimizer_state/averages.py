@@ -42,7 +42,9 @@ class Averaging(Document):
 
     def add(self, averages: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Adds weights that were just updated to the averages beside them, in place."""
-        torch._foreach_lerp_(list(averages), list(weights), 1 - self.share)
+        pairs = zip(averages, weights, strict=True)
+        wide = [weight.to(average.dtype) for average, weight in pairs]
+        torch._foreach_lerp_(list(averages), wide, 1 - self.share)
 
 
 def averaging_of(settings: TrainSettings) -> Averaging | None:

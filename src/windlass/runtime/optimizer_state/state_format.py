@@ -17,7 +17,9 @@ class StateFormat(NamedTuple):
     moments: MomentFormat = "float32"
     """Their storage format."""
     average: bool = False
-    """Whether an average of the weight is kept beside it, in the precision of the master."""
+    """Whether an average of the weight is kept beside it, at least in float32."""
+    has_masters: bool = True
+    """Whether weights are kept in float32 at least; else in what layers compute in."""
 
     def new_moments(self, master: Tensor, *, matrix: bool) -> tuple[StoredMoment, ...]:
         """The moments of a weight before its first update, each in its shape.
@@ -39,9 +41,13 @@ class StateFormat(NamedTuple):
 
     def new_average(self, master: Tensor) -> Tensor | None:
         """The average of a weight before its first update: the weight; None if none is kept."""
-        return master.detach().clone() if self.average else None
+        if not self.average:
+            return None
+        wide = torch.promote_types(master.dtype, torch.float32)
+        return master.detach().to(wide, copy=True)
 
 
 def state_format(plan: Plan) -> StateFormat:
     """What the optimizer of a plan keeps of each weight."""
-    return StateFormat(optimizer_law(plan.optimizer), plan.moments, plan.ema is not None)
+    law, has_masters = optimizer_law(plan.optimizer), plan.master_weights is None
+    return StateFormat(law, plan.moments, plan.ema is not None, has_masters)

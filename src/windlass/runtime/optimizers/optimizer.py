@@ -15,9 +15,16 @@ from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.schedule_free import NewestShares
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
-from windlass.runtime.parameters import MasterParameter
+from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
 from windlass.schema import MomentFormat, TrainSettings, optimizer_law
-from windlass.torch_ext import PART_ELEMENTS, Device, MomentCodec, StoredMoment, dither_key
+from windlass.torch_ext import (
+    PART_ELEMENTS,
+    Device,
+    MomentCodec,
+    StochasticRounding,
+    StoredMoment,
+    dither_key,
+)
 
 
 class Optimizer(GradientNorms):
@@ -42,6 +49,10 @@ class Optimizer(GradientNorms):
         self._shares = NewestShares(settings) if self._law.averages else None
         self.codec = None if moments == "float32" else MomentCodec(device.torch_device)
         """Encodes and decodes moments; None where they are stored in float32."""
+        self._rounding: StochasticRounding | None = None
+        """Rounds weights that are their own masters in bfloat16; made when there are any."""
+        self._wide_masters: Tensor | None = None
+        """`Float32[piece_elements]`: such weights while they are updated."""
 
     def update(
         self,
@@ -204,12 +215,35 @@ class Optimizer(GradientNorms):
 
     def _step(self, chunks: Sequence[Chunk], hyper: Hyperparameters) -> None:
         """Updates chunks with unquantized moments in one call, and increments their updates."""
+        if chunks[0].master.dtype == torch.bfloat16:
+            self._step_rounded(chunks, hyper)
+            return
         gradients = self.to_float([chunk.gradient for chunk in chunks])
         self._update(chunks, gradients, hyper)
         refreshed = [chunk for chunk in chunks if chunk.working is not None]
         if refreshed:
             working = [chunk.working for chunk in refreshed if chunk.working is not None]
             torch._foreach_copy_(working, [chunk.master for chunk in refreshed])
+
+    def _step_rounded(self, chunks: Sequence[Chunk], hyper: Hyperparameters) -> None:
+        """Updates chunks in float32, and rounds them stochastically to bfloat16."""
+        device = self._device.torch_device
+        if self._rounding is None or self._wide_masters is None:
+            self._rounding = StochasticRounding(device, self._settings.seed)
+            self._wide_masters = torch.empty(self._device.piece_elements, device=device)
+        counts = [chunk.master.numel() for chunk in chunks]
+        wide = self._wide_masters[: sum(counts)].split(counts)
+        torch._foreach_copy_(wide, [flattened(chunk.master) for chunk in chunks])
+        flat = [
+            chunk._replace(master=values, gradient=flattened(chunk.gradient))
+            for chunk, values in zip(chunks, wide, strict=True)
+        ]
+        self._step(flat, hyper)
+        for chunk, values in zip(chunks, wide, strict=True):
+            self._rounding.round(
+                values, flattened(chunk.master), step=hyper.step, weight=chunk.name,
+                first=chunk.offset,
+            )  # fmt: skip
 
     def _step_encoded(self, codec: MomentCodec, chunk: Chunk, hyper: Hyperparameters) -> None:
         """Updates a chunk, and decodes and encodes its moments part by part."""
@@ -224,6 +258,7 @@ class Optimizer(GradientNorms):
                 moments=tuple(map(StoredMoment, values)),
                 working=None,
                 updates=chunk.updates.clone(),
+                offset=chunk.offset + start,
             )
             self._step([decoded], hyper)
             part_index = (chunk.offset + start) // PART_ELEMENTS
@@ -235,7 +270,8 @@ class Optimizer(GradientNorms):
 
     def _cached_elements(self, chunk: Chunk) -> int:
         """Elements of a chunk that pass through the cache; none if each is touched only once."""
-        return 0 if chunk.working is None and self._law.fused else chunk.master.numel()
+        is_own_master = chunk.working is None and chunk.master.dtype != torch.bfloat16
+        return 0 if is_own_master and self._law.fused else chunk.master.numel()
 
     def _chunks(self, weight: MasterParameter) -> Iterator[Chunk]:
         """A parameter in pieces of the device, or in one where each element is touched once.
@@ -246,7 +282,8 @@ class Optimizer(GradientNorms):
         if gradient is None:
             return
         converts = weight.working is not weight.master
-        if not converts and self._law.fused:
+        rounds = weight.master.dtype == torch.bfloat16
+        if not converts and not rounds and self._law.fused:
             yield Chunk(
                 weight.name, weight.offset, weight.master.detach(), weight.moments, gradient, None,
                 weight.steps,
@@ -297,7 +334,10 @@ class ParameterPart(NamedTuple):
 def _chunk_of(part: ParameterPart) -> Chunk:
     # Filled on the device: copying a number to it would make the host wait.
     updates = torch.full((), float(part.updates), device=part.master.device)
-    return Chunk(part.name, part.offset, part.master, part.moments, part.gradient, None, updates)
+    # A shard of a weight is named with its first element.
+    name, _, first = part.name.partition(SHARD_SEPARATOR)
+    offset = part.offset + int(first or 0)
+    return Chunk(name, offset, part.master, part.moments, part.gradient, None, updates)
 
 
 def _total(squares: Sequence[Tensor]) -> Tensor:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack
+from windlass.runtime.block_scores import block_norms
 from windlass.runtime.checkpoint.checkpoint import MANIFEST_FILE, Checkpoint, layer_file
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
-from windlass.runtime.parameters import block_norms
 from windlass.sparsity import BlockSparseLinear, MaskedLinear, column_groups, largest_blocks
 from windlass.torch_ext import MomentCodec
 

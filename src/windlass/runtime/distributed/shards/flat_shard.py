@@ -42,8 +42,8 @@ from windlass.runtime.parameters import (
     ModelParameter,
     grad_accum_dtype,
     is_hidden,
-    master_dtype,
     persistent_buffers,
+    stored_dtype,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -71,7 +71,7 @@ class LayerShard:
             optimizer_shard_index(self.part.data_rank, plan),
         )
         self._groups, self._name, self._layer = groups, stack.names[index], layer
-        self._device, self._dtype = context.device.torch_device, master_dtype(plan.precision)
+        self._device, self._dtype = context.device.torch_device, stored_dtype(plan)
         self._precision = plan.precision
         self.is_hidden = is_hidden(index, stack)
         """Whether the layer is neither the first nor the last one."""

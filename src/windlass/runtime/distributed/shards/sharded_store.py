@@ -18,6 +18,7 @@ from torch import Tensor
 
 from windlass.models import ParamShard, materialize_layer
 from windlass.program import Program, layers_of_stage, tied_owner_layers
+from windlass.runtime.block_scores import block_norms
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.host_staging import host_staging
 from windlass.runtime.checkpoint.load_state import load_layer_shard, read_weight
@@ -39,7 +40,6 @@ from windlass.runtime.parameters import (
     LayerParameters,
     MasterParameter,
     ModelParameter,
-    block_norms,
     checkpoint_tensors,
     master_dtype,
 )
