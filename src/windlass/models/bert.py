@@ -82,18 +82,25 @@ def build_split_bert_block(config: TransformerConfig) -> nn.Sequential:
 
 
 class BertHead(nn.Module, TensorShardable):
-    """Masked-token head: linear, GELU and norm, then a projection to the vocabulary."""
+    """Masked-token head: linear, GELU and norm, then a projection to the vocabulary.
+
+    ModernBERT (Warner et al. 2024, arXiv:2412.13663), whose blocks are pre-norm, normalises first,
+    and its linear has no bias.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.transform = Projection(config.width, config.width, bias=True)
+        is_post_norm = config.block_layout == "post_norm"
+        self.input_norm = nn.Identity() if is_post_norm else build_norm(config)
+        self.transform = Projection(config.width, config.width, bias=is_post_norm)
         self.activation = nn.GELU()
         self.norm = build_norm(config)
         self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b s v]`."""
-        return self.projection(self.norm(self.activation(self.transform(x))))
+        features = self.activation(self.transform(self.input_norm(x)))
+        return self.projection(self.norm(features))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the logits; in a grid also of the transform's features."""

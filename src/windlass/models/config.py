@@ -196,6 +196,12 @@ class TransformerConfig:
     """Longest sequence the model accepts."""
     norm: NormType = "layer"
     norm_epsilon: float = 1e-5
+    norm_bias: bool = True
+    """Whether a `layer` norm adds a bias."""
+    embedding_norm: bool = False
+    """Whether embedded tokens are normalised, so that the first block's attention is not."""
+    head_transform: bool = False
+    """Whether the head of a pre-norm model transforms before it projects, as BERT's does."""
     positions: PositionEncoding = "learned"
     rotary_width: int | None = None
     """Features of each head that rotary positions rotate; None rotates all of them."""
@@ -259,6 +265,11 @@ class TransformerConfig:
         return self.heads * self.head_width
 
     @property
+    def has_head_transform(self) -> bool:
+        """Whether the head transforms before it projects."""
+        return self.head_transform or self.block_layout == "post_norm"
+
+    @property
     def is_gated(self) -> bool:
         """Whether the feed-forward branch multiplies its input with a gate."""
         return self.activation in ("swiglu", "geglu", "geglu_tanh")
@@ -276,8 +287,11 @@ class TransformerConfig:
         return self.head_width if self.score_width is None else self.score_width
 
     def of_block(self, index: int) -> "TransformerConfig":
-        """The configuration of one block, which has a sliding window or not, and experts or not."""
-        config = self
+        """The configuration of one block, which has a sliding window or not, and experts or not.
+
+        Its `embedding_norm` says whether it reads what the embedding has normalised.
+        """
+        config = replace(self, embedding_norm=self.embedding_norm and index == 0)
         if self.experts is not None and not self.experts.has_experts(index):
             config = replace(config, experts=None)
         if self.sliding_window is None:

@@ -55,7 +55,7 @@ def _init_normal(weight: Tensor, std: float) -> None:
 def build_norm(config: TransformerConfig) -> nn.Module:
     """The normalisation over d that the configuration asks for."""
     if config.norm == "layer":
-        return nn.LayerNorm(config.width, eps=config.norm_epsilon)
+        return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
     return _rms_norm(config, config.width)
 
 

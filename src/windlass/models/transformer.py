@@ -31,6 +31,7 @@ class Embedding(SeesDocuments, TensorShardable):
         learned = config.positions == "learned"
         self.positions = EmbeddingTable(config.sequence, config.width) if learned else None
         self.scale = config.width**0.5 if config.scaled_embedding else None
+        self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class Embedding(SeesDocuments, TensorShardable):
         elif self.positions is not None:
             first = self.first_position
             x = x + self.positions.weight[first : first + tokens.shape[1]]
-        return self.dropout(x)
+        return self.dropout(self.norm(x))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the vocabulary's rows."""
@@ -59,7 +60,7 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config)
+        self.attention_norm = _build_attention_norm(config)
         self.attention = Attention(config)
         self.attention_result_norm = _build_result_norm(config)
         self.hidden_norm = build_norm(config)
@@ -73,6 +74,11 @@ class Block(nn.Module):
         return x + self.dropout(self.hidden_result_norm(self.hidden(self.hidden_norm(x))))
 
 
+def _build_attention_norm(config: TransformerConfig) -> nn.Module:
+    """The norm before attention, unless the embedding has done its work."""
+    return nn.Identity() if config.embedding_norm else build_norm(config)
+
+
 def _build_result_norm(config: TransformerConfig) -> nn.Module:
     return build_norm(config) if config.block_layout == "sandwich_norm" else nn.Identity()
 
@@ -80,9 +86,9 @@ def _build_result_norm(config: TransformerConfig) -> nn.Module:
 class HalfBlock(nn.Module):
     """One branch of a pre-norm block as a layer of its own."""
 
-    def __init__(self, config: TransformerConfig, branch: nn.Module) -> None:
+    def __init__(self, config: TransformerConfig, norm: nn.Module, branch: nn.Module) -> None:
         super().__init__()
-        self.norm = build_norm(config)
+        self.norm = norm
         self.branch = branch
         self.result_norm = _build_result_norm(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -94,8 +100,8 @@ class HalfBlock(nn.Module):
 
 def build_split_block(config: TransformerConfig) -> nn.Sequential:
     """A pre-norm block as two layers."""
-    attention = HalfBlock(config, Attention(config))
-    hidden = HalfBlock(config, build_feed_forward(config))
+    attention = HalfBlock(config, _build_attention_norm(config), Attention(config))
+    hidden = HalfBlock(config, build_norm(config), build_feed_forward(config))
     return nn.Sequential(OrderedDict(attention=attention, hidden=hidden))
 
 
@@ -176,8 +182,10 @@ def build_transformer(config: TransformerConfig) -> nn.Sequential:
     if config.block_layout in ("pre_norm", "sandwich_norm"):
         block = build_split_block if config.split_blocks else Block
     elif config.block_layout == "post_norm":
-        embedding, head = bert.BertEmbedding(config), bert.BertHead(config)
+        embedding = bert.BertEmbedding(config)
         block = bert.build_split_bert_block if config.split_blocks else bert.BertBlock
+    if config.has_head_transform:
+        head = bert.BertHead(config)
     if config.tied_embeddings:
         head.projection.weight = embedding.tokens.weight
     layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]

@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "gemma2-2b": ({"kv_heads": 2}, TensorGrid(1, 2)),
     "gemma3-1b": ({"kv_heads": 2, "layers": 7, "split_blocks": True}, 2),
     "bert-tiny": ({"split_blocks": True}, 2),
+    "modernbert-base": ({"layers": 4}, TensorGrid(2, 2)),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
 SLOW = ("gpt-j-6b", "llama3.2-1b", "qwen2.5-0.5b", "gemma2-2b", "gemma3-1b")

@@ -70,6 +70,19 @@ def assert_equal_to_one_device(windlass: Windlass, *words: str) -> None:
     assert result["plain_pytorch"]["first_mismatch"] is None
 
 
+MODERN = (
+    "modernbert-base", "model.layers=3", "model.width=32", "model.heads=4", "train.sequence=96",
+    "model.vocabulary=258", "data.tokenizer=byte", "data.limit_bytes=65536", "train.batch=4",
+    "compile=false",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["parallel.pipeline=2", "parallel.tensor=2", "phases=3"])
+def test_check_verifies_local_and_global_attention_in_turn(words: str, windlass: Windlass) -> None:
+    assert_equal_to_one_device(windlass, *MODERN, words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",

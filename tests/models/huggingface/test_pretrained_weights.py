@@ -33,6 +33,11 @@ GEMMA: dict[str, Any] = {
     **NEW_NAMES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6,
     "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+MODERN: dict[str, Any] = {
+    **NEW_NAMES, "num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
+BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "decoder_bias": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", OLD_NAMES),
     "llama": ("llama", {**NEW_NAMES, "num_key_value_heads": 2, "rope_theta": 5e5}),
@@ -56,6 +61,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**NEW_NAMES, "use_parallel_residual": False, "tie_word_embeddings": True},
     ),
     "bert": ("bert", NEW_NAMES),
+    "modernbert": ("modernbert", MODERN),
+    "modernbert-biased": ("modernbert", {**MODERN, **BIASES}),
 }
 
 
@@ -65,7 +72,8 @@ def saved(name: str, folder: Path, **changes: object) -> nn.Module:
 
     model_type, sizes = MODELS[name]
     config = AutoConfig.for_model(model_type, **{**sizes, **changes})
-    auto = AutoModelForMaskedLM if model_type == "bert" else AutoModelForCausalLM
+    is_encoder = model_type in ("bert", "modernbert")
+    auto = AutoModelForMaskedLM if is_encoder else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = auto.from_config(config, attn_implementation="eager").eval()
@@ -99,7 +107,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     assert expected.std() > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "modernbert"])
 def test_split_blocks_read_the_same_weights(name: str, tmp_path: Path):
     saved(name, tmp_path)
     tokens = torch.arange(20)[None]
@@ -107,7 +115,8 @@ def test_split_blocks_read_the_same_weights(name: str, tmp_path: Path):
     with torch.no_grad():
         whole, split = ours(tmp_path), ours(tmp_path, split_blocks=True)
 
-        assert len(split.layers) == len(whole.layers) + 2
+        blocks = sum(layer.startswith("block") for layer in whole.names)
+        assert len(split.layers) == len(whole.layers) + blocks
         assert torch.equal(logits(split, tokens), logits(whole, tokens))
 
 
@@ -137,13 +146,13 @@ def test_every_tensor_is_written_as_it_was_read(name: str, tmp_path: Path):
     layout = export_layout(model_config(f"hf:{tmp_path}"), stack.tied_weights, tokenizer=None)
     assert stack.weights is not None
 
-    written = {
-        tensor: part
+    parameters = (
+        (parameter, stack.weights.read(parameter))
         for layer_name, layer in zip(stack.names, stack.layers, strict=True)
         for path, _ in layer.named_parameters()
         if (parameter := f"{layer_name}.{path}") not in stack.tied_weights
-        for tensor, part in layout.tensors(parameter, stack.weights.read(parameter))
-    }
+    )
+    written = dict(layout.tensors(parameters))
 
     theirs = load_file(tmp_path / "model.safetensors")
     assert written.keys() == theirs.keys()

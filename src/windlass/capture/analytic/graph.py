@@ -100,7 +100,8 @@ def _kinds(config: TransformerConfig, rank: Rank) -> dict[str, LayerKind]:
 
 
 def _kind(layer: LayerType, rank: Rank) -> LayerKind:
-    is_embedding = layer.kind == "embedding" and not layer.config.dropout
+    is_plain = not (layer.config.dropout or layer.config.embedding_norm)
+    is_embedding = layer.kind == "embedding" and is_plain
     costs: list[LayerCost] = []
     for precision in _PRECISIONS:
         fitted = record_layer(layer, rank, precision)

@@ -82,29 +82,31 @@ class Norm:
             scope.feature_paths.append(scope.path)
         width = (scope.config.width,)
         self.weight = make("weight", width)
-        self.bias = make("bias", width) if scope.config.norm == "layer" else None
+        self.is_layer_norm = scope.config.norm == "layer"
+        has_bias = self.is_layer_norm and scope.config.norm_bias
+        self.bias = make("bias", width) if has_bias else None
         self.is_centered = scope.config.norm == "zero_centered_rms"
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of `[b s d]`."""
         if self.rank.columns > 1:
-            return self._sharded_rms(x) if self.bias is None else self._sharded(x, self.bias)
-        if self.bias is None:
+            return self._sharded(x) if self.is_layer_norm else self._sharded_rms(x)
+        if not self.is_layer_norm:
             return rms_norm(x, self.weight, is_centered=self.is_centered)
         return products.layer_norm(x, self.weight, self.bias)
 
-    def _sharded(self, x: Tensor, bias: Tensor) -> Tensor:
+    def _sharded(self, x: Tensor) -> Tensor:
         wide = cast(x, "float32")
         var, mean = var_mean_last(wide)
         moments = stack((var, mean, square(mean)), 2)
         var, mean, squared = unbind(divide(all_reduce(moments, self.rank.feature_group)), 2)
         var = sub(add(var, squared), square(mean))
         normed = mul(sub(wide, unsqueeze(mean, 2)), unsqueeze(rsqrt(shift(var)), 2))
-        return self._shifted(cast(normed, x.dtype), bias)
+        return self._shifted(cast(normed, x.dtype))
 
-    def _shifted(self, x: Tensor, bias: Tensor) -> Tensor:
+    def _shifted(self, x: Tensor) -> Tensor:
         x = mul(x, self.weight)
-        return add(x, bias)
+        return x if self.bias is None else add(x, self.bias)
 
     def _sharded_rms(self, x: Tensor) -> Tensor:
         if self.is_centered:
@@ -195,18 +197,18 @@ class Row:
 class FeatureLinear:
     """A linear from d to d outside of regions, as in BERT's head."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, bias: bool) -> None:
         self.rank, width = scope.rank, scope.config.width
         scope.feature_paths.append(scope.path)
         self.weight = scope.feature_parameter("weight", (width, width))
-        self.bias = scope.feature_parameter("bias", (width,))
+        self.bias = scope.feature_parameter("bias", (width,)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s/r d/c]` to `[b s/r d/c]`."""
         if self.rank.columns == 1:
             return products.linear(x, self.weight, self.bias)
         y = reduce_scatter(products.linear(x, self.weight, None), self.rank.feature_group)
-        return add(y, self.bias)
+        return y if self.bias is None else add(y, self.bias)
 
 
 class Attention:

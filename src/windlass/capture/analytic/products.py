@@ -288,21 +288,22 @@ def _attention_flop(
     return 2 * pairs * (score_products * query.shape[-1] + value_products * value.shape[-1])
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`(x - mean) / sqrt(var + eps) * w + b` over the last dimension."""
-    node = new_node((x, weight, bias), _layer_norm_backward, [x, weight, bias])
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`(x - mean) / sqrt(var + eps) * w + b` over the last dimension, with or without b."""
+    inputs = [each for each in (x, weight, bias) if each is not None]
+    node = new_node(tuple(inputs), _layer_norm_backward, inputs)
     out = Tensor(x.tape, x.shape, x.dtype)
     moments = [Tensor(x.tape, (*x.shape[:-1], 1), x.dtype) for _ in range(2)]
-    x.tape.call("native_layer_norm", [x, weight, bias], [out, *moments])
+    x.tape.call("native_layer_norm", inputs, [out, *moments])
     if node is not None:
         node.save(moments, x.tape)
     return attach(node, out)
 
 
 def _layer_norm_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
-    x, weight, bias, mean, rstd = saved
-    out = [Tensor(x.tape, like.shape, like.dtype) for like in (x, weight, bias)]
-    reads = [only(gradients), x, mean, rstd, weight, bias]
+    x, *state, mean, rstd = saved
+    out = [Tensor(x.tape, like.shape, like.dtype) for like in (x, *state)]
+    reads = [only(gradients), x, mean, rstd, *state]
     x.tape.call("native_layer_norm_backward", reads, out)
     return out
 

@@ -1,6 +1,7 @@
 """The layers of a transformer, which mirror `models.transformer` and `models.bert`."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -53,6 +54,7 @@ class Embedding:
         if config.positions == "learned":
             shape = config.sequence, config.width
             self.positions = scope.inner("positions").parameter("weight", shape)
+        self.norm = Norm(scope.inner("norm"), full=True) if config.embedding_norm else _same
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """`Int[b s]` to `[b s d]`."""
@@ -65,7 +67,7 @@ class Embedding:
             x = scale(x)
         if self.positions is not None:
             x = add(x, narrow(self.positions, 0, 0, tokens.shape[1]))
-        return dropped(x, self.config)
+        return dropped(self.norm(x), self.config)
 
 
 class BertEmbedding:
@@ -95,7 +97,7 @@ class Block:
 
     def __init__(self, scope: Scope) -> None:
         self.config = scope.config
-        self.attention_norm = Norm(scope.inner("attention_norm"))
+        self.attention_norm = _attention_norm(scope.inner("attention_norm"))
         self.attention = Attention(scope.inner("attention"))
         self.attention_result_norm = _result_norm(scope.inner("attention_result_norm"))
         self.hidden_norm = Norm(scope.inner("hidden_norm"))
@@ -115,8 +117,16 @@ class Block:
         )
 
 
+def _attention_norm(scope: Scope) -> Layer:
+    return _same if scope.config.embedding_norm else Norm(scope)
+
+
 def _result_norm(scope: Scope) -> Layer:
-    return Norm(scope) if scope.config.block_layout == "sandwich_norm" else lambda x: x
+    return Norm(scope) if scope.config.block_layout == "sandwich_norm" else _same
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class BertBlock:
@@ -161,7 +171,7 @@ class HalfBlock:
 
     def __init__(self, scope: Scope, branch: Callable[[Scope], Layer]) -> None:
         self.config = scope.config
-        self.norm = Norm(scope.inner("norm"))
+        self.norm = _attention_norm(scope.inner("norm"))
         self.branch = branch(scope.inner("branch"))
         self.result_norm = _result_norm(scope.inner("result_norm"))
 
@@ -202,20 +212,24 @@ class Head:
 
 
 class BertHead:
-    """Linear, GELU and norm, then a projection to the vocabulary."""
+    """Linear, GELU and norm, after a norm if blocks are pre-norm, then a projection."""
 
     def __init__(self, scope: Scope) -> None:
-        self.transform = FeatureLinear(scope.inner("transform"))
+        is_post_norm = scope.config.block_layout == "post_norm"
+        self.input_norm: Layer = _same if is_post_norm else Norm(scope.inner("input_norm"))
+        self.transform = FeatureLinear(scope.inner("transform"), bias=is_post_norm)
         self.norm = Norm(scope.inner("norm"))
         self.projection = Logits(scope.inner("projection"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to logits."""
-        return self.projection(self.norm(gelu(self.transform(x))))
+        features = gelu(self.transform(self.input_norm(x)))
+        return self.projection(self.norm(features))
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of `[b s d]`, fused with the projection."""
-        return self.projection.loss(self.norm(gelu(self.transform(x))), targets)
+        features = gelu(self.transform(self.input_norm(x)))
+        return self.projection.loss(self.norm(features), targets)
 
 
 def layer_types(config: TransformerConfig) -> tuple[LayerType, ...]:
@@ -227,9 +241,11 @@ def layer_sequence(config: TransformerConfig) -> tuple[LayerType, ...]:
     """The kind of every layer of a model."""
     is_bert = config.block_layout == "post_norm"
     prefix = "bert_" if is_bert else ""
-    embedding, head = (BertEmbedding, BertHead) if is_bert else (Embedding, Head)
+    embedding = BertEmbedding if is_bert else Embedding
     first = LayerType(f"{prefix}embedding", "embedding", "first", embedding, config)
-    last = LayerType(f"{prefix}head", "head", "last", head, config)
+    has_transform = config.has_head_transform
+    kind, head = ("bert_head", BertHead) if has_transform else ("head", Head)
+    last = LayerType(kind, "head", "last", head, config)
     return first, *_block_layers(config), last
 
 
@@ -240,7 +256,7 @@ def _block_layers(config: TransformerConfig) -> Iterator[LayerType]:
     for index in range(config.layers):
         block = config.of_block(index)
         for part, build in parts.items():
-            own = config if part == ".hidden" else block
+            own = replace(config, embedding_norm=False) if part == ".hidden" else block
             if (part, own) not in known:
                 kind = f"{name}{len(known) + 1}" if known else name
                 path = f"block{index}{part}"

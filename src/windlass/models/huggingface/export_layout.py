@@ -1,11 +1,12 @@
 """How a model of ours is written as a folder that `transformers` reads."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from windlass.atomic_files import read_regular_file
@@ -47,16 +48,34 @@ class ExportLayout:
     base: Mapping[str, StoredTensor] = field(default_factory=dict)
     """Tensors of the folder that the model came from."""
 
-    def tensors(self, parameter: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that a parameter is written as, in the types of the model's own folder.
+    def tensors(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that parameters are written as, in the types of the model's own folder.
+
+        A tensor of which two parameters are a half each is written when both have come.
 
         Args:
-            parameter: its full name; it is tied to no other one.
-            value: on the meta device only shapes and types are right.
+            parameters: full name and value of each, none of which is tied to another one; on the
+                meta device only shapes and types are right.
 
         Raises:
             ModelError: a value is too large for its type.
         """
+        waiting: dict[str, Tensor] = {}
+        for parameter, value in parameters:
+            half = self.names.half(parameter)
+            if half is None:
+                yield from self._tensors_of(parameter, value)
+                continue
+            ((name, part),) = self.names.split(parameter, value)
+            if name not in waiting:
+                waiting[name] = part
+                continue
+            other = waiting.pop(name)
+            whole = torch.cat((part, other) if half == "first" else (other, part))
+            yield name, self._typed(name, whole)
+
+    def _tensors_of(self, parameter: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that one parameter makes alone."""
         parts = self.names.split(parameter, value)
         for name, part in parts:
             yield name, self._typed(name, part)

@@ -34,6 +34,8 @@ class FieldRule:
     as it is."""
     share_of: str | None = None
     """The value is a share of this property, which is rounded down."""
+    counts_both_sides: bool = False
+    """The value is twice the furthest distance of a token that is seen."""
     of: str | None = None
     """Property that is written in place of the field, which may be None."""
 
@@ -50,6 +52,8 @@ class TensorRule:
     sources: tuple[str, ...]
     """Their names, in the order in which their rows are joined; `{n}` is a block's number."""
     layout: Layout | None = None
+    half: Literal["first", "second"] | None = None
+    """Which half of the rows of the one source it is; the other is another parameter of ours."""
     copies: tuple[str, ...] = ()
     """Further names under which the same tensor may stand."""
 
@@ -88,6 +92,8 @@ class Family:
     """Values of keys for which our layers compute the same; a key that is missing is fine."""
     unread_keys: frozenset[str]
     """Keys that do not change what a trained model computes."""
+    null_keys: tuple[str, ...]
+    """Keys whose defaults in `transformers` fit its published model only."""
     unread_tensors: tuple[str, ...]
     """Ends of names of tensors that hold no weight of ours."""
     tensors: Mapping[str, TensorRule]
@@ -162,6 +168,7 @@ def _family(model_type: str) -> Family:
         },
         only={key: tuple(values) for key, values in table.get("only", {}).items()},
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
+        null_keys=tuple(table.get("null_keys", ())),
         unread_tensors=tuple(table["unread_tensors"]),
         tensors=_tensor_rules(table["tensors"]),
         older_names=table.get("older_names", {}),
@@ -189,6 +196,7 @@ def _tensor_rule(rule: str | Mapping[str, Any]) -> TensorRule:
     return TensorRule(
         sources=tuple(rule["from"]),
         layout=rule.get("layout"),
+        half=rule.get("half"),
         copies=tuple(rule.get("copies", ())),
     )
 

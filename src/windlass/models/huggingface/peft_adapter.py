@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from windlass.errors import ModelError
 from windlass.models.config import TransformerConfig
 from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.huggingface.families import find_family
@@ -54,7 +55,7 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
         request: rank and scale of the adapters.
 
     Raises:
-        ModelError: no type of Hugging Face has this shape.
+        ModelError: no type of Hugging Face has this shape, or an adapter is no adapter of theirs.
     """
     if is_huggingface(config.name):
         folder = find_model_folder(config.name)
@@ -68,6 +69,12 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
     adapted = list(_sources(names, linear_layers(stack, adapted=True)))
     others = list(_sources(names, linear_layers(stack, adapted=False)))
     rules = (family.rule(f"{path}.weight")[0] for path in linear_layers(stack, adapted=True))
+    if shared := sorted({*_shared_sources(names, linear_layers(stack, adapted=True))}):
+        raise ModelError(
+            f"`{shared[0]}` of a `{family.model_type}` is two layers of ours, whose adapters are "
+            "none of it; leave `gate` and `input` of the feed-forward out of "
+            "`lora.targets`, or export the merged model (`--to hf:DIR`)"
+        )
     content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if config.causal else None,
@@ -98,6 +105,13 @@ def _sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
     for linear in linears:
         for source in names.sources(f"{linear}.weight"):
             yield source.removesuffix(".weight")
+
+
+def _shared_sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
+    """Names of the tensors of which linear layers of ours are a half."""
+    for linear in linears:
+        if names.half(f"{linear}.weight") is not None:
+            yield from names.sources(f"{linear}.weight")
 
 
 def _target_modules(adapted: list[str], others: list[str]) -> list[str]:

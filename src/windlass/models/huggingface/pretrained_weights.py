@@ -87,8 +87,10 @@ def _disagreements(
             yield from _unequal_copies(weights, sources, weights.names.sources(tied[name]))
             continue
         yield from _unequal_copies(weights, copies, sources)
+        halves = 1 if weights.names.half(name) is None else 2
         for source, part in weights.names.split(name, parameter.to("meta")):
-            yield from _misfit(weights, source, tuple(part.shape))
+            rows, *others = part.shape
+            yield from _misfit(weights, source, (halves * rows, *others))
     family = weights.names.family
     for name in weights.stored:
         if name not in known and not name.endswith(family.unread_tensors):

@@ -97,6 +97,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             errors.append(f"`{key}` is missing")
     _join_rope_scaling(entry)
     if not errors:
+        _halve_windows(family, entry)
         entry.setdefault("ffn", 4 * entry["width"])
         entry.setdefault("kv_heads", entry["heads"])
         base = TransformerConfig(name="", **entry)
@@ -121,6 +122,13 @@ def _join_rope_scaling(entry: dict[str, Any]) -> None:
         known = {f"{_SCALING}{number}" for number in ("type", *SCALING_NUMBERS[kind])}
         scaling = {name.removeprefix(_SCALING): parts[name] for name in parts.keys() & known}
         entry["rope_scaling"] = RopeScaling(**{"factor": 1.0, **scaling})
+
+
+def _halve_windows(family: Family, entry: dict[str, Any]) -> None:
+    """Makes distances, counted from 1, of windows that count both sides."""
+    for name, rule in family.fields.items():
+        if rule.counts_both_sides and entry.get(name) is not None:
+            entry[name] = entry[name] // 2 + 1
 
 
 def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:

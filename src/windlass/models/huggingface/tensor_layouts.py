@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,16 +38,25 @@ class TensorNames:
 
     def join(self, parameter: str, tensors: Sequence[Tensor]) -> Tensor:
         """Our parameter, from its sources in their order, `[rows columns]` or `[rows]` each."""
-        layout = self.family.rule(parameter)[0].layout
+        rule, _ = self.family.rule(parameter)
+        layout = rule.layout
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+        if rule.half is not None:
+            return tensor.chunk(2)[rule.half == "second"]
         if layout is None:
             return tensor
         if layout == "transposed":
             return tensor.t().contiguous()
         return tensor[_row_order(layout, self.config)]
 
+    def half(self, parameter: str) -> Literal["first", "second"] | None:
+        """Which half of its source a parameter is; None if it is all of it."""
+        return self.family.rule(parameter)[0].half
+
     def split(self, parameter: str, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
         """The sources of a parameter with their values; the inverse of `join`.
+
+        Of a source that two parameters share, it is the parameter's half.
 
         Args:
             parameter: its full name.

@@ -38,6 +38,7 @@ def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None
     content: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
+        **dict.fromkeys(family.null_keys),
     }
     for name, rule in family.fields.items():
         ours = _field(config, name)
@@ -63,6 +64,8 @@ def _field(config: TransformerConfig, name: str) -> Any:  # noqa: ANN401  any fi
 def _their_value(rule: FieldRule, value: Any, config: TransformerConfig) -> Any:  # noqa: ANN401
     if rule.share_of is not None:
         return value / getattr(config, rule.share_of)
+    if rule.counts_both_sides and value is not None:
+        return 2 * (value - 1)
     if rule.values is None:
         return value
     if isinstance(value, tuple):

@@ -89,10 +89,9 @@ def _tensors(
     """All tensors in their order; shapes and types alone without a checkpoint."""
     written: dict[str, None] = {}
     for index in range(len(stack.layers)):
-        for parameter, value in dense_tensors(stack, index, checkpoint):
-            for name, tensor in layout.tensors(parameter, value):
-                written[name] = None
-                yield name, tensor
+        for name, tensor in layout.tensors(dense_tensors(stack, index, checkpoint)):
+            written[name] = None
+            yield name, tensor
     yield from layout.other_tensors(written)
 
 
