@@ -48,7 +48,9 @@ FAMILIES: dict[str, tuple[dict[str, float], int]] = {
     "modernbert-base": ({"layers": 4}, TensorGrid(2, 2)),
 }
 """Dials of models that together have every branch, and a tensor-parallel degree for each."""
-SLOW = ("gpt-j-6b", "llama3.2-1b", "qwen2.5-0.5b", "gemma2-2b", "gemma3-1b")
+SLOW = (
+    "gpt-j-6b", "llama3.2-1b", "qwen2.5-0.5b", "gemma2-2b", "gemma3-1b", "modernbert-base",
+)  # fmt: skip
 """Those that take ten seconds each."""
 SPARSE: dict[str, tuple[dict[str, float], dict[str, object]]] = {
     "llama-tiny": (
