@@ -15,6 +15,8 @@ from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from windlass.capture.capture_layers import capture_graph
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
+from windlass.data.tasks.task import Task, save_task
+from windlass.data.tasks.task_items import TaskItem, TextItem
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import has_config, is_causal
@@ -39,6 +41,19 @@ SETTINGS = TrainSettings(
 
 EXAMPLES = "examples.safetensors"
 """File of a pool's folder with the examples that it trains on, if it trains on any."""
+
+TASKS = (
+    Task(
+        name="words", target_delimiter=" ",
+        items=(TaskItem(context="word1", choices=("word2", "2 drow"), answer=0),) * 2
+        + (TaskItem(context="word3 word4", choices=("word", "x"), answer=1),),
+    ),
+    Task(
+        name="text", items=(TextItem(text="word1 word22 " * 5),),
+        output_type="loglikelihood_rolling",
+    ),
+)  # fmt: skip
+"""What each job of a causal model is scored on; the last text is longer than the model reads."""
 
 OFFLOADED = (
     Offload(parameters="disk", gradients="disk", optimizer="disk"),
@@ -131,6 +146,8 @@ class RankPool:
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(description))
+        for task in TASKS if is_causal(model) else ():
+            save_task(task, folder / "tasks")
         if examples is not None:
             examples.save(folder / EXAMPLES)
 
@@ -183,9 +200,9 @@ class RankPool:
         checkpoint = open_checkpoint(run.folder / CHECKPOINT_FOLDER / checkpoint_name(step))
         return merge_shards(checkpoint, self.stack, run.folder / f"merged{step}").path
 
-    def held_out_loss(self, precision: Precision) -> float | None:
-        """The final held-out loss of the run on a single device."""
-        return self.single_device_run(precision).steps[-1].held_out_loss
+    def last_step(self, precision: Precision) -> Step:
+        """The last step of the run on a single device."""
+        return self.single_device_run(precision).steps[-1]
 
 
 def sent_bytes(run: InstrumentedRun, rank: int) -> Mapping[str, Mapping[str, float]]:

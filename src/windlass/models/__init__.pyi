@@ -100,6 +100,7 @@ from .tensor_parallel.collectives import (
 from .tensor_parallel.parallel_modules import (
     SampleShard,
     ShardedDropout,
+    TensorParallelLoss,
 )
 from .tensor_parallel.shard_module import (
     shard_layer,
@@ -134,6 +135,7 @@ __all__ = [
     "SampleShard",
     "ShardedDropout",
     "ShardingRule",
+    "TensorParallelLoss",
     "TensorParallelRank",
     "TransformerConfig",
     "all_gather",

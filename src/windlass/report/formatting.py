@@ -267,6 +267,15 @@ def format_loss(loss: float) -> str:
     return f"{loss:.3f}" if math.isfinite(loss) else "not finite"
 
 
+def format_task_scores(step: Step) -> str:
+    """`capitals acc 0.750, acc_norm 0.500; texts bits_per_byte 1.204`; empty without scores."""
+    tasks: dict[str, list[str]] = {}
+    for name, value in step.task_scores.items():
+        task, _, metric = name.rpartition(".")
+        tasks.setdefault(task, []).append(f"{metric} {value:.3f}")
+    return "; ".join(f"{task} {', '.join(metrics)}" for task, metrics in tasks.items())
+
+
 def format_held_out_loss(step: Step) -> str:
     """`3.402 (1.920 bits per byte), 3.391 averaged`; `not measured` if it did not evaluate."""
     if step.held_out_loss is None:

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from windlass.data import TokenBatch, TrainingBatches
 from windlass.models import IGNORE_INDEX
-from windlass.program import chunks_of_stage
-from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext
-from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
@@ -49,62 +47,31 @@ def with_averages(
 
 
 def evaluate(
-    context: RankContext,
-    store: ParamStore,
-    templates: tuple[LayerTemplate, ...],
-    batches: TrainingBatches,
-    *,
-    no_grad_layers: frozenset[int],
-    dist: DistContext,
-    p2p: P2PCommunicator | None,
-    on_progress: Callable[[], None],
+    passes: RankPasses, batches: TrainingBatches, *, no_grad_layers: frozenset[int]
 ) -> HeldOutLoss:
     """The mean loss over held-out sequences, without dropout.
 
-    All sequences pass through one phase before the next phase is loaded. Micro-batches are as
-    large as in training, so that compiled code is reused.
+    Micro-batches are as large as in training, so that compiled code is reused. Each data-parallel
+    rank takes its part of the sequences.
 
     Args:
-        context: the rank's plan, device and settings.
-        store: the weights.
-        templates: one template per layer.
+        passes: the rank that computes.
         batches: provides the held-out sequences.
         no_grad_layers: layers whose forward pass runs without autograd in training. Each layer
             runs here as it does there, so that nothing is compiled for evaluation alone.
-        dist: the ranks of the run; each data-parallel rank takes its part of the sequences.
-        p2p: sends and receives between pipeline stages; None on a single device.
-        on_progress: called whenever a micro-batch has passed through a phase.
     """
-    plan, sequences = context.plan, context.settings.evaluate_sequences
+    context, dist = passes.context, passes.dist
     values, all_targets, all_documents, counts = _held_out_batches(context, batches, dist)
-    chunks = chunks_of_stage(plan, dist.coord.stage)
-    phases = [phase for chunk in chunks for phase in plan.stages[chunk].phases]
-    for first, last in phases:
-        store.load_layers(range(first, last))
-        if p2p:
-            p2p.send_tied_weights((first, last))
-            p2p.recv_tied_weights((first, last))
-        for index in range(len(values)):
-            x = values[index]
-            if p2p and p2p.crosses_stages(first - 1):
-                x = p2p.receive_activation(first - 1, index)
-            x = _forward(
-                range(first, last), store, templates, x, all_targets[index], all_documents[index],
-                no_grad_layers,
-            )  # fmt: skip
-            if p2p and p2p.crosses_stages(last - 1):
-                p2p.send_activation(last - 1, index, x)
-            values[index] = x
-            on_progress()
-        store.free_layers(range(first, last))
-    if p2p:
-        p2p.free_tied_weights()
+
+    def output(layers: range, index: int, x: Tensor) -> Tensor:
+        return _forward(layers, passes, x, all_targets[index], all_documents[index], no_grad_layers)
+
+    is_last = passes.run(values, output)
     # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
-    is_last = bool(phases) and phases[-1][1] == len(templates)
     has_loss = is_last and not dist.coord.tensor_rank
     losses = [float(x) * n for x, n in zip(values, counts, strict=True)] if has_loss else []
     loss, count = dist.all_reduce_sum((sum(losses), float(sum(counts) if has_loss else 0)))
-    bits = batches.bits_per_byte(loss / count, sequences)
+    bits = batches.bits_per_byte(loss / count, context.settings.evaluate_sequences)
     return HeldOutLoss(loss=loss / count, bits_per_byte=bits)
 
 
@@ -145,8 +112,7 @@ def _held_out_batches(
 
 def _forward(
     layers: range,
-    store: ParamStore,
-    templates: tuple[LayerTemplate, ...],
+    passes: RankPasses,
     x: Tensor,
     targets: Tensor,
     documents: Tensor | None,
@@ -156,13 +122,13 @@ def _forward(
 
     Args:
         layers: indices of the layers.
-        store: the weights.
-        templates: one template per layer.
+        passes: the rank that computes.
         x: `Int[b s]` for the first layer, else `Float[b s d]`.
         targets: `Int[b s]`.
         documents: the document of each token, `Int[b s]`; None if a row is one document.
         no_grad_layers: layers that run without autograd.
     """
+    store, templates = passes.store, passes.templates
     for index in layers:
         store.wait_for_layer(index)
         layer, template = store.layers[index], templates[index]

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from windlass.models import (
     ExpertParallelRank,
     LayerStack,
+    TensorParallelLoss,
     TensorParallelRank,
     checkpoint_selectively,
     divide_experts,
@@ -222,6 +223,18 @@ class LayerTemplate:
             return self._output(tensors, x)
         finally:
             self._module.train()
+
+    def logits_of_all_tokens(self, output: Tensor) -> Tensor:
+        """Logits `[b s v]` from what the last layer gives; of a sharded vocabulary `[b s v/t]`."""
+        return (
+            self._loss.all_tokens(output) if isinstance(self._loss, TensorParallelLoss) else output
+        )
+
+    def logits_of_all_columns(self, logits: Tensor) -> Tensor:
+        """Logits `[t v]` of some tokens from those of the rank, `[t v/t]`."""
+        return (
+            self._loss.all_columns(logits) if isinstance(self._loss, TensorParallelLoss) else logits
+        )
 
     def meta_output(self, x: Tensor) -> Tensor:
         """The output of the layer module on the meta device, for a tensor on it."""

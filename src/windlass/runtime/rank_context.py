@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windlass.data import EncodedTask
 from windlass.models import LayerStack
 from windlass.program import Program
 from windlass.runtime.memory_stats import MemoryLimit
@@ -29,6 +30,8 @@ class RankContext:
     """The graph that the plan divides over several devices; None on a single device."""
     device: Device = field(default_factory=lambda: device_for("cpu"))
     """The device that holds the tensors and computes. Nothing below makes another one."""
+    tasks: tuple[EncodedTask, ...] = ()
+    """Tasks that are scored during training."""
     memory_limit: MemoryLimit | None = None
     """What keeps this process under its memory budget; None leaves the allocator's limit alone."""
 

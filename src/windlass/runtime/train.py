@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from windlass.data import TrainingBatches
@@ -24,7 +23,8 @@ from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.distributed.shards.sharded_store import ShardedStore
-from windlass.runtime.evaluate import HeldOutLoss, evaluate, with_averages
+from windlass.runtime.inference.evaluations import Evaluations
+from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.memory_stats import (
@@ -196,6 +196,16 @@ class _Run:
         if self._groups:
             self._p2p = P2PCommunicator(context, self._groups, self.store, self._templates)
             handlers |= self._p2p.handlers()
+        passes = RankPasses(
+            context=context, store=self.store, templates=self._templates, dist=self._dist,
+            p2p=self._p2p, on_progress=self._count_other_work,
+        )  # fmt: skip
+        self._evaluations = Evaluations(
+            passes=passes,
+            batches=batches,
+            averaging=self._averaging,
+            no_grad_layers=self._compute.no_grad_layers,
+        )
         if wrap_handlers is not None:
             hooks = HookContext(plan, graph, self._compute, self._groups)
             handlers = dict(wrap_handlers(handlers, hooks))
@@ -327,16 +337,14 @@ class _Run:
 
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""
-        settings, compute = self._settings, self._compute
+        compute, evaluates = self._compute, self._evaluations.is_due(step)
         contention = self._take_contention()
-        due = step == settings.steps or step % settings.evaluate_every == 0
-        evaluates = due and settings.evaluate_sequences > 0
         flush_start = time.perf_counter()
         if evaluates or saves:
             self.store.flush_deferred_updates(self._context.program)
         flush_seconds = time.perf_counter() - flush_start
         transfers = self._take_transfer_stats()
-        held_out, averaged = self._evaluate() if evaluates else (None, None)
+        evaluation = self._evaluations.after(step)
         if evaluates:
             self._take_transfer_stats()
             self._take_contention()
@@ -346,7 +354,7 @@ class _Run:
             loss=compute.loss,
             gradient_norm=compute.gradient_norm,
             loss_scale=None if compute.loss_scale is None else compute.loss_scale.scale,
-            learning_rate=learning_rate(settings, step),
+            learning_rate=learning_rate(self._settings, step),
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.step_seconds(),
             memory_bytes=round(self._dist.all_reduce_max(peak)),
@@ -358,9 +366,10 @@ class _Run:
             by_kind=self._interpreter.seconds_by_kind(),
             arrivals=self._interpreter.arrivals_by_kind() if self._groups else {},
             cpu_seconds=self._cpu_seconds,
-            held_out_loss=held_out.loss if held_out else None,
-            held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
-            held_out_loss_ema=averaged.loss if averaged else None,
+            held_out_loss=evaluation.loss,
+            held_out_bits_per_byte=evaluation.bits_per_byte,
+            held_out_loss_ema=evaluation.loss_ema,
+            task_scores=evaluation.task_scores,
             saved=checkpoint_name(step) if saves else None,
         )
 
@@ -371,15 +380,6 @@ class _Run:
     def _take_transfer_stats(self) -> TransferStats:
         """What was transferred between tiers since the last call."""
         return TransferStats() if self._queue is None else self._queue.take_stats()
-
-    def _evaluate(self) -> tuple[HeldOutLoss, HeldOutLoss | None]:
-        """The held-out loss, and that of averages of the weights."""
-        evaluate_once = partial(
-            evaluate, self._context, self.store, self._templates, self._batches,
-            no_grad_layers=self._compute.no_grad_layers, dist=self._dist, p2p=self._p2p,
-            on_progress=self._count_other_work,
-        )  # fmt: skip
-        return with_averages(self.store, self._averaging, evaluate_once)
 
     def _save(self, step: int) -> None:
         self.saver.begin(

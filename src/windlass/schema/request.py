@@ -211,6 +211,10 @@ class TrainRequest(RequestTable):
     """Steps from one evaluation on held-out text to the next; the last step has one too."""
     evaluate_sequences: int = Field(default=64, ge=0)
     """Sequences in one evaluation; 0 never evaluates."""
+    tasks: tuple[Name, ...] | None = None
+    """TOML files of tasks that are scored during training; None scores none."""
+    evaluate_tasks_every: Count | None = None
+    """Steps from one score of the tasks to the next; None means `evaluate_every`."""
     save_every: Count = 100
     """Steps from one checkpoint to the next; the last step has one too."""
     keep: Count = 2
@@ -256,6 +260,14 @@ class TrainRequest(RequestTable):
             value = [text.strip() for text in value.strip("[]").split(",")]
         ranges = value if isinstance(value, list | tuple) or value is None else [value]
         return ranges and tuple(str(text) if type(text) is int else text for text in ranges)
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _one_task_needs_no_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            # `one.toml,two.toml` on the command line is no TOML list.
+            return tuple(text.strip() for text in value.strip("[]").split(","))
+        return value
 
     @field_validator("clip")
     @classmethod

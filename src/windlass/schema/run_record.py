@@ -30,6 +30,8 @@ EXAMPLES_FILE = "examples.safetensors"
 REPORT_FILE = "report.html"
 SAMPLE_FILE = "sample.txt"
 """Text that the model wrote at the end of the run, for its page."""
+TASKS_FOLDER = "tasks"
+"""The tasks that are scored during training."""
 EVALUATIONS_FOLDER = "evaluations"
 """Scores of the run's checkpoints on tasks, a file each."""
 JOURNAL_FOLDER = "journal"
@@ -138,6 +140,8 @@ class Step:
     held_out_bits_per_byte: float | None = None
     held_out_loss_ema: float | None = None
     """The same loss with averaged weights (EMA); None if the run keeps none."""
+    task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Metrics of tasks, by `TASK.METRIC`; empty if this step scored none."""
     saved: str | None = None
     """Name of the checkpoint that was started after this step; None if none was."""
 

@@ -11,6 +11,8 @@ _CPU_SECONDS = "cpu_seconds"
 _LOSS_SCALE = "loss_scale"
 _KIND_PREFIX, _ARRIVAL_PREFIX = "seconds.", "arrival."
 """Precede an instruction kind in the names of a row."""
+_TASK_PREFIX = "task."
+"""Precedes a task and one of its metrics."""
 
 
 def append_step(journal: JournalWriter, step: Step) -> None:
@@ -37,6 +39,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             **_optional(_LOSS_SCALE, step.loss_scale),
             **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
             **{_ARRIVAL_PREFIX + kind: seconds for kind, seconds in step.arrivals.items()},
+            **{_TASK_PREFIX + metric: value for metric, value in step.task_scores.items()},
         },
     )
     if step.held_out_loss is not None:
@@ -100,6 +103,7 @@ def _step(
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         held_out_loss_ema=evaluation.fields.get("loss_ema") if evaluation else None,
+        task_scores=_named(value, _TASK_PREFIX),
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )
 

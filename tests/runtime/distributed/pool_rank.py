@@ -28,6 +28,8 @@ from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
 from windlass.data.mlm_masking import MlmMasking
+from windlass.data.tasks.encode_choices import EncodedTask, encode_task
+from windlass.data.tasks.task import load_task
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import is_causal
@@ -125,6 +127,7 @@ def run_job(rank: int, folder: Path) -> None:
         context = RankContext(
             plan=plan, stack=stack, program=lower(plan, graph)[rank], settings=settings,
             checkpoints=folder / "checkpoints", graph=graph if distributed else None,
+            tasks=load_tasks(folder.parent, stack.max_sequence, tokens),
         )  # fmt: skip
         measured = train_loop(
             context, batches, wrap_handlers=wrap_handlers,
@@ -137,6 +140,12 @@ def run_job(rank: int, folder: Path) -> None:
     if distributed:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def load_tasks(home: Path, longest: int | None, tokens: TokenDataset) -> tuple[EncodedTask, ...]:
+    """The tasks that each job of a pool is scored on."""
+    tasks = map(load_task, sorted((home / "tasks").glob("*.toml")))
+    return tuple(encode_task(task, tokens.tokenizer, longest) for task in tasks)
 
 
 def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:

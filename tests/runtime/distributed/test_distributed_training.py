@@ -46,6 +46,9 @@ _OVERHEAD = 1.05
 """Allows for packet and gloo headers, acknowledgements, and the rendezvous. Other traffic of the
 host counts too."""
 
+_SCORE_DIGITS = 1e-5
+"""Relative tolerance of scores of tasks in float32; a perplexity is the exponential of a sum of
+losses of some hundred tokens."""
 _LOSS_DIGITS = 1e-6
 """Relative tolerance of held-out losses in float32: 6e-8 for each of a dozen sums."""
 
@@ -94,8 +97,9 @@ class Checked:
         """Runs a plan, compares it with a single device and counts its bytes."""
         result, run = pool.verify(plan)
         assert result.passed, f"{result.first_mismatch}\n{plan.to_toml()}"
-        loss, expected = run.steps[-1].held_out_loss, pool.held_out_loss(plan.precision)
-        assert loss == pytest.approx(expected, rel=_LOSS_DIGITS)
+        last, expected = run.steps[-1], pool.last_step(plan.precision)
+        assert last.held_out_loss == pytest.approx(expected.held_out_loss, rel=_LOSS_DIGITS)
+        assert last.task_scores == pytest.approx(dict(expected.task_scores), rel=_SCORE_DIGITS)
         require_bytes(pool, plan, run)
         self.plans.add(plan.label)
         worst = max(each.error for each in result.comparisons)
@@ -217,7 +221,7 @@ def test_a_run_resumes_under_a_plan_with_or_without_a_grid(
     for step, expected in zip(resumed.steps, reference, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=rel)
         assert step.gradient_norm == pytest.approx(expected.gradient_norm, rel=rel)
-    loss, expected_loss = resumed.steps[-1].held_out_loss, pool.held_out_loss("float32")
+    loss, expected_loss = resumed.steps[-1].held_out_loss, pool.last_step("float32").held_out_loss
     assert loss == pytest.approx(expected_loss, rel=_LOSS_DIGITS)
 
 

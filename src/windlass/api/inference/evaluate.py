@@ -1,6 +1,5 @@
 """`evaluate` asks a trained model the questions of tasks, and says how well it answers them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,11 @@ from windlass.api.inference.language_model import (
 )
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS
-from windlass.errors import InputErrors, RequestError
+from windlass.errors import RequestError
 from windlass.schema import EVALUATIONS_FOLDER, TaskScore
 
 if TYPE_CHECKING:
-    from windlass.data import EncodedChoice, Task
-
-_MAX_MESSAGES = 5
+    from windlass.data import EncodedTask, Task
 
 
 def evaluate(
@@ -63,10 +60,10 @@ def evaluate(
     scores = []
     with streamed_language_model(run, step=step, root=root, phases=phases) as model:
         encoded = [_encode(model, task) for task in asked]
-        for number, (task, choices) in enumerate(zip(asked, encoded, strict=True)):
+        for number, task in enumerate(asked):
             if progress is not None:
                 progress("evaluating", number, len(asked))
-            scores.append(_score(model, task, choices))
+            scores.append(_score(model, encoded[number]))
             name = f"step-{model.step:08d}.{task.name}.{task.shots}-shot.json"
             scores[-1].save(model.folder / EVALUATIONS_FOLDER / name)
     return tuple(scores)
@@ -101,54 +98,19 @@ def score(
     asked = load_task(Path(task)) if isinstance(task, str | Path) else task
     asked = asked if shots is None else asked.with_shots(shots)
     model = load_language_model(run, step=step, root=root)
-    return _score(model, asked, _encode(model, asked))
+    return _score(model, _encode(model, asked))
 
 
-def _encode(model: LanguageModel, task: "Task") -> "list[list[EncodedChoice]]":
-    """The choices of a task as tokens.
+def _encode(model: LanguageModel, task: "Task") -> "EncodedTask":
+    from windlass.data import encode_task
 
-    Raises:
-        InputErrors: choices without a token, or longer than what the model reads.
-    """
-    from windlass.data import encode_choices
-
-    encoded = encode_choices(task, model.tokenizer, model.max_sequence)
-    _require_scorable(task, encoded, model.max_sequence)
-    return encoded
+    return encode_task(task, model.tokenizer, model.max_sequence)
 
 
-def _score(
-    model: LanguageModel, task: "Task", encoded: "Sequence[Sequence[EncodedChoice]]"
-) -> TaskScore:
+def _score(model: LanguageModel, encoded: "EncodedTask") -> TaskScore:
     from windlass.data import score_choices
 
-    flat = [choice for choices in encoded for choice in choices]
+    flat = [choice for choices in encoded.choices for choice in choices]
     values = iter(model.log_likelihoods(flat))
-    answers = [[next(values) for _ in choices] for choices in encoded]
-    return score_choices(task, answers, step=model.step)
-
-
-def _require_scorable(
-    task: "Task", encoded: "list[list[EncodedChoice]]", longest: int | None
-) -> None:
-    """Refuses choices without a token of their own, or with more than what a model reads.
-
-    Raises:
-        InputErrors: the first of them.
-    """
-    messages: list[str] = []
-    for number, choices in enumerate(encoded, start=1):
-        where = f"question {number} of task `{task.name}` has"
-        for count in (len(choice.tokens) for choice in choices):
-            if not count:
-                messages.append(
-                    f"{where} a choice that becomes one token with the end of its context; begin "
-                    "it with a space, or set `target_delimiter`"
-                )
-            elif longest is not None and count > longest:
-                messages.append(
-                    f"{where} a choice of {count} tokens, and the model reads {longest}; leave it "
-                    "out"
-                )
-    if messages:
-        raise InputErrors(messages[:_MAX_MESSAGES])
+    answers = [[next(values) for _ in choices] for choices in encoded.choices]
+    return score_choices(encoded.task, answers, step=model.step)

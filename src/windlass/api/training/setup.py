@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from windlass.api.machines import HERE, Progress
 from windlass.api.plan import Planned
+from windlass.api.run_tasks import load_run_tasks
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
@@ -499,6 +500,7 @@ def _attempt(
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
         device=device,
         memory_limit=_memory_limit(planned),
+        tasks=load_run_tasks(folder, stack.max_sequence),
     )
     return train_loop(
         context,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
+from windlass.api.run_tasks import requested_tasks, save_run_tasks
 from windlass.api.training.disk_check import require_disk_space
 from windlass.api.training.legs import plan_later_legs
 from windlass.api.training.parent import (
@@ -102,6 +103,7 @@ def start_run(
         require_tokens_of_parent(parent, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
     planned = replace(planned, notes=(*planned.notes, *data_notes(batches)))
+    tasks = requested_tasks(planned.request, tokens, planned.graph.max_sequence)
     run_folder = create_run_folder(
         Path(root),
         _short_name(planned.request.model.name),
@@ -109,7 +111,9 @@ def start_run(
         meta=run_metadata(planned, tokens) | meta,
         folder=folder,
     )
-    run_folder.seal(*save_run_data(tokens, run_folder.path))
+    run_folder.seal(
+        *save_run_data(tokens, run_folder.path), *save_run_tasks(tasks, run_folder.path)
+    )
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
 

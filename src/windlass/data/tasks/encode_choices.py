@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from windlass.data.tasks.task import Task
 from windlass.data.tokenizer import Tokenizer
+from windlass.errors import InputErrors
+
+_MAX_MESSAGES = 5
 
 
 class EncodedChoice(NamedTuple):
@@ -14,6 +17,49 @@ class EncodedChoice(NamedTuple):
     """At least one token."""
     tokens: tuple[int, ...]
     """At least one token."""
+
+
+class EncodedTask(NamedTuple):
+    """A task whose choices are tokens."""
+
+    task: Task
+    choices: list[list[EncodedChoice]]
+    """Of each question; the windows of a whole text."""
+
+
+def encode_task(task: Task, tokenizer: Tokenizer, longest: int | None = None) -> EncodedTask:
+    """A task as a model reads it.
+
+    Args:
+        task: the questions.
+        tokenizer: the model's.
+        longest: most tokens that the model reads; None if it sets no limit.
+
+    Raises:
+        InputErrors: choices without a token of their own, or with more than the model reads.
+    """
+    encoded = EncodedTask(task, encode_choices(task, tokenizer, longest))
+    messages = list(_unscorable(encoded, longest))
+    if messages:
+        raise InputErrors(messages[:_MAX_MESSAGES])
+    return encoded
+
+
+def _unscorable(encoded: EncodedTask, longest: int | None) -> Iterator[str]:
+    """Why choices have no likelihood, a sentence each."""
+    for number, choices in enumerate(encoded.choices, start=1):
+        where = f"question {number} of task `{encoded.task.name}` has"
+        for count in (len(choice.tokens) for choice in choices):
+            if not count:
+                yield (
+                    f"{where} a choice that becomes one token with the end of its context; begin "
+                    "it with a space, or set `target_delimiter`"
+                )
+            elif longest is not None and count > longest:
+                yield (
+                    f"{where} a choice of {count} tokens, and the model reads {longest}; leave it "
+                    "out"
+                )
 
 
 def encode_choices(

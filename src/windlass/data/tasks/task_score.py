@@ -27,7 +27,11 @@ class ChoiceLikelihood(NamedTuple):
 
 
 def score_choices(
-    task: Task, likelihoods: Sequence[Sequence[ChoiceLikelihood]], *, step: int | None = None
+    task: Task,
+    likelihoods: Sequence[Sequence[ChoiceLikelihood]],
+    *,
+    step: int | None = None,
+    bootstrap: bool = True,
 ) -> TaskScore:
     """The score that some log-likelihoods give.
 
@@ -38,6 +42,7 @@ def score_choices(
         task: the questions.
         likelihoods: of each choice of each question; a whole text has one for each window.
         step: the step of the checkpoint that gave them.
+        bootstrap: whether the standard error of a perplexity is drawn, which takes a second.
     """
     answers = [_answer(task, index, row) for index, row in enumerate(likelihoods)]
     texts = [item.choices[item.answer] for item in task.items]
@@ -53,7 +58,7 @@ def score_choices(
         answer_nats=-math.fsum(answers) / nbytes,
         chance=task.chance,
     )
-    return score.model_copy(update={"metrics": tuple(_metrics(score, answers, texts))})
+    return score.model_copy(update={"metrics": tuple(_metrics(score, answers, texts, bootstrap))})
 
 
 def _answer(task: Task, index: int, row: Sequence[ChoiceLikelihood]) -> float:
@@ -83,7 +88,7 @@ def _correct(
 
 
 def _metrics(
-    score: TaskScore, answers: Sequence[float], texts: Sequence[str]
+    score: TaskScore, answers: Sequence[float], texts: Sequence[str], bootstrap: bool
 ) -> Iterator[TaskMetric]:
     """The numbers that are printed."""
     if score.correct:
@@ -92,9 +97,8 @@ def _metrics(
         yield _share("acc_norm", score.correct_normalised)
     yield TaskMetric(name="bits_per_byte", value=score.bits_per_byte)
     if score.output_type == "loglikelihood":
-        yield TaskMetric(
-            name="perplexity", value=_exp(-fmean(answers)), standard_error=_bootstrap(answers)
-        )
+        error = _bootstrap(answers) if bootstrap else None
+        yield TaskMetric(name="perplexity", value=_exp(-fmean(answers)), standard_error=error)
     if score.output_type == "loglikelihood_rolling":
         words = sum(len(_WHITE_SPACE.split(text)) for text in texts)
         yield TaskMetric(name="byte_perplexity", value=_exp(score.answer_nats))

@@ -55,6 +55,22 @@ class TensorParallelLoss:
         )
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
 
+    def all_tokens(self, logits: Tensor) -> Tensor:
+        """Logits of all tokens, `[b s v]` or `[b s v/t]`, from what the last layer gives."""
+        sharded = self.first_column is not None
+        return logits if sharded else all_gather_autograd(logits, self.tp_rank.token_group)
+
+    def all_columns(self, logits: Tensor) -> Tensor:
+        """Logits of all vocabulary entries, `[t v]`, from those of the rank, `[t v/t]`."""
+        if self.first_column is None:
+            return logits
+        group = self.tp_rank.all_group
+        count = all_reduce_autograd(logits.new_full((), logits.shape[-1]).double(), group)
+        columns = logits.new_zeros((len(logits), int(count)))
+        # A sum with zeros is exact, also where ranks have different numbers of entries.
+        columns[:, self.first_column :][:, : logits.shape[-1]] = logits
+        return all_reduce_autograd(columns, group)
+
     def _token_losses(self, logits: Tensor, targets: Tensor, first_column: int) -> Tensor:
         """Loss of each token, `[b s]`: `log(sum(exp(z))) - z[target]`."""
         group = self.tp_rank.all_group

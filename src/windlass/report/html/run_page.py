@@ -128,6 +128,9 @@ def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
         more = f"at step {held_out[-1].step}"
         more += f", {bits:.3f} bits per byte" if bits is not None else ""
         yield "held-out loss", format_loss(held_out[-1].held_out_loss), more
+    scored = next((step for step in reversed(record.steps) if step.task_scores), None)
+    for name, value in scored.task_scores.items() if scored is not None else ():
+        yield name, f"{value:.3f}", f"at step {scored.step}" if scored is not None else ""
 
 
 def _tokens_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:

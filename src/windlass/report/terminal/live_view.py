@@ -18,6 +18,7 @@ from windlass.report.formatting import (
     format_mfu,
     format_ratio,
     format_speed,
+    format_task_scores,
 )
 from windlass.report.predicted_vs_measured import device_memory_peak
 from windlass.report.terminal.tables import OUTSIDE_STYLE
@@ -58,6 +59,7 @@ class TrainingView:
         self._evaluated = next(
             (step for step in reversed(earlier_steps) if step.held_out_loss is not None), None
         )
+        self._scored = next((step for step in reversed(earlier_steps) if step.task_scores), None)
         self._saved = next(
             (step.saved for step in reversed(earlier_steps) if step.saved is not None), None
         )
@@ -83,6 +85,7 @@ class TrainingView:
         self._losses.append(step.loss)
         self._last = step
         self._evaluated = step if step.held_out_loss is not None else self._evaluated
+        self._scored = step if step.task_scores else self._scored
         self._saved = step.saved or self._saved
 
     @property
@@ -114,6 +117,8 @@ class TrainingView:
             parts.append(f"{format_ratio(seconds / self._prediction.step_seconds)} predicted")
         if step.held_out_loss is not None:
             parts.append(f"held out {format_held_out_loss(step)}")
+        if step.task_scores:
+            parts.append(format_task_scores(step))
         if step.saved is not None:
             parts.append(f"saved {step.saved}")
         if scaled := describe_loss_scale([step]):
@@ -168,6 +173,7 @@ class TrainingView:
         return [
             ("loss", loss),
             ("held out", self._held_out()),
+            ("tasks", self._tasks()),
             ("speed", self._speed(step.tokens, seconds)),
             ("", Text(self._busy(), style="yellow")),
             ("MFU", format_mfu(prediction, seconds) if prediction else ""),
@@ -180,6 +186,10 @@ class TrainingView:
     def _held_out(self) -> str:
         step = self._evaluated
         return f"{format_held_out_loss(step)} at step {step.step}" if step else ""
+
+    def _tasks(self) -> str:
+        step = self._scored
+        return f"{format_task_scores(step)} at step {step.step}" if step else ""
 
     def _speed(self, tokens: int, seconds: float) -> Text:
         """Speed and step time; the ratio is coloured if it lies outside the interval."""

@@ -19,6 +19,7 @@ from windlass.report.formatting import (
     format_loss,
     format_ratio,
     format_speed,
+    format_task_scores,
 )
 from windlass.report.predicted_vs_measured import (
     headline_metrics,
@@ -74,9 +75,11 @@ def record_table(record: RunRecord) -> RenderableType:
 
 
 def _results(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """What some runs have beside their loss: held-out loss, loss scale."""
+    """What some runs have beside their loss: held-out loss, scores of tasks, loss scale."""
     if held_out := [step for step in steps if step.held_out_loss is not None]:
         yield "held out", f"{format_held_out_loss(held_out[-1])}, at step {held_out[-1].step}"
+    if scored := [step for step in steps if step.task_scores]:
+        yield "tasks", f"{format_task_scores(scored[-1])}, at step {scored[-1].step}"
     if steps and (scaled := describe_loss_scale(steps)):
         yield "loss scale", scaled
 

@@ -86,10 +86,17 @@ class P2PCommunicator:
             for weight in self._tied[layer]:
                 weight.working = NOT_LOADED
 
-    def receive_activation(self, layer: int, block: int) -> Tensor:
-        """The output of a layer of the previous stage, for a forward pass outside of a step."""
-        self._receive(layer, block)
-        return self.step_state.outputs.pop((layer, block))
+    def receive_activation(self, layer: int, block: int, shape: torch.Size | None = None) -> Tensor:
+        """The output of a layer of the previous stage, for a forward pass outside of a step.
+
+        Args:
+            layer: index of the layer.
+            block: number of the batch.
+            shape: shape of the output; None means that of a micro-batch.
+        """
+        shape = self._shapes[layer] if shape is None else shape
+        into = self._empty(shape, DTYPES[self._plan.precision])
+        return self._groups.receive(Instruction("receive", layer, block), into)
 
     def send_activation(self, layer: int, block: int, output: Tensor) -> None:
         """Sends the output of this stage's last layer to the next stage."""

@@ -1,9 +1,10 @@
 """How likely a trained model finds given texts: the sum of the logarithms of their tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import log_softmax
 
 from windlass.data import ChoiceLikelihood, EncodedChoice
@@ -12,8 +13,6 @@ from windlass.runtime.inference.inference_model import InferenceModel
 
 _BATCH_TOKENS = 4096
 """Tokens that pass through the model at once, padding included."""
-_PADDING = 0
-"""Stands behind shorter rows, where no token of theirs can see it."""
 
 
 def log_likelihoods(
@@ -31,15 +30,68 @@ def log_likelihoods(
         ValueError: a choice or its context has no token, or a choice has more than the model
             accepts.
     """
-    rows = [_row(choice, model.max_sequence) for choice in choices]
-    found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(rows)
-    batches = _batches([len(row) - 1 for row in rows])
-    all_logits = model.logits_of_batches(_inputs(rows, batch) for batch in batches)
-    for batch, logits in zip(batches, all_logits, strict=True):
-        for place, index in enumerate(batch):
-            end, count = len(rows[index]) - 1, len(choices[index].tokens)
-            found[index] = _likelihood(logits[place, end - count : end], choices[index].tokens)
+    batches = ChoiceBatches(choices, model.max_sequence)
+    found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(choices)
+    all_logits = model.logits_of_batches(map(batches.inputs, range(len(batches))))
+    for batch, logits in enumerate(all_logits):
+        for index, likelihood in batches.likelihoods(batch, batches.predictions(batch, logits)):
+            found[index] = likelihood
     return found
+
+
+class ChoiceBatches:
+    """Choices as batches of rows of similar length, so that little is padded.
+
+    Args:
+        choices: at least one token each, and one before it.
+        longest: most tokens that the model reads; None if it sets no limit.
+        batch_tokens: most tokens of a batch, padding included, unless one row has more.
+        multiple: rows have a multiple of so many tokens.
+
+    Raises:
+        ValueError: a choice or its context has no token, or a choice has more than the model
+            accepts.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[EncodedChoice],
+        longest: int | None,
+        *,
+        batch_tokens: int = _BATCH_TOKENS,
+        multiple: int = 1,
+    ) -> None:
+        self._choices, self._multiple = choices, multiple
+        self._rows = [_row(choice, longest) for choice in choices]
+        self._batches = _batches([len(row) - 1 for row in self._rows], batch_tokens)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def inputs(self, batch: int) -> Tensor:
+        """What the model reads of a batch, all but the last tokens of its rows, `Int[b s]`."""
+        rows = [torch.tensor(self._rows[index][:-1]) for index in self._batches[batch]]
+        size = max(len(row) for row in rows)
+        size += -size % self._multiple
+        # No token can see what stands behind it.
+        return torch.stack([functional.pad(row, (0, size - len(row))) for row in rows])
+
+    def predictions(self, batch: int, logits: Tensor) -> Tensor:
+        """The logits that predict the tokens of a batch's choices, `Float[t v]` of `[b s v]`."""
+        spans = []
+        for place, index in enumerate(self._batches[batch]):
+            end, count = len(self._rows[index]) - 1, len(self._choices[index].tokens)
+            spans.append(logits[place, end - count : end])
+        return torch.cat(spans)
+
+    def likelihoods(
+        self, batch: int, predictions: Tensor
+    ) -> Iterator[tuple[int, ChoiceLikelihood]]:
+        """Each choice of a batch by its index, with its likelihood under `predictions`."""
+        choices = [(index, self._choices[index].tokens) for index in self._batches[batch]]
+        spans = predictions.split([len(tokens) for _, tokens in choices])
+        for (index, tokens), logits in zip(choices, spans, strict=True):
+            yield index, _likelihood(logits, tokens)
 
 
 def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
@@ -48,13 +100,6 @@ def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
     chosen = torch.tensor(tokens)
     nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).double().sum()
     return ChoiceLikelihood(float(nats), bool((all_tokens.argmax(-1) == chosen).all()))
-
-
-def _inputs(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> Tensor:
-    """What the model reads of some rows, all but their last tokens, `Int[b s]`."""
-    longest = max(len(rows[index]) for index in batch)
-    padded = [[*rows[index], *[_PADDING] * (longest - len(rows[index]))] for index in batch]
-    return torch.tensor(padded)[:, :-1]
 
 
 def _row(choice: EncodedChoice, longest: int | None) -> list[int]:
@@ -68,11 +113,11 @@ def _row(choice: EncodedChoice, longest: int | None) -> list[int]:
     return row if longest is None else row[-(longest + 1) :]
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of rows in batches of similar length, so that little is padded."""
+def _batches(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """Indices of rows in batches of similar length."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > _BATCH_TOKENS:
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > most_tokens:
             batches.append([])
         batches[-1].append(index)
     return batches

@@ -1,0 +1,94 @@
+"""The scores of tasks during training: all ranks of a run answer the questions together."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from windlass.data import ChoiceLikelihood, EncodedTask, score_choices
+from windlass.runtime.distributed.p2p import output_shapes
+from windlass.runtime.inference.rank_passes import RankPasses
+from windlass.runtime.inference.score import ChoiceBatches
+
+
+def score_tasks(passes: RankPasses, tasks: Sequence[EncodedTask]) -> Mapping[str, float]:
+    """The metrics of some tasks by `TASK.METRIC`, the same on all ranks.
+
+    Each data-parallel rank takes its part of the batches, and batches are no larger than in
+    training. Likelihoods are those of the precision that the run computes in.
+
+    Args:
+        passes: the rank that computes.
+        tasks: the tasks, whose choices the model can read.
+    """
+    batch, parallel = passes.context.plan.batch, passes.context.plan.parallel
+    flat = [choice for task in tasks for choices in task.choices for choice in choices]
+    batches = ChoiceBatches(
+        flat,
+        passes.context.stack.max_sequence,
+        batch_tokens=batch.micro * batch.sequence,
+        multiple=int(parallel.tensor),
+    )
+    # Replicas that divide experts wait for each other in each pass, so that all take all batches.
+    parts = 1 if parallel.expert else parallel.data
+    mine = range(passes.dist.coord.data_rank % parts, len(batches), parts)
+    found = iter(_likelihoods(passes, batches, mine, len(flat)))
+    scores: dict[str, float] = {}
+    for task, choices in tasks:
+        rows = [[next(found) for _ in row] for row in choices]
+        score = score_choices(task, rows, bootstrap=False)
+        scores |= {f"{task.name}.{metric.name}": metric.value for metric in score.metrics}
+    return scores
+
+
+def _likelihoods(
+    passes: RankPasses, batches: ChoiceBatches, mine: Sequence[int], count: int
+) -> list[ChoiceLikelihood]:
+    """The likelihood of each choice, from the batches of all ranks.
+
+    Args:
+        passes: the rank that computes.
+        batches: the batches of all data-parallel ranks.
+        mine: those of this rank.
+        count: number of choices.
+    """
+    store, templates = passes.store, passes.templates
+    values = [passes.context.device.to_device(batches.inputs(batch)) for batch in mine]
+    shapes: dict[torch.Size, tuple[torch.Size, ...]] = {}
+    sizes = [x.shape for x in values]
+
+    def shape(layer: int, index: int) -> torch.Size:
+        size = sizes[index]
+        if size not in shapes:
+            shapes[size] = output_shapes(templates, *size)
+        return shapes[size][layer]
+
+    rows: dict[int, ChoiceLikelihood] = {}
+
+    def output(layers: range, index: int, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for layer in layers:
+                store.wait_for_layer(layer)
+                tensors = store.layers[layer]
+                x = templates[layer].raw_output(tensors.weights, tensors.buffers, x)
+            if layers.stop < len(templates):
+                return x
+            template = templates[-1]
+            predictions = batches.predictions(mine[index], template.logits_of_all_tokens(x))
+            predictions = template.logits_of_all_columns(predictions)
+        rows.update(batches.likelihoods(mine[index], predictions))
+        # Nothing follows, and the logits of all batches would not fit.
+        return x.new_empty(0)
+
+    has_logits = passes.run(values, output, shape)
+    # All tensor-parallel ranks of the last layer have the same, and so have replicas that divide
+    # experts; the first one counts.
+    coord, expert = passes.dist.coord, passes.context.plan.parallel.expert
+    is_first = not coord.tensor_rank and not (expert and coord.data_rank)
+    known = rows if has_logits and is_first else {}
+    sums = [0.0] * (2 * count)
+    for index, likelihood in known.items():
+        sums[2 * index : 2 * index + 2] = likelihood.nats, float(likelihood.is_greedy)
+    sums = passes.dist.all_reduce_sum(sums)
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    return [ChoiceLikelihood(nats, bool(is_greedy)) for nats, is_greedy in pairs]
