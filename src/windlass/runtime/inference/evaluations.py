@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from windlass.data import TrainingBatches
-from windlass.runtime.evaluate import HeldOutLoss, evaluate, with_averages
+from windlass.runtime.inference.held_out_loss import HeldOutLoss, evaluate, with_averages
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.score_tasks import score_tasks
 from windlass.runtime.optimizer_state.averages import Averaging
