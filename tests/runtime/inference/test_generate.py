@@ -119,6 +119,22 @@ def test_a_text_is_the_same_with_and_without_the_cache(
     assert len(texts[0]) == 60
 
 
+def test_layers_that_take_turns_in_memory_keep_keys_and_values_and_write_the_same_text(
+    trained: Trained,
+) -> None:
+    streamed = InferenceModel(*trained, phases=3)
+    caches, options = streamed.new_caches(), SamplingOptions(count=30, seed=4)
+    assert caches is not None
+
+    pieces = list(generate_text(streamed, list(b"word1"), options))
+
+    assert pieces == list(generate_text(InferenceModel(*trained), list(b"word1"), options))
+    logits = [streamed.next_logits(list(b"word1"[:end]), caches) for end in (3, 4, 5)]
+    # The last passes read one token each, as `caches` holds the others.
+    assert caches.tokens == 5
+    assert int(logits[-1].argmax()) == int(streamed.next_logits(list(b"word1"), None).argmax())
+
+
 def test_logits_with_the_cache_are_those_without(gpt: Callable[..., LayerStack]) -> None:
     model = InferenceModel(gpt(), None)
     caches, tokens = model.new_caches(), [3, 1, 4, 1, 5, 9, 2, 6]

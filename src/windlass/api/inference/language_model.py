@@ -124,8 +124,6 @@ def streamed_language_model(
             `phases` is no number of groups.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
-    if phases < 1:
-        raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
     record = load(run, root=root)
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
@@ -154,11 +152,14 @@ def open_language_model(
         phases: groups of layers that take turns in memory; 1 loads all of them.
 
     Raises:
+        RequestError: `phases` is no number of groups.
         CheckpointError: the checkpoint belongs to another model.
     """
     from windlass.data import load_tokenizer
     from windlass.runtime import InferenceModel, evaluation_checkpoint
 
+    if phases < 1:
+        raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
     # Another leg of the run had layers of other shapes.
     request = request_at_step(planned.request, checkpoint.manifest.step)
     stack = objects.stack(request.model_identity, seed=None)

@@ -39,6 +39,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
     chat: bool = False,
+    phases: int = 1,
 ) -> Iterator[str]:
     """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
 
@@ -54,10 +55,13 @@ def sample(
         seed: the same seed generates the same text.
         chat: whether the prompt is what a user says: the run's chat template stands around it, and
             the text is the answer.
+        phases: groups of layers that take turns in memory, for a model that is too large for it;
+            1 keeps all layers. The text is the same.
 
     Raises:
         RecordError: no such run, or one of its files has changed.
-        RequestError: its model does not predict the next token, or it has no chat template.
+        RequestError: its model does not predict the next token, or it has no chat template; or
+            `phases` is no number of groups.
         DataError: the run's chat template refuses the prompt.
         CheckpointError: it has no complete checkpoint.
     """
@@ -79,7 +83,7 @@ def sample(
         )
     template = _chat_template(record, planned.request.model.name) if chat else None
     objects = objects_of_record(record, model=model)
-    with open_language_model(record, planned, checkpoint, objects) as language:
+    with open_language_model(record, planned, checkpoint, objects, phases=phases) as language:
         tokenizer = language.tokenizer
         ids = encode_question(tokenizer, template, prompt) if template else tokenizer.encode(prompt)
         generated = language.generate(

@@ -109,9 +109,9 @@ class InferenceModel:
         """Caches for one text.
 
         Returns:
-            None for a model of the user's own, which may look anywhere, and for a streamed one.
+            None for a model of the user's own, which may look anywhere.
         """
-        if not self._caches_tokens or self._layers is None:
+        if not self._caches_tokens:
             return None
         return KeyValueCaches(
             [
@@ -136,16 +136,21 @@ class InferenceModel:
 
     @torch.no_grad()
     def _cached_logits(self, tokens: Tensor, caches: KeyValueCaches) -> Tensor:
-        x, layers = tokens.to(self._device), self._layers or ()
-        for index, (layer, template) in enumerate(zip(layers, self._templates, strict=True)):
-            set_first_position(template.module, caches.tokens)
-            caches.attach(index)
-            try:
-                # Only the last token is asked for what follows.
-                x = x[:, -1:] if index == len(self._templates) - 1 else x
-                x = template.raw_output(layer.weights, layer.buffers, x)
-            finally:
-                caches.detach(index)
-                set_first_position(template.module, 0)
+        x, last = tokens.to(self._device), len(self._templates) - 1
+        for phase in self._phases:
+            layers = self._load(phase) if self._layers is None else self._layers
+            for index, layer in zip(phase, layers, strict=True):
+                template = self._templates[index]
+                set_first_position(template.module, caches.tokens)
+                caches.attach(index)
+                try:
+                    # Only the last token is asked for what follows.
+                    x = x[:, -1:] if index == last else x
+                    x = template.raw_output(layer.weights, layer.buffers, x)
+                finally:
+                    caches.detach(index)
+                    set_first_position(template.module, 0)
+            # Freed before the next phase is loaded, so that there are never two.
+            del layers
         caches.tokens += tokens.shape[1]
         return x[0, -1]

@@ -55,6 +55,7 @@ def sample(
     top_k: int = 40,
     top_p: float = 1.0,
     seed: int = 0,
+    phases: int = 1,
     runs: Path = api.RUNS,
 ) -> None:
     """Let a trained model continue a prompt.
@@ -70,6 +71,7 @@ def sample(
         top_k: Sample only from this many of the likeliest tokens.
         top_p: Sample only from the likeliest tokens that together have this probability.
         seed: The same seed generates the same text.
+        phases: Groups of layers that take turns in memory, for a model that is too large for it.
         runs: The folder that holds the run folders.
     """
     sys.stdout.write("" if chat else prompt)
@@ -83,6 +85,7 @@ def sample(
         top_p=top_p,
         seed=seed,
         chat=chat,
+        phases=phases,
     ):
         sys.stdout.write(piece)
         sys.stdout.flush()
