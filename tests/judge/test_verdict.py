@@ -120,6 +120,15 @@ def test_a_spike_of_the_loss_is_told_without_peers():
 
     verdict = judge(evidence(peers=0, curves=spike))
     assert (verdict.level, verdict.quantity, verdict.since_step) == ("broken", "loss", 81)
+    assert verdict.spike == (81, 84)
+
+
+def test_a_loss_that_stays_high_is_no_spike():
+    def diverge(curves: dict[str, Curve]) -> None:
+        curves["loss"].values[80:] *= np.linspace(1.5, 9, len(curves["loss"].values) - 80)
+
+    verdict = judge(evidence(peers=0, curves=diverge))
+    assert (verdict.level, verdict.spike) == ("broken", None)
 
 
 def test_a_loss_that_is_no_number_is_broken_at_its_step():

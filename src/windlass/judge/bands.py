@@ -41,6 +41,8 @@ class Departure:
     """Runs that the band was made from; 0 if it is the curve's own past."""
     lasts: bool
     """Whether it stays outside to its end."""
+    until: int | None = None
+    """The last step outside on end, of a curve that left the band of its own past."""
 
 
 def first_non_finite(curve: Curve) -> int | None:
@@ -106,12 +108,15 @@ def leaves_own_band(curve: Curve) -> Departure | None:
     if not starts:
         return None
     index = min(starts)
+    inside = sigmas[index:] <= _RUN_SIGMAS
+    outside = int(np.argmax(inside)) if inside.any() else len(inside)
     return Departure(
         step=int(curve.steps[_WINDOW + index]),
         ratio=float(curve.values[_WINDOW + index] / past[index]) if past[index] else math.inf,
         sigmas=float(sigmas[index]),
         peers=0,
         lasts=bool((sigmas[-_RUN_STEPS:] > _RUN_SIGMAS).all()),
+        until=int(curve.steps[_WINDOW + index + outside - 1]),
     )
 
 

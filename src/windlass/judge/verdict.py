@@ -73,6 +73,8 @@ class Verdict(Document):
     ranks: tuple[int, ...] = ()
     """The slow rank, or the ranks at the ends of the slow link."""
     tier: str | None = None
+    spike: tuple[int, int] | None = None
+    """The first and the last step of a loss spike that is over."""
     documents: tuple[str, ...] = ()
     """Documents whose samples go with a high loss."""
     differences: tuple[str, ...] = ()
@@ -156,7 +158,7 @@ def _broken(evidence: Evidence, last: int) -> Verdict | None:
         level="broken",
         sentences=(*sentences, *_causes(evidence, departures, documents)),
         step=last, peers=peers, quantity=_NAMES[name], since_step=found.step,
-        magnitude=found.ratio - 1, sigmas=found.sigmas, documents=documents,
+        magnitude=found.ratio - 1, sigmas=found.sigmas, documents=documents, spike=_spike(evidence),
         differences=evidence.differences,
     )  # fmt: skip
 
@@ -170,6 +172,15 @@ def _departure(evidence: Evidence, name: str) -> Departure | None:
     if len(peers) >= FEWEST_PEERS and (found := leaves_peers(curve, peers, least=_LEAST[name])):
         return found
     return leaves_own_band(curve) if name == "loss" else None
+
+
+def _spike(evidence: Evidence) -> tuple[int, int] | None:
+    """The steps of a loss that rose out of its own band and came back."""
+    curve = evidence.curves.get("loss")
+    found = leaves_own_band(curve) if curve is not None else None
+    if found is None or found.lasts or found.until is None:
+        return None
+    return found.step, found.until
 
 
 def _departure_sentence(name: str, found: Departure) -> str:

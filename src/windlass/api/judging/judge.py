@@ -16,6 +16,7 @@ from windlass.api.judging.gather import (
     gather_evidence,
     read_history,
 )
+from windlass.api.judging.skip_advice import with_skip_advice
 from windlass.api.training.instrumentation import never_stop
 from windlass.api.training.run import Run
 from windlass.errors import RequestError, WindlassError
@@ -200,7 +201,8 @@ def _judge_folder(
     verdict = judge_evidence(evidence)
     if verdict.quantity in ("loss", "gradient norm") and verdict.since_step is not None:
         # Only now is it worth looking up what the steps were trained on.
-        return judge_evidence(replace(evidence, documents=document_counts(folder)))
+        known = judge_evidence(replace(evidence, documents=document_counts(folder)))
+        return with_skip_advice(known, folder)
     return verdict
 
 
