@@ -132,13 +132,14 @@ def divided_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, Laye
 
 
 def _divided(kind: LayerKind, degree: int) -> LayerKind:
-    if not any(p.expert for p in kind.parameters):
+    experts = next((p.shape[0] for p in kind.parameters if p.expert), 0)
+    if not experts:
         return kind
     # Made anew, because a copy would keep numbers that were found for all experts.
     return LayerKind.model_construct(
         **{name: getattr(kind, name) for name in LayerKind.model_fields}
         | {
-            name: tuple(_divided_cost(each, degree) for each in getattr(kind, name))
+            name: tuple(_divided_cost(each, experts, degree) for each in getattr(kind, name))
             for name in ("costs", "selective_costs", "fused_costs")
         }
         | {"parameters": tuple(_divided_parameter(each, degree) for each in kind.parameters)}
@@ -155,7 +156,7 @@ def _divided_parameter(parameter: ParameterInfo, degree: int) -> ParameterInfo:
     )
 
 
-def _divided_cost(cost: LayerCost, degree: int) -> LayerCost:
+def _divided_cost(cost: LayerCost, experts: int, degree: int) -> LayerCost:
     products = [op for op in cost.forward if op.name in _EXPERT_PRODUCTS]
     if not products:
         return cost
@@ -164,15 +165,15 @@ def _divided_cost(cost: LayerCost, degree: int) -> LayerCost:
     repeated = cost.recompute
     return cost.model_copy(
         update={
-            "forward": _with_exchange(cost.forward, sent, degree, counts=True),
-            "backward": _with_exchange(cost.backward, sent, degree, counts=False),
-            "recompute": repeated and _with_exchange(repeated, sent, degree, counts=True),
+            "forward": _with_exchange(cost.forward, sent, degree, experts),
+            "backward": _with_exchange(cost.backward, sent, degree, 0),
+            "recompute": repeated and _with_exchange(repeated, sent, degree, experts),
         }
     )
 
 
 def _with_exchange(
-    ops: tuple[Op, ...], sent: Polynomial, degree: int, *, counts: bool
+    ops: tuple[Op, ...], sent: Polynomial, degree: int, counts: int
 ) -> tuple[Op, ...]:
     """The ops of a pass of one rank: tokens go to their experts before the first product and back.
 
@@ -180,7 +181,7 @@ def _with_exchange(
         ops: the ops of a rank that has all experts.
         sent: bytes of the vectors that all tokens send to their experts.
         degree: expert-parallel degree.
-        counts: whether the ranks first tell each other how many they send.
+        counts: numbers of rows that the ranks tell each other first, one for each expert.
     """
     places = [index for index, op in enumerate(ops) if op.name in _EXPERT_PRODUCTS]
     if not places:
@@ -188,9 +189,8 @@ def _with_exchange(
     first, last = places[0], places[-1]
     before = ops[first - 1].live_bytes if first else Polynomial()
     there = [_exchange(sent, before)]
-    shape = ops[first].shape
-    if counts and shape is not None:
-        numbers = Polynomial(constant=_COUNT_BYTES * shape.batch.constant)
+    if counts:
+        numbers = Polynomial(constant=float(_COUNT_BYTES * counts))
         there.insert(0, _exchange(numbers, before))
     divided = [_divided_op(op, degree) for op in ops]
     back = _exchange(sent, ops[last].live_bytes)
@@ -216,18 +216,30 @@ def _exchange(sent: Polynomial, before: Polynomial) -> Op:
 
 
 def _divided_op(op: Op, degree: int) -> Op:
-    """A product with `1 / degree` of the experts, each for `degree` times the tokens."""
+    """A product with `1 / degree` of the experts, each for `degree` times the tokens.
+
+    Its shape may be that of one expert's product of which there are many, or of all rows at once.
+    """
     if op.name not in _EXPERT_PRODUCTS or op.shape is None:
         return op
     batch, *sides = op.shape
+    if batch.constant == 1:
+        return op.model_copy(update=_bytes_of_fewer(op, degree))
     shape = (_scaled(batch, 1 / degree), *(_more_tokens(side, degree) for side in sides))
     return op.model_copy(
         update={
             "shape": MatmulShape._make(shape),
-            "read_bytes": _fewer_weights(op.read_bytes, degree),
-            "written_bytes": _fewer_weights(op.written_bytes, degree),
+            **_bytes_of_fewer(op, degree),
         }
     )
+
+
+def _bytes_of_fewer(op: Op, degree: int) -> dict[str, Polynomial]:
+    """Bytes that a product moves of `1 / degree` of the experts."""
+    return {
+        "read_bytes": _fewer_weights(op.read_bytes, degree),
+        "written_bytes": _fewer_weights(op.written_bytes, degree),
+    }
 
 
 def _more_tokens(side: Polynomial, degree: int) -> Polynomial:

@@ -9,6 +9,9 @@ from windlass.capture.analytic.tensor import DataType, Tape, Tensor
 from windlass.models import ShardingRule, TransformerConfig
 from windlass.schema import ParameterInfo, TensorAxis
 
+_EXPERTS = "experts"
+"""Module whose parameters' first dimension counts experts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
@@ -78,6 +81,7 @@ class Scope:
             tied_to=tied_to,
             shard_dim=sharded if parallel and replicated_over is None else None,
             replicated_over=replicated_over if parallel else None,
+            expert=True if _EXPERTS in self.path.split(".") else None,
         )
         self.parameters.append((info, tensor))
         return tensor
