@@ -41,8 +41,6 @@ _CONVERSION_LAUNCHES = 2
 """Further launches of a call in bfloat16: gradients to float32, and master weights to bfloat16."""
 _CALL_ELEMENTS = 2**24
 """Elements that one call converts on an accelerator; see `torch_ext.Device.piece_elements`."""
-_CPU_PIECE_ELEMENTS = 2**21
-"""The same on a CPU."""
 
 
 def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = None) -> float:
@@ -75,8 +73,7 @@ def update_seconds(
     it also writes the weights that layers compute with. Decoded moments are still in the cache when
     it reads them. With gradient clipping, torch's fused kernels write back the gradient that they
     have divided: the gradient itself, or a copy in the cache if it was converted. An optimizer that
-    is no fused kernel takes several operations a piece, which on a CPU is in the cache from the
-    first of them on.
+    is no fused kernel takes several operations a piece.
 
     Args:
         plan: states the moments' format and the sharding of optimizer state.
@@ -137,6 +134,9 @@ def _matrix_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
 def _piece_seconds(law: OptimizerLaw, device: Device, moved: float) -> float:
     """Seconds per element of what an update that is no fused kernel reads and writes again.
 
+    It does so at the rate of AdamW's update, also on a CPU: a piece of some tensors, each of 8 MiB,
+    is in no core's cache.
+
     Args:
         law: the optimizer.
         device: the device.
@@ -145,9 +145,7 @@ def _piece_seconds(law: OptimizerLaw, device: Device, moved: float) -> float:
     again = max(0.0, 4 * law.accesses - moved)
     if law.fused or not again:
         return 0.0
-    if device.kind != "cpu":
-        return again / device.update_rate
-    return again / device.traffic.at(2 * 4 * _CPU_PIECE_ELEMENTS)
+    return again / device.update_rate
 
 
 def _update_launches(plan: Plan, kind: LayerKind) -> int:

@@ -18,7 +18,7 @@ from windlass.program.phases import (
     owned_layers,
     resident_layers,
 )
-from windlass.schema import Graph, Plan
+from windlass.schema import Graph, LayerKind, Plan, optimizer_law
 
 _TIED_KINDS = (
     "send_tied_weights",
@@ -40,6 +40,8 @@ class InstructionEffects:
     def __init__(self, plan: Plan, graph: Graph, stage: int = 0) -> None:
         self.tensors = StageTensors(plan, graph, stage)
         self._passes = PassEffects(self.tensors)
+        self._workspaces = [_update_workspace(plan, kind) for kind in graph.layer_kinds()]
+        """Temporary memory of each layer's update."""
         self._resident = frozenset(resident_layers(plan, graph, stage))
         self._has_device_state = not plan.is_offloaded("optimizer")
         self._offloads_weights = plan.is_offloaded("parameters")
@@ -267,7 +269,8 @@ class InstructionEffects:
         state = (TensorId("optimizer state", layer),) if self._has_device_state else ()
         is_last = not self.tensors.plan.clip and layer in self._scattered_gradients[-1:]
         scattered = self._last_scattered() if is_last else ()
-        return Effect((*reads, *state, *scattered), makes, (gradient, *scattered))
+        frees = (gradient, *scattered)
+        return Effect((*reads, *state, *scattered), makes, frees, self._workspaces[layer])
 
     def _grad_norm(self) -> Effect:
         """The norm reads gradients; the squares of offloaded ones were summed as they left."""
@@ -323,3 +326,23 @@ class InstructionEffects:
         if tied.gradient_elements:
             sent += (TensorId("tied gradients", tied.owner_layer),)
         return Effect(sent, (), sent)
+
+
+def _update_workspace(plan: Plan, kind: LayerKind) -> int:
+    """Temporary memory of the update of a layer's whole matrices, that of the largest.
+
+    Beside what an update of one matrix takes, gradients in bfloat16 are converted, and ranks that
+    hold parts of a matrix gather it.
+    """
+    law, itemsize = optimizer_law(plan.optimizer), max(4, plan.parameter_itemsize)
+    copies = (plan.gradient_itemsize < itemsize) + (
+        plan.sharding.optimizer * int(plan.parallel.tensor) > 1
+    )
+    return max(
+        (
+            law.workspace_bytes(matrix.shape[0], matrix.shape[1], itemsize)
+            + copies * itemsize * matrix.count
+            for matrix in (kind.matrices if law.scope == "matrix" else ())
+        ),
+        default=0,
+    )

@@ -28,6 +28,10 @@ LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_s
 the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
 `constant` stays; `inverse_sqrt` falls with the root of the step."""
 
+_MASTER_BYTES = 4
+_ITERATED_BYTES = 2
+"""Bytes of an element in Newton-Schulz iterations: bfloat16, unless weights are in float64."""
+
 NEWTON_SCHULZ_STEPS = 5
 """Iterations that make an update of Muon orthogonal. Source: Jordan et al. 2024."""
 
@@ -73,8 +77,7 @@ class OptimizerLaw(Document):
     calls: int = Field(ge=1)
     """Torch operations that update one piece of a weight."""
     accesses: int = Field(ge=1)
-    """Elements that these operations read or write for each element of the weight, of which all but
-    the first reading and the last writing of each tensor are in a cache where there is one."""
+    """Elements that these operations read or write for each element of the weight."""
     betas: tuple[float, float] | None = None
     """Default of `train.betas`; None if it has none, as with the next two."""
     momentum: float | None = None
@@ -115,6 +118,24 @@ class OptimizerLaw(Document):
             return 0
         a, b = sorted((rows, columns))
         return NEWTON_SCHULZ_STEPS * (4 * a * a * b + 2 * a**3)
+
+    def workspace_bytes(self, rows: int, columns: int, itemsize: int) -> int:
+        """Most bytes that the update of one whole matrix holds beside its state and gradient.
+
+        What is made orthogonal, `[a, b]` with a the shorter side, is held in the master's type; an
+        iteration in bfloat16 reads and writes such a matrix and holds two `[a, a]`, or for its last
+        product a third `[a, b]`.
+
+        Args:
+            rows: rows of the matrix.
+            columns: columns of the matrix.
+            itemsize: bytes of an element of its master weights.
+        """
+        if self.scope != "matrix":
+            return 0
+        iterated = itemsize if itemsize > _MASTER_BYTES else _ITERATED_BYTES
+        a, b = sorted((rows, columns))
+        return itemsize * a * b + iterated * max(3 * a * b, 2 * a * b + 2 * a * a)
 
     def first_moment(self, betas: tuple[float, float]) -> float | None:
         """The first moment after one update, as a share of the gradient: proofs read it there.
