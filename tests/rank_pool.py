@@ -26,9 +26,10 @@ from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpo
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema.answers.verification import VerificationResult
+from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6

@@ -8,7 +8,7 @@ import pytest
 
 import windlass
 from windlass.errors import WindlassError
-from windlass.models.catalog import model_names
+from windlass.models.catalog import text_model_names
 from windlass.program import lower
 from windlass.program.verify.deadlock import verify_communication
 
@@ -20,7 +20,7 @@ HOSTS = (1, 8, 64)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize("model", text_model_names())
 def test_the_unpinned_plan_of_a_model_on_a_dgx_does_not_deadlock(model: str, family: str):
     for hosts in HOSTS:
         try:

@@ -17,8 +17,9 @@ from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, latest_ch
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.answers.verification import TOLERANCE
+from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 from windlass.torch_ext import Device, device_for
 
 SEQUENCE, BATCH, STEPS = 16, 4, 3

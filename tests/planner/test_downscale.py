@@ -135,7 +135,7 @@ def test_all_changes_are_noted() -> None:
         assert said in notes
 
 
-@pytest.mark.parametrize("name", catalogue.model_names())
+@pytest.mark.parametrize("name", catalogue.text_model_names())
 def test_every_model_has_a_small_one_whose_features_divide(name: str) -> None:
     found = downscale_plan(large(), catalogue.model_config(name), devices=64, tiers=("disk",))
     model, slices = found.model, found.plan.parallel.tensor

@@ -13,9 +13,10 @@ from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Instruction, Program
+from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 from windlass.schema.sparsity import SparsityRequest
 
 SEQUENCE = 16

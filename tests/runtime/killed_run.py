@@ -14,8 +14,9 @@ from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
+from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Plan
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 
 
 def train_job(job: dict) -> None:

@@ -17,7 +17,13 @@ from windlass.api.verify.check import Verifier, verification
 from windlass.api.verify.rehearse import downscale_plan, rehearsal
 from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
-from windlass.models import TransformerConfig, model_config, model_names
+from windlass.models import (
+    ResNetConfig,
+    TransformerConfig,
+    model_config,
+    model_names,
+    resnet_config,
+)
 from windlass.planner import explain_result
 from windlass.schema import (
     MachineForecast,
@@ -241,9 +247,9 @@ def keys(pattern: str = "") -> dict[str, str]:
     return {key: text for key, text in meanings.items() if wanted in f"{key} {text}".lower()}
 
 
-def models() -> dict[str, TransformerConfig]:
+def models() -> dict[str, TransformerConfig | ResNetConfig]:
     """The models that can be named, each with its sizes."""
-    return {name: model_config(name) for name in model_names()}
+    return {name: resnet_config(name) or model_config(name) for name in model_names()}
 
 
 def validate(*tables: str | Path) -> tuple["TableEvaluation", ...]:

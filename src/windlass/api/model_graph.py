@@ -30,6 +30,7 @@ from windlass.models import (
     apply_model_arguments,
     find_model_folder,
     is_huggingface,
+    is_residual,
     is_users_own,
     model_config,
 )
@@ -119,11 +120,13 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     """
     if not objects.is_rebuildable or model.sharding_rules or is_users_own(model.name):
         return None
-    if model.lora is not None or model.frozen is not None:
+    if model.lora is not None or model.frozen is not None or is_residual(model.name):
         return None
     if model.sparsity and (model.sparsity.modules or model.sparsity.mask):
         return None
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
+    if config.image is not None:
+        return None
     return replace(config, sparsity=sparsity_of_leg(model.sparsity))
 
 

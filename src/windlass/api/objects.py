@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from windlass.atomic_files import atomic_write, cache_folder
 from windlass.errors import DataError, RequestError
-from windlass.models import is_users_own
-from windlass.schema import ModelIdentity, ModelRequest, Request, ResolvedRequest
+from windlass.models import ModelArgument, has_config, is_users_own
+from windlass.schema import Graph, ModelIdentity, ModelRequest, Request, ResolvedRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,7 +86,7 @@ class PlannedObjects:
         return stack
 
 
-def model_arguments(request: ModelRequest) -> dict[str, int | float]:
+def model_arguments(request: ModelRequest) -> dict[str, ModelArgument]:
     """What a request says of a model beside its name and its sharding."""
     parts = {"name", "sharding_rules", "sparsity", "lora", "frozen"}
     return request.model_dump(exclude=parts, exclude_none=True)
@@ -116,7 +116,8 @@ def take_trained_weights(
     from windlass.models import layer_stack_of
     from windlass.runtime import evaluation_checkpoint, load_dense_weights, load_weights
 
-    dense = layer_stack_of(cast("nn.Module", objects.model), "", {}, device="cpu", seed=0)
+    arguments = model_arguments(identity)
+    dense = layer_stack_of(cast("nn.Module", objects.model), "", arguments, device="cpu", seed=0)
     with TemporaryDirectory(dir=checkpoint.path.parent) as folder:
         evaluated = evaluation_checkpoint(checkpoint, dense, Path(folder) / "merged")
         if identity.sparsity is None:
@@ -149,6 +150,25 @@ def name_of_model(model: object) -> tuple[str, bool]:
     return name.replace("<", "").replace(">", ""), False
 
 
+def number_shape(pair: "tuple[Any, Any] | list[Any]") -> tuple[tuple[int, ...], bool] | None:
+    """Shape of the inputs of a pair, and whether its target is of numbers; None for token ids."""
+    import numpy as np
+
+    from windlass.data import is_numbers
+
+    if not is_numbers(pair[0]):
+        return None
+    return np.shape(pair[0]), np.asarray(pair[1]).dtype.kind == "f"
+
+
+def _with_input_shape(request: Request, shape: tuple[int, ...], has_numbers: bool) -> Request:
+    """The request for a model that takes such inputs, unless it says what it takes."""
+    own: dict[str, object] = {}
+    if request.model.input_shape is None and not has_config(request.model.name):
+        own = {"input_shape": shape, "predicts": "numbers" if has_numbers else None}
+    return request.model_copy(update={"model": request.model.model_copy(update=own)})
+
+
 def with_data(request: Request, data: object) -> tuple[Request, Iterable[object] | None]:
     """The request for some data, and the data themselves if they are tensors.
 
@@ -175,7 +195,11 @@ def with_data(request: Request, data: object) -> tuple[Request, Iterable[object]
         return _with_source(request, _write_texts([first, *items])), None
     sequence = request.train.sequence
     if isinstance(first, tuple | list) and len(first) == 2 and hasattr(first[0], "__len__"):
-        sequence = sequence or len(first[0])
+        shape = number_shape(first)
+        if shape is not None:
+            request = _with_input_shape(request, *shape)
+        else:
+            sequence = sequence or len(first[0])
     train = request.train.model_copy(update={"sequence": sequence})
     request = _with_source(request.model_copy(update={"train": train}), IN_MEMORY)
     rest = items if not hasattr(data, "__len__") else None
@@ -183,9 +207,15 @@ def with_data(request: Request, data: object) -> tuple[Request, Iterable[object]
 
 
 def with_examples(
-    objects: PlannedObjects, data: Iterable[object], request: ResolvedRequest
+    objects: PlannedObjects, data: Iterable[object], request: ResolvedRequest, graph: Graph
 ) -> PlannedObjects:
     """The objects with examples made of data.
+
+    Args:
+        objects: what was passed beside them.
+        data: the data.
+        request: says how many are needed, and how many are held out.
+        graph: of the model that takes them.
 
     Raises:
         DataError: the data are too few, or of another form.
@@ -198,7 +228,7 @@ def with_examples(
     if not hasattr(data, "__len__"):  # it may have no end: as many as the run takes
         most = ceil(train.steps * train.batch / (1 - held_out)) + train.evaluate_sequences
     examples = make_examples(data, sequence=sequence, held_out=held_out, most=most)
-    if examples.sequence != sequence:
+    if graph.examples is None and examples.sequence not in (None, sequence):
         raise RequestError(
             f"the pairs have {examples.sequence} tokens, and `train.sequence` is {sequence}; leave "
             "`train.sequence` out"

@@ -15,6 +15,7 @@ from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_ke
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
 from windlass.api.objects import (
+    IN_MEMORY,
     NO_OBJECTS,
     PlannedObjects,
     name_of_model,
@@ -34,6 +35,8 @@ from windlass.planner import (
 from windlass.report import plan_notebook
 from windlass.schema import (
     ChosenDefault,
+    DataRequest,
+    ExampleShape,
     Graph,
     Machine,
     Plan,
@@ -47,6 +50,9 @@ from windlass.sparsity import describe_leg, last_step_of_leg
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_IMAGE_SHAPE = ("channels", "height", "width")
+_DIGITS = "digits"
+"""The images that a model of images is trained on by default."""
 _NEAREST_SHOWN = 4
 """Plans for several devices that a message names as nearest to fitting, if none fits."""
 
@@ -239,7 +245,7 @@ def plan(
     )
     if items is None:
         return planned
-    return replace(planned, objects=with_examples(objects, items, planned.request))
+    return replace(planned, objects=with_examples(objects, items, planned.request, planned.graph))
 
 
 def plan_request(
@@ -292,7 +298,7 @@ def plan_request(
     if progress is not None:
         progress("searching", 1, 1)
     return Planned(
-        request=_with_own_tokenizer(resolved),
+        request=_with_own_data(resolved, graph),
         graph=graph,
         machine=target,
         result=result,
@@ -303,9 +309,15 @@ def plan_request(
     )
 
 
-def _with_own_tokenizer(request: ResolvedRequest) -> ResolvedRequest:
-    """The request with the tokenizer of its Hugging Face model, unless it names another one."""
+def _with_own_data(request: ResolvedRequest, graph: Graph) -> ResolvedRequest:
+    """The request with data that its model can take, as far as it leaves them open.
+
+    A Hugging Face model has a tokenizer of its own. A model of images is trained on images of its
+    shape, by default scikit-learn's digits.
+    """
     name, data = request.model.name, request.data
+    if graph.examples is not None:
+        return request.model_copy(update={"data": _with_own_images(data, graph.examples)})
     if not is_huggingface(name) or "tokenizer" in data.model_fields_set:
         return request
     file = tokenizer_file(name)
@@ -313,6 +325,28 @@ def _with_own_tokenizer(request: ResolvedRequest) -> ResolvedRequest:
         return request
     data = data.model_copy(update={"tokenizer": str(file)})
     return request.model_copy(update={"data": data})
+
+
+def _with_own_images(data: DataRequest, examples: ExampleShape) -> DataRequest:
+    """The request for images of a model's shape.
+
+    Raises:
+        RequestError: text is asked for.
+    """
+    if data.source == IN_MEMORY or len(examples.inputs) != len(_IMAGE_SHAPE):
+        return data
+    given = data.model_fields_set
+    if "format" in given and data.format != "images":
+        raise RequestError(
+            f"`data.format` = {data.format}, and the model takes images; leave it out, or set "
+            "`data.format=images`"
+        )
+    own: dict[str, object] = {"format": "images"}
+    if "source" not in given:
+        own["source"] = _DIGITS
+    if data.image_shape is None:
+        own["image_shape"] = examples.inputs
+    return DataRequest.model_validate(data.model_dump(include=given) | own)
 
 
 def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
@@ -386,7 +420,7 @@ def _planned_as_given(
     graph, machine = context.graph, context.machine
     resolved, defaults = resolve_defaults(context.request, graph, machine)
     return Planned(
-        request=_with_own_tokenizer(resolved),
+        request=_with_own_data(resolved, graph),
         graph=graph,
         machine=machine,
         result=planner.result_of_given_plan(context.plan, resolved, graph, machine),

@@ -56,6 +56,10 @@ _SHARD_TOKENS = ((4, 8, 12, 15), (2, 3, 4, 5))
 second row is for models that take only short sequences."""
 
 
+BoundaryShape = tuple[int, ...]
+"""What passes between two layers: the shape of one example, or of a token, `(d,)`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerUnderTest:
     """A layer to record, full or sharded."""
@@ -65,13 +69,18 @@ class _LayerUnderTest:
     layer: nn.Module
     tp_rank: TensorParallelRank
     """The first tensor-parallel rank."""
-    width: int | None
-    """Features of the input, of one rank; None if the layer takes tokens."""
+    inputs: BoundaryShape | None
+    """Shape of the input, of one rank; None if the layer takes tokens."""
 
     @property
     def last(self) -> bool:
         """Whether the loss follows."""
         return self.index == len(self.stack.layers) - 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it takes what the data give."""
+        return self.index == 0
 
     @property
     def description(self) -> str:
@@ -93,6 +102,7 @@ def capture_graph(stack: LayerStack) -> Graph:
         name=stack.name,
         vocabulary=stack.vocabulary,
         max_sequence=stack.max_sequence,
+        examples=stack.examples,
         layer_runs=tuple(_layer_runs(stack.kinds)),
         kinds=_capture_kinds(stack, TensorParallelRank(degree=1)),
     )
@@ -109,19 +119,24 @@ def capture_traces(stack: LayerStack, precision: Precision) -> dict[str, NamedTr
         ModelError: as in `capture_graph`.
     """
     traces: dict[str, NamedTrace] = {}
-    widths: dict[str, int] = {}
-    width: int | None = None
+    shapes: dict[str, BoundaryShape] = {}
+    inputs = _first_inputs(stack)
     for index, kind in enumerate(stack.kinds):
         if kind not in traces:
             layer = stack.layers[index]
             subject = _LayerUnderTest(
                 stack=stack, index=index, layer=layer, tp_rank=TensorParallelRank(degree=1),
-                width=width,
+                inputs=inputs,
             )  # fmt: skip
-            fitted, widths[kind] = _fit(subject, precision)
+            fitted, shapes[kind] = _fit(subject, precision)
             traces[kind] = NamedTrace(fitted=fitted, parameters=tuple(_state_names(layer)))
-        width = widths[kind]
+        inputs = shapes[kind]
     return traces
+
+
+def _first_inputs(stack: LayerStack) -> BoundaryShape | None:
+    """Shape of one example that the first layer takes; None if it takes tokens."""
+    return None if stack.examples is None else stack.examples.inputs
 
 
 def _state_names(layer: nn.Module) -> Iterator[str]:
@@ -170,6 +185,12 @@ def check_tensor_degrees(stack: LayerStack, graph: Graph, degrees: Iterable[int]
             *sharding_errors(stack, rank.degree, columns=rank.columns),
             *_sequence_errors(stack, rank),
         )
+        if stack.examples is not None:
+            error = (
+                f"model `{stack.name}` takes {stack.examples.noun}, and only models of tokens are "
+                "cut by tensor parallelism so far; set `parallel.tensor=1`"
+            )
+            errors = (error,)
         if errors:
             unshardable[degree] = errors
     return graph.model_copy(update={"unshardable": unshardable})
@@ -181,36 +202,29 @@ def _first_rank(degree: int) -> TensorParallelRank:
 
 def _capture_kinds(stack: LayerStack, tp_rank: TensorParallelRank) -> dict[str, LayerKind]:
     kinds: dict[str, LayerKind] = {}
-    widths: dict[str, tuple[int | None, int]] = {}
-    width: int | None = None
-    for index, (name, kind) in enumerate(zip(stack.names, stack.kinds, strict=True)):
+    outputs: dict[str, BoundaryShape] = {}
+    inputs = _first_inputs(stack)
+    for index, kind in enumerate(stack.kinds):
         if kind not in kinds:
-            kinds[kind], output_width = _capture_kind(stack, index, width, tp_rank)
-            widths[kind] = (width, output_width)
-        input_width, output_width = widths[kind]
-        if input_width != width:
-            raise ModelError(
-                f"layer `{name}` of model `{stack.name}` takes vectors of {width}, other layers "
-                f"of its kind take {input_width}; give every layer the same width"
-            )
-        width = output_width
+            kinds[kind], outputs[kind] = _capture_kind(stack, index, inputs, tp_rank)
+        inputs = outputs[kind]
     return kinds
 
 
 def _capture_kind(
-    stack: LayerStack, index: int, width: int | None, tp_rank: TensorParallelRank
-) -> tuple[LayerKind, int]:
-    """One kind of layer, captured from its first layer, and the width of that layer's output."""
+    stack: LayerStack, index: int, inputs: BoundaryShape | None, tp_rank: TensorParallelRank
+) -> tuple[LayerKind, BoundaryShape]:
+    """One kind of layer, captured from its first layer, and the shape of that layer's output."""
     costs: list[LayerCost] = []
-    output_width = 0
+    output: BoundaryShape = ()
     layer = stack.layers[index]
     if tp_rank.degree > 1:
         last = index == len(stack.layers) - 1
         layer = shard_layer(layer, layer_sharding(stack, index), tp_rank, last=last)
-    subject = _LayerUnderTest(stack=stack, index=index, layer=layer, tp_rank=tp_rank, width=width)
+    subject = _LayerUnderTest(stack=stack, index=index, layer=layer, tp_rank=tp_rank, inputs=inputs)
     is_embedding = is_embedding_only(layer)
     for precision in _DTYPES:
-        fitted, output_width = _fit(subject, precision)
+        fitted, output = _fit(subject, precision)
         costs += (
             embedding_costs(fitted, precision)
             if is_embedding
@@ -226,7 +240,7 @@ def _capture_kind(
         fused_costs=tuple(_fused_costs(subject)),
         chooses_attention=chooses_attention(layer),
     )
-    return kind, output_width
+    return kind, output
 
 
 def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
@@ -235,7 +249,7 @@ def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     There are none for a layer that modifies kept outputs in place: it can still run without. Nor
     for one with running statistics, which a second forward pass would change again.
     """
-    if subject.width is None or subject.last or running_statistics(subject.layer):
+    if subject.first or subject.last or running_statistics(subject.layer):
         return
     with suppress(ModelError):
         fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]
@@ -246,7 +260,10 @@ def _fused_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     """Costs of the last layer with its loss fused, if one device has all of it."""
     kinds = subject.stack.kinds
     is_alone = subject.last and kinds.count(kinds[-1]) == 1 and subject.tp_rank.degree == 1
-    if subject.width is None or not is_alone or not can_fuse_loss(subject.layer, subject.width):
+    # An example has one target: there are no many logits to keep from memory.
+    if subject.inputs is None or subject.stack.examples is not None or not is_alone:
+        return
+    if not can_fuse_loss(subject.layer, subject.inputs[-1]):
         return
     for precision in _DTYPES:
         fitted, _ = _fit(subject, precision, fused=True)
@@ -280,8 +297,8 @@ def _only_sharded_dim(shard: ParamShard) -> int | None:
 
 def _fit(
     subject: _LayerUnderTest, precision: Precision, *, selective: bool = False, fused: bool = False
-) -> tuple[FittedTrace, int]:
-    """The layer's trace with its numbers as polynomials, and the width of its output.
+) -> tuple[FittedTrace, BoundaryShape]:
+    """The layer's trace with its numbers as polynomials, and the shape of its output.
 
     The output of a fused loss has none.
     """
@@ -304,8 +321,10 @@ def _fit(
     fitted = zip(polynomials, numbers[check], strict=True)
     if any(polynomial.at(*check) != number for polynomial, number in fitted):
         raise _not_one_polynomial(subject, check, "another amount of work")
-    width = 0 if fused else first.output_shape[-1]
-    return FittedTrace(trace=first.trace, numbers=polynomials), width
+    # The second and the third number of a text's shape are tokens and features.
+    behind = 2 if subject.stack.examples is None else 1
+    shape = () if fused else first.output_shape[behind:]
+    return FittedTrace(trace=first.trace, numbers=polynomials), shape
 
 
 def _not_one_polynomial(
@@ -331,7 +350,9 @@ def _record(
             subject.layer,
             _input_factory(subject, point),
             dtype=_DTYPES[precision],
-            target_shape=point if subject.last else None,
+            is_first=subject.first,
+            target_shape=_target_shape(subject, point),
+            target_dtype=_target_dtype(subject),
             selective=selective,
             fused=fused,
         )
@@ -346,10 +367,27 @@ def _record(
 
 def _input_factory(subject: _LayerUnderTest, point: tuple[int, int]) -> Callable[[], Tensor]:
     """Makes all tokens for the first layer, the rank's own vectors for any other."""
-    (micro, sequence), width = point, subject.width
-    if width is None:
+    (micro, sequence), inputs = point, subject.inputs
+    if inputs is None:
         return lambda: torch.zeros(point, dtype=torch.int64)
-    return lambda: torch.empty(micro, sequence // subject.tp_rank.rows, width)
+    if subject.stack.examples is not None:
+        return lambda: torch.empty(micro, *inputs)
+    return lambda: torch.empty(micro, sequence // subject.tp_rank.rows, *inputs)
+
+
+def _target_shape(subject: _LayerUnderTest, point: tuple[int, int]) -> tuple[int, ...] | None:
+    """Shape of the targets of the loss; None if it does not follow the layer."""
+    if not subject.last:
+        return None
+    examples = subject.stack.examples
+    if examples is None:
+        return point
+    return point[:1] if examples.numbers is None else (point[0], examples.numbers)
+
+
+def _target_dtype(subject: _LayerUnderTest) -> torch.dtype:
+    examples = subject.stack.examples
+    return torch.float32 if examples is not None and examples.numbers else torch.int64
 
 
 def _sequence_errors(stack: LayerStack, tp_rank: TensorParallelRank) -> Iterator[str]:
@@ -366,7 +404,12 @@ def _degree(tp_rank: TensorParallelRank) -> str:
 
 
 def _sequences(stack: LayerStack, tp_rank: TensorParallelRank) -> tuple[int, int, int, int]:
-    """Three lengths to fit at and one to check at, all shorter than the model's longest."""
+    """Three lengths to fit at and one to check at, all shorter than the model's longest.
+
+    What takes no tokens is fitted at one length, on which nothing depends.
+    """
+    if stack.examples is not None:
+        return (stack.examples.positions,) * 4
     if tp_rank.degree > 1:
         rows = tp_rank.rows
         longest = stack.max_sequence or _MAX_SEQUENCE * rows

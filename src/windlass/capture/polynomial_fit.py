@@ -14,9 +14,15 @@ def fit_polynomial(values: Mapping[tuple[int, int], int], sequences: Sequence[in
 
     Args:
         values: values by (micro-batch, sequence); further points are ignored.
-        sequences: three different lengths.
+        sequences: three different lengths, or three times the only one.
     """
     low, high = FIT_MICRO_BATCHES
+    if len(set(sequences)) == 1:
+        first, second = (values[each, sequences[0]] for each in (low, high))
+        return Polynomial(
+            constant=float(Fraction(high * first - low * second, high - low)),
+            b=float(Fraction(second - first, high - low)),
+        )
     slopes = [Fraction(values[high, s] - values[low, s], high - low) for s in sequences]
     fixed = [values[low, s] - low * slope for s, slope in zip(sequences, slopes, strict=True)]
     constant, s, ss = _parabola(sequences, fixed)

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from windlass.capture.convolutions import ConvolutionProduct, convolution_products
 from windlass.capture.op_counts import (
     ALLOCATIONS,
     HIDDEN_IN_PLACE,
@@ -66,7 +67,9 @@ def record_layer(
     make_input: Callable[[], Tensor],
     *,
     dtype: torch.dtype,
-    target_shape: tuple[int, int] | None,
+    is_first: bool = False,
+    target_shape: tuple[int, ...] | None,
+    target_dtype: torch.dtype = torch.int64,
     selective: bool = False,
     fused: bool = False,
 ) -> RecordedPass:
@@ -76,8 +79,10 @@ def record_layer(
         layer: a layer on any device; its weights are not touched.
         make_input: makes the layer's input; it is called under a fake tensor mode.
         dtype: type of weights and activations.
-        target_shape: micro-batch and sequence of the targets of the loss, which follows the last
-            layer; None for any other layer.
+        is_first: whether the input is what the data give, of which no gradient is computed.
+        target_shape: shape of the targets of the loss, which follows the last layer; None for any
+            other layer.
+        target_dtype: type of the targets.
         selective: whether the layer runs with selective activation checkpointing.
         fused: whether the loss is fused with the last projection; the output is the loss then.
     """
@@ -88,8 +93,8 @@ def record_layer(
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         state = fake_state(layer, dtype)
         x = make_input()
-        x = x.to(dtype).requires_grad_() if x.is_floating_point() else x
-        targets = None if target_shape is None else torch.zeros(target_shape, dtype=torch.int64)
+        x = x.to(dtype).requires_grad_(not is_first) if x.is_floating_point() else x
+        targets = None if target_shape is None else torch.zeros(target_shape, dtype=target_dtype)
         weights = {id(w): w for w in state.values() if w.requires_grad}
         recorder = _Recorder()
         recorder.set_role(state.values(), "parameter")
@@ -176,6 +181,9 @@ class _Recorder(TorchDispatchMode):
         if (section := section_sizes(func, args)) is not None:
             self._section(section, inputs, fresh)
             return
+        if products := convolution_products(func, args, outputs):
+            self._convolution(products, inputs, fresh)
+            return
         if func.overloadpacket in HIDDEN_IN_PLACE:
             # The output has the buffer of the input that it would have overwritten.
             trace.share_buffer(outputs[0].untyped_storage(), self._buffer(inputs[0]))
@@ -219,6 +227,23 @@ class _Recorder(TorchDispatchMode):
                     name=product.name, kind="matmul", flop=number(product.flop),
                     matmul_sizes=(batch, m, n, k), reads=reads, writes=writes, random=False,
                     kept=(sizes.block, product.kept),
+                )
+            )  # fmt: skip
+
+    def _convolution(
+        self, products: Sequence[ConvolutionProduct], inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        """Records the matrix products that a convolution is, one after the other."""
+        number = self._trace.number
+        reads = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in inputs)
+        writes = tuple(self._access(tensor, touched_bytes(tensor)) for tensor in outputs)
+        for product in products:
+            batch, m, n, k = map(number, product.sizes)
+            self._trace.add_call(
+                TracedCall(
+                    name=product.name, kind="matmul", flop=number(prod((2, *product.sizes))),
+                    matmul_sizes=(batch, m, n, k), reads=reads, writes=writes, random=False,
                 )
             )  # fmt: skip
 

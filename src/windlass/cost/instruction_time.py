@@ -185,7 +185,7 @@ class InstructionCosts:
         return LayerPass(ops, cost, backward=kind not in ("forward", "recompute"))
 
     def _load_batch(self) -> TermSeconds:
-        moved = batch_load_bytes(self._micro * self._plan.batch.sequence)
+        moved = batch_load_bytes(self._graph, self._plan)
         host_seconds = batch_load_host_seconds(self._device)
         return TermSeconds(load=copy_seconds(moved, self._device) + host_seconds)
 

@@ -5,19 +5,17 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.op_time import plan_micro
 from windlass.schema import (
     OWN_STACK,
     Device,
+    Graph,
     LayerKind,
     Plan,
     Stack,
 )
 
 _ByteCount = TypeVar("_ByteCount", float, npt.NDArray[np.float64])
-
-
-_TOKEN_BYTES = 8
-
 
 _SUM_BYTES = 4
 """Gradients are summed in float32."""
@@ -27,9 +25,10 @@ _LOAD_PASSES = 3
 """Passes of a layer that take the host as long as drawing a micro-batch."""
 
 
-def batch_load_bytes(tokens: _ByteCount) -> _ByteCount:
-    """Bytes copied to load the inputs and targets of a micro-batch with this many tokens."""
-    return 2 * 2 * tokens * _TOKEN_BYTES
+def batch_load_bytes(graph: Graph, plan: Plan) -> float:
+    """Bytes copied, read and written, to load the inputs and targets of a micro-batch."""
+    each = graph.example_bytes(plan.batch.sequence, plan.parameter_itemsize)
+    return 2 * plan_micro(plan) * each
 
 
 def batch_load_host_seconds(device: Device) -> float:

@@ -1,4 +1,4 @@
-"""Text to training batches: corpora, tokenizers, token files, and the sequences of each step.
+"""Data to training batches: corpora, tokenizers, token files, images, and the samples of each step.
 
 A corpus is tokenised once and found again by the content of its files. The sequences of a step are
 a function of the seed and the step alone, so there is no reader state to checkpoint.
@@ -19,13 +19,23 @@ from windlass.data.dataset_cache import (
     text_fingerprint,
 )
 from windlass.data.examples import (
+    ExampleArray,
     ExampleBatches,
     ExampleDataset,
+    is_numbers,
     load_examples,
     make_examples,
+    target_counts,
 )
 from windlass.data.excerpt import (
     write_excerpt,
+)
+from windlass.data.images.image_cache import (
+    image_fingerprint,
+    prepare_images,
+)
+from windlass.data.images.pixels import (
+    PixelScale,
 )
 from windlass.data.mlm_masking import (
     MlmMasking,
@@ -77,9 +87,11 @@ __all__ = [
     "DocumentBatches",
     "EncodedChoice",
     "EncodedTask",
+    "ExampleArray",
     "ExampleBatches",
     "ExampleDataset",
     "MlmMasking",
+    "PixelScale",
     "ReadAhead",
     "SplitMeta",
     "TargetItem",
@@ -99,15 +111,19 @@ __all__ = [
     "encode_task",
     "find_chat_template",
     "held_out_texts",
+    "image_fingerprint",
+    "is_numbers",
     "load_examples",
     "load_task",
     "load_tokenizer",
     "make_examples",
     "open_dataset",
     "prepare_dataset",
+    "prepare_images",
     "save_task",
     "score_choices",
     "standard_error",
+    "target_counts",
     "text_fingerprint",
     "write_excerpt",
 ]

@@ -1,15 +1,18 @@
-"""Examples that a caller passes as tensors: pairs of inputs and targets, or token ids."""
+"""Examples in memory or mapped into it: pairs of inputs and targets, or rows of token ids."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from windlass.data.batches import TokenBatch
+from windlass.data.images.pixels import PixelScale
 from windlass.data.permutation import keyed_permutation
 from windlass.errors import DataError, raise_data_errors
 
@@ -17,43 +20,100 @@ IGNORED_TARGET = -100
 """The only target that is no token: it does not count in the loss."""
 
 
+ExampleArray = npt.NDArray[Any]
+"""Token ids or numbers of some examples, `[example ...]`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExampleDataset:
-    """Examples of equal length, in memory; the last ones are held out."""
+    """Examples of one shape; the last ones are held out."""
 
-    inputs: TokenBatch
-    """Token ids `Int[example s]`."""
-    targets: TokenBatch
-    """What each token of the inputs should predict, `Int[example s]`."""
+    inputs: ExampleArray
+    """Token ids `Int[example s]`, numbers `Float[example ...]`, or pixels `UInt8[example c h w]`
+    with a `pixels`."""
+    targets: ExampleArray
+    """What each token of the inputs should predict, `Int[example s]`; the class of each example,
+    `Int[example]`, or its numbers, `Float[example n]`."""
     held_out: int
     """Number of examples at the end that are never trained on."""
     documents: TokenBatch | None = None
     """Which document of its example each token belongs to, `Int[example s]`: none sees another,
     and positions begin at 0 in each. None means that an example is one document."""
+    pixels: PixelScale | None = None
+    """How pixels become numbers; None takes the inputs as they are."""
+    content: str | None = None
+    """A hash of inputs and targets that is known already; None computes one when it is needed."""
 
     @property
-    def sequence(self) -> int:
-        """Tokens of an example."""
-        return int(self.inputs.shape[1])
+    def has_tokens(self) -> bool:
+        """Whether the inputs are rows of token ids."""
+        return self.inputs.dtype == np.int64
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has one class as its target."""
+        return self.targets.ndim == 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens of an example; None without tokens."""
+        return int(self.inputs.shape[1]) if self.has_tokens else None
 
     @property
     def vocabulary(self) -> int:
-        """Entries that a model's vocabulary needs."""
-        return int(max(self.inputs.max(), self.targets.max())) + 1
+        """Entries that a model's vocabulary needs, classes, or numbers that are predicted."""
+        if self.targets.dtype.kind == "f":
+            return int(self.targets.shape[1])
+        highest = int(self.targets.max())
+        return 1 + (max(highest, int(self.inputs.max())) if self.has_tokens else highest)
 
     @property
     def fingerprint(self) -> str:
         """Hash of all examples."""
         digest = hashlib.sha256(str((self.inputs.shape, self.held_out)).encode())
-        for part in (self.inputs, self.targets, *self._packed.values()):
-            digest.update(part.tobytes())
+        if self.content is not None:
+            digest.update(self.content.encode())
+        else:
+            for part in (self.inputs, self.targets, *self._packed.values()):
+                digest.update(part.tobytes())
+        if self.pixels is not None:
+            digest.update(str(self.pixels).encode())
         return digest.hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Writes the examples to a safetensors file."""
         held_out = np.array([self.held_out], dtype=np.int64)
-        arrays = {"inputs": self.inputs, "targets": self.targets, "held_out": held_out}
+        arrays = {
+            "inputs": np.ascontiguousarray(self.inputs), "targets": self.targets,
+            "held_out": held_out,
+        }  # fmt: skip
+        if self.pixels is not None:
+            arrays |= {
+                "mean": np.array(self.pixels.mean), "std": np.array(self.pixels.std),
+                "moves": np.array([self.pixels.flips, self.pixels.border], dtype=np.int64),
+            }  # fmt: skip
         save_file(arrays | self._packed, path)
+
+    def excerpt(self, *, train: int, held_out: int) -> "ExampleDataset":
+        """The first examples to train on, and the first ones of those that are held out.
+
+        Args:
+            train: most examples to train on.
+            held_out: most that are held out.
+        """
+        first = len(self.inputs) - self.held_out
+        held_out = min(held_out, self.held_out)
+        rows = np.r_[0 : min(train, first), first : first + held_out]
+        documents = None if self.documents is None else self.documents[rows]
+        return ExampleDataset(
+            inputs=self.inputs[rows], targets=self.targets[rows], held_out=held_out,
+            documents=documents, pixels=self.pixels,
+        )  # fmt: skip
 
     @property
     def _packed(self) -> dict[str, TokenBatch]:
@@ -65,11 +125,17 @@ def load_examples(path: Path) -> ExampleDataset | None:
     if not path.is_file():
         return None
     tensors = load_file(path)
+    pixels = None
+    if "moves" in tensors:
+        flips, border = tensors["moves"].tolist()
+        mean, std = (tuple(tensors[name].tolist()) for name in ("mean", "std"))
+        pixels = PixelScale(mean=mean, std=std, flips=bool(flips), border=border)
     return ExampleDataset(
         inputs=tensors["inputs"],
         targets=tensors["targets"],
         held_out=int(tensors["held_out"][0]),
         documents=tensors.get("documents"),
+        pixels=pixels,
     )
 
 
@@ -79,8 +145,9 @@ def make_examples(
     """Examples from pairs `(inputs, targets)`, or from token ids that are cut into windows.
 
     Args:
-        data: pairs of `Int[s]` of one length each; or token ids, one `Int[token]` or several, which
-            follow each other. Tensors, arrays and lists will do.
+        data: pairs of `Int[s]` of one length each, or of numbers `Float[...]` and a class, a number
+            or several; or token ids, one `Int[token]` or several, which follow each other. Tensors,
+            arrays and lists will do.
         sequence: tokens of a window; pairs have a length of their own.
         held_out: share of the examples that is held out, the last ones, at least one.
         most: items that are taken; None takes all.
@@ -93,7 +160,12 @@ def make_examples(
     if first is None:
         raise DataError("the data have no item; pass texts, token ids, or pairs of token ids")
     items = islice(chain([first], items), most)
-    if isinstance(first, tuple | list) and len(first) == 2 and np.ndim(_array(first[0])) == 1:
+    is_pair = isinstance(first, tuple | list) and len(first) == 2
+    inputs: ExampleArray
+    targets: ExampleArray
+    if is_pair and is_numbers(first[0]):  # type: ignore[index]  # it is a pair
+        inputs, targets = _number_pairs(items)
+    elif is_pair and np.ndim(_array(first[0])) == 1:  # type: ignore[index]
         inputs, targets = _pairs(items)
     else:
         if sequence is None:
@@ -106,7 +178,10 @@ def make_examples(
         raise DataError(
             f"the data make {len(inputs)} examples, and at least 2 are needed, one of them held out"
         )
-    if inputs.min() < 0 or targets[targets != IGNORED_TARGET].min(initial=0) < 0:
+    is_class = targets.dtype.kind == "i"
+    has_tokens = inputs.dtype == np.int64
+    lowest = int(targets[targets != IGNORED_TARGET].min(initial=0)) if is_class else 0
+    if lowest < 0 or (has_tokens and inputs.min() < 0):
         raise DataError(f"token ids below 0; only a target may be {IGNORED_TARGET}, to be ignored")
     examples = ExampleDataset(
         inputs=np.ascontiguousarray(inputs),
@@ -126,9 +201,56 @@ def _require_targets(examples: ExampleDataset) -> None:
             f"all targets of the {len(targets)} {side} examples are {IGNORED_TARGET}, so none "
             "counts in the loss; give at least one token a target"
             for side, targets in sides.items()
-            if (targets == IGNORED_TARGET).all()
+            if not target_counts(targets).any()
         ]
     )
+
+
+def target_counts(targets: ExampleArray) -> TokenBatch:
+    """Number of targets of each example that count in the loss, `Int[example]`.
+
+    Of numbers an example has one, unless some are NaN, not known.
+    """
+    if targets.dtype.kind == "f":
+        return np.asarray(~np.isnan(targets).any(axis=1), dtype=np.int64)
+    rows = targets.reshape(len(targets), -1)
+    counts: TokenBatch = np.count_nonzero(rows != IGNORED_TARGET, axis=1)
+    return counts
+
+
+def is_numbers(value: object) -> bool:
+    """Whether the inputs of a pair are numbers or an image, not token ids."""
+    array = np.asarray(value)
+    return array.dtype.kind == "f" or (array.dtype.kind in "iu" and array.ndim > 1)
+
+
+def _number_pairs(items: Iterable[object]) -> tuple[ExampleArray, ExampleArray]:
+    """Numbers `Float[example ...]`, and classes `Int[example]` or numbers `Float[example n]`."""
+    inputs: list[ExampleArray] = []
+    targets: list[ExampleArray] = []
+    for index, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"item {index} of the data is no pair of inputs and targets")
+        one, two = np.asarray(item[0]), np.asarray(item[1])
+        shapes = (inputs[0].shape, targets[0].shape) if inputs else (one.shape, two.shape)
+        is_class = two.dtype.kind in "iu" and two.ndim == 0
+        if not is_class and (two.dtype.kind != "f" or two.ndim > 1):
+            raise DataError(
+                f"item {index} of the data has {two.dtype} targets of shape {two.shape}; a target "
+                "is one class, an integer, or a number or several, of floating point"
+            )
+        if (one.shape, two.shape) != shapes or (
+            targets and two.dtype.kind != targets[0].dtype.kind
+        ):
+            raise DataError(
+                f"item {index} of the data has {one.shape} inputs and {two.shape} targets of "
+                f"{two.dtype}, and all must be as the first, {shapes[0]} and {shapes[1]}"
+            )
+        inputs.append(one.astype(np.float32))
+        targets.append(two.astype(np.int64 if is_class else np.float32))
+    stacked = np.stack(targets)
+    is_single = stacked.dtype.kind == "f" and stacked.ndim == 1
+    return np.stack(inputs), stacked[:, None] if is_single else stacked
 
 
 def _pairs(items: Iterable[object]) -> tuple[TokenBatch, TokenBatch]:
@@ -173,18 +295,13 @@ class ExampleBatches:
     seed: int
 
     @property
-    def sequence(self) -> int:
-        """Tokens of an example."""
-        return self.examples.sequence
-
-    @property
     def _training(self) -> int:
         return len(self.examples.inputs) - self.examples.held_out
 
     def samples(
         self, step: int, first: int = 0, count: int | None = None
-    ) -> tuple[TokenBatch, TokenBatch]:
-        """Inputs and targets `Int[count s]` of consecutive samples of a step.
+    ) -> tuple[ExampleArray, ExampleArray]:
+        """Inputs and targets of consecutive samples of a step, `Int[count s]` or as the examples'.
 
         Args:
             step: step, counted from 1.
@@ -192,7 +309,11 @@ class ExampleBatches:
             count: number of samples; None takes the rest of the batch.
         """
         rows = self._rows(step, first, self.batch - first if count is None else count)
-        return self.examples.inputs[rows], self.examples.targets[rows]
+        inputs, pixels = self.examples.inputs[rows], self.examples.pixels
+        if pixels is not None:
+            keys = [(self.seed, step, first + index) for index in range(len(rows))]
+            inputs = pixels.training_numbers(inputs, keys)
+        return inputs, self.examples.targets[rows]
 
     def document_ids(self, step: int, first: int, count: int) -> TokenBatch | None:
         """Documents `Int[count s]` of consecutive samples of a step; None if each is one."""
@@ -207,9 +328,7 @@ class ExampleBatches:
 
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
-        targets = self.examples.targets[self._rows(step, 0, self.batch)]
-        counts: TokenBatch = np.count_nonzero(targets != IGNORED_TARGET, axis=1)
-        return counts
+        return target_counts(self.examples.targets[self._rows(step, 0, self.batch)])
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """The example that a sample of a step is, as a message names it."""
@@ -217,7 +336,7 @@ class ExampleBatches:
 
     def held_out_batches(
         self, count: int, rows: int = 1
-    ) -> Iterator[tuple[TokenBatch, TokenBatch]]:
+    ) -> Iterator[tuple[ExampleArray, ExampleArray]]:
         """Inputs and targets of held-out examples, the same in every call and every run.
 
         Args:
@@ -225,7 +344,11 @@ class ExampleBatches:
             rows: examples per batch; the last batch may have fewer.
         """
         for chosen in self._held_out_slices(count, rows):
-            yield self.examples.inputs[chosen], self.examples.targets[chosen]
+            inputs, pixels = self.examples.inputs[chosen], self.examples.pixels
+            yield (
+                inputs if pixels is None else pixels.numbers(inputs),
+                self.examples.targets[chosen],
+            )
 
     def _held_out_slices(self, count: int, rows: int) -> Iterator[slice]:
         begin = self._training

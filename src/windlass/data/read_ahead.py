@@ -3,14 +3,14 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from windlass.data.batches import Batches, TokenBatch
-from windlass.data.examples import ExampleBatches
+from windlass.data.batches import Batches
+from windlass.data.examples import ExampleArray, ExampleBatches
 from windlass.data.packing import DocumentBatches
 
 TrainingBatches = Batches | ExampleBatches | DocumentBatches
-"""The samples of every step: windows of text, examples, or conversations."""
+"""The samples of every step: windows of text, examples such as images, or conversations."""
 
-Examples = tuple[TokenBatch, TokenBatch]
+Examples = tuple[ExampleArray, ExampleArray]
 """Inputs and targets of a micro-batch."""
 
 

@@ -301,6 +301,37 @@ def _table(
                 yield item
 
 
+def arrow_batches(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """Record batches of some columns of a Parquet or Arrow file (pyarrow has no types).
+
+    Raises:
+        DataError: it is none, or lacks a column.
+    """
+    if path.suffix != ".parquet":
+        with _arrow_file(path) as reader:
+            _require_columns(path, columns, reader.schema.names)
+            for batch in reader:
+                yield batch.select(list(columns))
+        return
+    _arrow_package(path)
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(path) as table:
+            _require_columns(path, columns, table.schema_arrow.names)
+            yield from table.iter_batches(batch_size=_TABLE_ROWS, columns=list(columns))
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        raise DataError(f"`{path}` is not a Parquet file: {error}") from None
+
+
+def _require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:
+    for column in columns:
+        if column not in names:
+            raise DataError(
+                f"`{path}` has no column `{column}`, but {', '.join(f'`{n}`' for n in names)}; "
+                "name yours as `data.image_field` and `data.label_field`"
+            )
+
+
 @contextmanager
 def _arrow_file(path: Path) -> Iterator[Any]:
     """A reader of record batches of an Arrow stream (`Any` because pyarrow has no types)."""

@@ -9,13 +9,18 @@ from .build import (
     layer_stack_of,
 )
 from .catalog import (
+    ModelArgument,
     apply_model_arguments,
     has_config,
     is_causal,
+    is_residual,
     is_users_own,
     model_config,
     model_names,
     published_parameter_count,
+    resnet_config,
+    takes_images,
+    text_model_names,
 )
 from .check_shardable import (
     sharding_errors,
@@ -63,6 +68,9 @@ from .huggingface.peft_adapter import (
     PeftAdapter,
     linear_layers,
     peft_adapter,
+)
+from .images.image_config import (
+    ResNetConfig,
 )
 from .init_weights import (
     meta_copy,
@@ -130,8 +138,10 @@ __all__ = [
     "GgufVocabulary",
     "LayerStack",
     "LoraLinear",
+    "ModelArgument",
     "ParamShard",
     "PeftAdapter",
+    "ResNetConfig",
     "SampleShard",
     "ShardedDropout",
     "ShardingRule",
@@ -163,6 +173,7 @@ __all__ = [
     "is_embedding_only",
     "is_huggingface",
     "is_pretrained",
+    "is_residual",
     "is_users_own",
     "layer_loss",
     "layer_sharding",
@@ -179,11 +190,14 @@ __all__ = [
     "peft_adapter",
     "published_parameter_count",
     "reduce_scatter",
+    "resnet_config",
     "running_statistics",
     "set_attention_backend",
     "set_first_position",
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",
+    "takes_images",
+    "text_model_names",
     "tokenizer_file",
 ]

@@ -8,12 +8,21 @@ import torch
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.catalog import apply_model_arguments, is_users_own, model_config
+from windlass.models.catalog import (
+    ModelArgument,
+    apply_model_arguments,
+    apply_resnet_arguments,
+    is_residual,
+    is_users_own,
+    model_config,
+    resnet_config,
+)
 from windlass.models.config import TransformerConfig
 from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters, is_adapter
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
+from windlass.models.images.resnet import build_resnet
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import (
     LayerStack,
@@ -33,7 +42,7 @@ _FREE_ARGUMENTS = ("dropout", "split_blocks")
 
 def build_layer_stack(
     name: str,
-    arguments: Mapping[str, int | float],
+    arguments: Mapping[str, ModelArgument],
     *,
     device: str,
     seed: int = 0,
@@ -68,10 +77,18 @@ def build_layer_stack(
         InputErrors: every tensor of a Hugging Face folder that does not fit its `config.json`.
     """
     if is_users_own(name):
-        user_module = build_user_model(name, arguments, device=device, seed=seed)
+        shape, predicts, dials = _split_examples(arguments)
+        user_module = build_user_model(name, dials, device=device, seed=seed)
         _make_trainable(user_module, name, sparsity, lora, frozen, seed=seed)
-        stack = layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
+        stack = layer_stack_from_module(
+            user_module, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
+        )
         return _with_mask_file(stack, sparsity)
+    if is_residual(name):
+        others = (lora, sparsity, sharding_rules)
+        return _residual_stack(
+            name, arguments, device=device, seed=seed, frozen=frozen, others=others
+        )
     config = apply_model_arguments(model_config(name), arguments)
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
     if is_pretrained:
@@ -83,7 +100,8 @@ def build_layer_stack(
         module,
         name,
         vocabulary=config.vocabulary,
-        max_sequence=config.sequence,
+        max_sequence=None if config.image else config.sequence,
+        input_shape=config.image,
         sharding_rules=sharding_rules,
     )
     stack = _with_mask_file(stack, sparsity)
@@ -95,7 +113,7 @@ def build_layer_stack(
 def layer_stack_of(
     model: nn.Module | Callable[..., object],
     name: str,
-    arguments: Mapping[str, int | float],
+    arguments: Mapping[str, ModelArgument],
     *,
     device: str,
     seed: int,
@@ -121,6 +139,7 @@ def layer_stack_of(
         ModelError: the function fails, the module is not a sequence of layers, a pattern does not
             fit it, or all of its weights are frozen.
     """
+    shape, predicts, arguments = _split_examples(arguments)
     if not isinstance(model, nn.Module):
         file = getattr(getattr(model, "__code__", None), "co_filename", name)
         model = call_model_function(name, model, arguments, Path(file), device=device, seed=seed)
@@ -128,12 +147,72 @@ def layer_stack_of(
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
     _make_trainable(model, name, sparsity, lora, frozen, seed=seed)
-    stack = layer_stack_from_module(model, name, sharding_rules=sharding_rules)
+    stack = layer_stack_from_module(
+        model, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
+    )
     return _with_mask_file(stack, sparsity)
 
 
+def _residual_stack(
+    name: str,
+    arguments: Mapping[str, ModelArgument],
+    *,
+    device: str,
+    seed: int,
+    frozen: tuple[str, ...] | None,
+    others: tuple[object, ...],
+) -> LayerStack:
+    """The layer stack of a residual network of the catalog.
+
+    Args:
+        name: its name.
+        arguments: changes to its configuration.
+        device: `meta`, or where weights are drawn.
+        seed: random seed of all weights.
+        frozen: patterns of the names of frozen weights.
+        others: what only transformers take, None each.
+
+    Raises:
+        ModelError: an argument is none of it, or it is asked for what only transformers take.
+    """
+    config = resnet_config(name)
+    if config is None or any(other is not None for other in others):
+        raise ModelError(
+            f"`{name}` is a residual network, whose convolutions take no adapter, no sparsity and "
+            "no `model.sharding_rules`; leave them out"
+        )
+    config = apply_resnet_arguments(config, arguments)
+    with torch.device("meta"):
+        module = build_resnet(config)
+    freeze_weights(module, name, frozen or ())
+    stack = layer_stack_from_module(module, name, input_shape=config.image)
+    return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
+
+
+def _split_examples(
+    arguments: Mapping[str, ModelArgument],
+) -> tuple[tuple[int, ...] | None, str | None, dict[str, ModelArgument]]:
+    """Shape of one input, what is predicted of it, and the arguments of a user's function.
+
+    Raises:
+        ModelError: it is said what is predicted of inputs that have no shape.
+    """
+    dials = dict(arguments)
+    shape, predicts = dials.pop("input_shape", None), dials.pop("predicts", None)
+    if predicts is not None and shape is None:
+        raise ModelError(
+            f"`model.predicts` = {predicts} without `model.input_shape`, so that the model takes "
+            "tokens; set `model.input_shape`, such as [3, 32, 32]"
+        )
+    return (
+        shape if isinstance(shape, tuple) else None,
+        predicts if isinstance(predicts, str) else None,
+        dials,
+    )
+
+
 def _require_own_shape(
-    name: str, arguments: Mapping[str, int | float], sparsity: SparsityRequest | None
+    name: str, arguments: Mapping[str, ModelArgument], sparsity: SparsityRequest | None
 ) -> None:
     """Refuses to build trained weights in another shape than theirs.
 

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -12,13 +12,22 @@ from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
 from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.model_folder import is_huggingface
 from windlass.models.huggingface.read_config import huggingface_config
+from windlass.models.images.image_config import ResNetConfig
+
+ModelArgument = int | float | str | tuple[int, ...]
+"""A value that a request gives for an argument of a model."""
 
 MODEL_ARGUMENTS = (
     "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
-    "split_blocks",
+    "split_blocks", "input_shape", "classes", "patch",
 )  # fmt: skip
 """Fields of a catalog model's configuration that a request may change."""
-_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks"}
+_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks", "input_shape"}
+_OF_IMAGES = {"input_shape": "image", "classes": "vocabulary"}
+"""Arguments of models that take images, and the fields that they set."""
+_NOT_OF_IMAGES = ("vocabulary", "sequence")
+_RESIDUAL = "resnet"
+"""The family of residual networks."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -26,20 +35,27 @@ def model_names() -> tuple[str, ...]:
     return tuple(_tables()["models"])
 
 
+def text_model_names() -> tuple[str, ...]:
+    """The names of those that take tokens."""
+    return tuple(name for name in model_names() if not takes_images(name))
+
+
 def model_config(name: str) -> TransformerConfig:
-    """The configuration of a catalog model, or of a Hugging Face folder (`hf:DIR`).
+    """The configuration of a catalog transformer, or of a Hugging Face folder (`hf:DIR`).
 
     Raises:
-        ModelError: no model has that name, or the folder's cannot be built.
+        ModelError: no model has that name, the folder's cannot be built, or it is no transformer.
     """
     if is_huggingface(name):
         return huggingface_config(name)
-    entry = dict(_entry(name))
-    for key in ("parameters", "also"):
-        entry.pop(key, None)
-    entry = {**_tables()["families"][entry.pop("family")], **entry}
+    entry = _whole_entry(name)
+    if entry.pop("family") == _RESIDUAL:
+        raise ModelError(f"`{name}` is a residual network, not a transformer; name a transformer")
     entry.setdefault("kv_heads", entry["heads"])
     entry.setdefault("ffn", 4 * entry["width"])
+    if "image" in entry:
+        entry |= {"image": tuple(entry["image"]), "vocabulary": entry.pop("classes")}
+        return _with_positions(TransformerConfig(name=name, sequence=1, **entry))
     if "rope_scaling" in entry:
         entry["rope_scaling"] = RopeScaling(**entry["rope_scaling"])
     if "window_blocks" in entry:
@@ -47,8 +63,61 @@ def model_config(name: str) -> TransformerConfig:
     return TransformerConfig(name=name, **entry)
 
 
+def resnet_config(name: str) -> ResNetConfig | None:
+    """The configuration of a residual network of the catalog; None for any other model."""
+    if not is_residual(name):
+        return None
+    entry = _whole_entry(name)
+    del entry["family"]
+    lists = {key: tuple(entry[key]) for key in ("image", "depths", "widths")}
+    return ResNetConfig(name=name, **{**entry, **lists})
+
+
+def is_residual(name: str) -> bool:
+    """Whether a name is that of a residual network of the catalog."""
+    return _tables()["models"].get(name, {}).get("family") == _RESIDUAL
+
+
+def apply_resnet_arguments(
+    config: ResNetConfig, arguments: Mapping[str, ModelArgument]
+) -> ResNetConfig:
+    """The configuration of a residual network for other images or classes.
+
+    Raises:
+        ModelError: an argument is none of it, or it cannot be built with them.
+    """
+    known = ("input_shape", "classes")
+    errors = [
+        f"`{name}` is none of a residual network; it takes "
+        f"{' and '.join(f'`model.{each}`' for each in known)}"
+        for name in arguments
+        if name not in known
+    ]
+    shape = arguments.get("input_shape", config.image)
+    if not isinstance(shape, tuple) or len(shape) != len(config.image):
+        errors.append(f"`input_shape` is {shape}, must be channels, height and width")
+    if errors:
+        raise _unbuildable(config.name, errors)
+    changes: dict[str, Any] = {"image": shape, "classes": arguments.get("classes", config.classes)}
+    new = replace(config, **changes)
+    if errors := list(new.errors()):
+        raise _unbuildable(config.name, errors)
+    return new
+
+
+def _whole_entry(name: str) -> dict[str, Any]:
+    """What the catalog says of a model, with what its family says."""
+    entry = {key: value for key, value in _entry(name).items() if key not in ("parameters", "also")}
+    return {**_tables()["families"][entry["family"]], **entry}
+
+
+def _with_positions(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of a model of images with as many positions as these have."""
+    return replace(config, sequence=config.positions_of_image if config.patch > 0 else 1)
+
+
 def apply_model_arguments(
-    config: TransformerConfig, arguments: Mapping[str, int | float]
+    config: TransformerConfig, arguments: Mapping[str, ModelArgument]
 ) -> TransformerConfig:
     """The configuration after some of its fields are changed.
 
@@ -64,11 +133,17 @@ def apply_model_arguments(
         for name in arguments
         if name not in MODEL_ARGUMENTS
     ]
+    errors += _misplaced_arguments(config, arguments)
     valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
-    changes: dict[str, int | float] = {
-        name: int(value) if name in _COUNTS else value for name, value in valid.items()
+    changes: dict[str, Any] = {
+        _OF_IMAGES.get(name, name): int(value) if name in _COUNTS else value  # type: ignore[arg-type]  # counts are numbers
+        for name, value in valid.items()
     }
-    new = replace(config, **changes)  # type: ignore[arg-type]  # counts are whole
+    if errors:
+        raise _unbuildable(config.name, errors)
+    new = replace(config, **changes)
+    if new.image is not None:
+        new = _with_positions(new)
     if "ffn" not in valid:
         new = replace(new, ffn=round(config.ffn * new.width / config.width))
     if "kv_heads" not in valid and config.kv_heads == config.heads:
@@ -79,13 +154,35 @@ def apply_model_arguments(
     if config.rotary_width is not None and new.heads > 0:
         share = config.rotary_width / config.head_width
         new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
-    errors += new.errors()
-    if errors:
-        raise ModelError(
-            f"model `{config.name}` cannot be built with these arguments:\n"
-            + "\n".join(f"  {error}" for error in errors)
-        )
+    if errors := list(new.errors()):
+        raise _unbuildable(config.name, errors)
     return new
+
+
+def _misplaced_arguments(
+    config: TransformerConfig, arguments: Mapping[str, ModelArgument]
+) -> Iterator[str]:
+    """Arguments of models that take images, for one of tokens, and the other way round."""
+    takes, instead = "tokens", "leave it out"
+    misplaced: tuple[str, ...] = ("input_shape", "classes", "patch")
+    if config.image is not None:
+        takes, misplaced, instead = "images", _NOT_OF_IMAGES, "set `model.classes` or `model.patch`"
+    for name in misplaced:
+        if name in arguments:
+            yield f"`{name}` is none of a model that takes {takes}; {instead}"
+    shape = arguments.get("input_shape")
+    if config.image is not None and isinstance(shape, tuple) and len(shape) != len(config.image):
+        yield (
+            f"`input_shape` is {list(shape)}, must be channels, height and width, such as "
+            f"{list(config.image)}"
+        )
+
+
+def _unbuildable(name: str, errors: list[str]) -> ModelError:
+    return ModelError(
+        f"model `{name}` cannot be built with these arguments:\n"
+        + "\n".join(f"  {error}" for error in errors)
+    )
 
 
 def is_causal(name: str) -> bool:
@@ -93,9 +190,16 @@ def is_causal(name: str) -> bool:
     return not has_config(name) or model_config(name).causal
 
 
+def takes_images(name: str) -> bool:
+    """Whether a model with a configuration takes images, not tokens."""
+    if is_residual(name):
+        return True
+    return has_config(name) and model_config(name).image is not None
+
+
 def has_config(name: str) -> bool:
-    """Whether a model is one of the catalog or of a Hugging Face folder, so that sizes say all."""
-    return is_huggingface(name) or name in model_names()
+    """Whether a model is a transformer of the catalog or of a Hugging Face folder."""
+    return is_huggingface(name) or (name in model_names() and not is_residual(name))
 
 
 def is_users_own(name: str) -> bool:

@@ -193,7 +193,12 @@ class TransformerConfig:
     """Inner width of the feed-forward branch."""
     vocabulary: int
     sequence: int
-    """Longest sequence the model accepts."""
+    """Longest sequence the model accepts; of images the class token and all patches."""
+    image: tuple[int, int, int] | None = None
+    """Channels, height and width of the images that the model takes; None takes tokens. The
+    vocabulary is that of classes then."""
+    patch: int = 16
+    """Side of a patch of an image, in pixels."""
     norm: NormType = "layer"
     norm_epsilon: float = 1e-5
     norm_bias: bool = True
@@ -248,6 +253,23 @@ class TransformerConfig:
     """Which weights of the blocks are absent; None keeps all."""
     source: str = ""
     """Publication that the numbers come from."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images.
+
+        Raises:
+            ValueError: the model takes tokens.
+        """
+        if self.image is None:
+            raise ValueError(f"`{self.name}` takes tokens, not images")
+        return self.image
+
+    @property
+    def positions_of_image(self) -> int:
+        """The class token and all patches of an image."""
+        _, height, width = self.image_shape
+        return 1 + (height // self.patch) * (width // self.patch)
 
     @property
     def head_width(self) -> int:
@@ -305,7 +327,9 @@ class TransformerConfig:
     def errors(self) -> tuple[str, ...]:
         """Every reason why this model cannot be built, one sentence each; empty if it can."""
         errors: list[str] = []
-        counts = ("layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence")
+        counts = (
+            "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "patch",
+        )  # fmt: skip
         low = [name for name in counts if getattr(self, name) < 1]
         errors += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:
@@ -322,6 +346,7 @@ class TransformerConfig:
         errors += self._score_errors()
         if self.experts is not None:
             errors += self._expert_errors(self.experts)
+        errors += self._image_errors()
         if self.width % self.heads and self.head_dim is None:
             below = self.width // self.heads * self.heads
             nearest = [str(width) for width in (below, below + self.heads) if width]
@@ -342,6 +367,22 @@ class TransformerConfig:
         if self.heads % self.kv_heads:
             errors.append(f"`heads` {self.heads} is not divisible by `kv_heads` {self.kv_heads}")
         return tuple(errors)
+
+    def _image_errors(self) -> Iterator[str]:
+        """Why images cannot be cut into patches."""
+        if self.image is not None and self.image[1:] != self._whole_patches:
+            height, width = self.image[1:]
+            yield (
+                f"images of {height} x {width} pixels are no whole number of patches of `patch` "
+                f"{self.patch}; change `model.patch` or `model.input_shape`"
+            )
+
+    @property
+    def _whole_patches(self) -> tuple[int, int]:
+        """Height and width of the images, rounded down to whole patches of which there is one."""
+        _, *sides = self.image_shape
+        height, width = (max(1, side // self.patch) * self.patch for side in sides)
+        return height, width
 
     @property
     def rotated_width(self) -> int:

@@ -36,6 +36,22 @@ def find_layer_kinds(layers: Sequence[nn.Module]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def split_kinds(kinds: Sequence[str], inputs: Sequence[torch.Size]) -> tuple[str, ...]:
+    """The kinds of layers, of which those that take another shape have another kind.
+
+    Args:
+        kinds: what `find_layer_kinds` says of all layers.
+        inputs: shape of each layer's input, without the batch.
+    """
+    names: dict[tuple[str, torch.Size], str] = {}
+    for key in zip(kinds, inputs, strict=True):
+        if key not in names:
+            taken = {*kinds, *names.values()}
+            is_first = key[0] not in names.values()
+            names[key] = key[0] if is_first else _unused(key[0], tuple(taken))
+    return tuple(names[key] for key in zip(kinds, inputs, strict=True))
+
+
 def is_embedding_only(layer: nn.Module) -> bool:
     """Whether a layer only looks up rows of embedding tables.
 

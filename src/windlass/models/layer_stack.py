@@ -14,10 +14,11 @@ from windlass.models.init_weights import (
     parameters_and_buffers,
     set_parameter,
 )
-from windlass.models.layer_kinds import find_layer_kinds
+from windlass.models.layer_kinds import find_layer_kinds, split_kinds
+from windlass.models.loss import mean_squared_error, set_layer_loss
 from windlass.models.shape_inference import (
     LAYER_STACK_HINT,
-    infer_logits_width,
+    infer_layer_shapes,
     infer_max_sequence,
     try_sequences,
 )
@@ -30,6 +31,7 @@ from windlass.models.tensor_parallel.sharding_rules import (
     resolve_sharding,
 )
 from windlass.models.tracing.cut_module import cut_module
+from windlass.schema import ExampleShape
 
 _TRIED_TOKENS = 8
 _TOLERANCE = 1e-4
@@ -54,8 +56,10 @@ class WeightSource(Protocol):
 class LayerStack:
     """A model as consecutive layers.
 
-    The first layer takes tokens `Int[b s]`, the last gives logits `Float[b s v]`, every other maps
-    `Float[b s d]` to `Float[b s d]`. The loss, mean cross-entropy, is not a layer of the stack.
+    The first layer takes tokens `Int[b s]` and the last gives logits `Float[b s v]`; or, if
+    `examples` says so, they take arrays such as images `Float[b c h w]` and give `Float[b v]`. What
+    passes between layers is one tensor `Float[b ...]`, whose shape may change from layer to layer.
+    The loss is not a layer of the stack.
     """
 
     name: str
@@ -68,8 +72,11 @@ class LayerStack:
     tied_weights: Mapping[str, str]
     """Full name of each tied parameter -> full name of the earlier one whose memory it shares."""
     vocabulary: int
+    """Entries of the vocabulary, classes, or numbers that are predicted."""
     max_sequence: int | None
     """Longest sequence the model accepts; None if it sets no limit."""
+    examples: ExampleShape | None = None
+    """What it takes if it takes no tokens."""
     sharding_rules: Mapping[str, ShardingRule] = field(default_factory=dict)
     """Tensor-parallel rules by pattern of full module names, in addition to those that modules
     define themselves; `*` matches one name between dots."""
@@ -99,6 +106,8 @@ def layer_stack_from_module(
     *,
     vocabulary: int | None = None,
     max_sequence: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    predicts: str | None = None,
     sharding_rules: Mapping[str, str] | None = None,
 ) -> LayerStack:
     """Reads a module as a stack of layers.
@@ -112,6 +121,8 @@ def layer_stack_from_module(
         name: name of the model in plans and records.
         vocabulary: width of the logits; None infers it by running the layers on fake tensors.
         max_sequence: longest sequence; None looks for a table of positions.
+        input_shape: shape of one input of a model that takes no tokens; None takes tokens.
+        predicts: what it predicts of such an input: `class`, `numbers`, or None for a class.
         sharding_rules: rules by pattern of full names, in the syntax of `parse_sharding_rule`.
 
     Raises:
@@ -126,9 +137,16 @@ def layer_stack_from_module(
         )
     layers = tuple(layer for _, layer in named)
     kinds = find_layer_kinds(layers)
-    if vocabulary is None:
-        vocabulary = infer_logits_width(name, named, kinds)
-    if max_sequence is None:
+    examples = None
+    if vocabulary is None or input_shape is not None:
+        shapes = infer_layer_shapes(name, named, kinds, input_shape)
+        kinds, vocabulary = split_kinds(kinds, shapes.inputs), shapes.output[-1]
+        if input_shape is not None:
+            numbers = vocabulary if predicts == "numbers" else None
+            examples = ExampleShape(inputs=input_shape, numbers=numbers, positions=shapes.positions)
+            if numbers is not None:
+                set_layer_loss(layers[-1], mean_squared_error)
+    if max_sequence is None and examples is None:
         max_sequence = infer_max_sequence(layers[0], vocabulary)
         if max_sequence is None and not is_chain:
             max_sequence = try_sequences(layers[0])
@@ -140,6 +158,7 @@ def layer_stack_from_module(
         tied_weights=_tied_weights(named),
         vocabulary=vocabulary,
         max_sequence=max_sequence,
+        examples=examples,
         sharding_rules=_parse_rules(name, named, kinds, sharding_rules or {}),
         graph_layers=frozenset(
             layer_name for layer_name, layer in named if isinstance(layer, fx.GraphModule)

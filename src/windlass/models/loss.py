@@ -17,12 +17,25 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats per token, computed in float32, or float64 for such logits.
 
     Args:
-        logits: `Float[b s v]`.
-        targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+        logits: `Float[b s v]`, or `Float[b v]` of one class for each example.
+        targets: `Int[b s]` or `Int[b]`; `IGNORE_INDEX` does not count.
     """
     return functional.cross_entropy(
-        in_loss_precision(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX
+        in_loss_precision(logits).flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX
     )
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error over the numbers of all examples, in the precision of a loss.
+
+    Args:
+        outputs: `Float[b n]`, or `Float[b]`.
+        targets: `Float[b n]`; an example whose numbers are NaN, not known, does not count.
+    """
+    known = ~targets.isnan().any(dim=1)
+    expected = in_loss_precision(targets).nan_to_num()
+    squares = (in_loss_precision(outputs).view_as(expected) - expected).square().mean(dim=1)
+    return (squares * known).sum() / known.sum()
 
 
 def layer_loss(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

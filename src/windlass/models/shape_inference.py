@@ -2,12 +2,15 @@
 
 import bisect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.errors import ModelError
 from windlass.models.layer_kinds import running_statistics
@@ -19,33 +22,94 @@ LAYER_STACK_HINT = (
 )
 
 
-def infer_logits_width(
-    model: str, layers: Sequence[tuple[str, nn.Module]], kinds: Sequence[str]
-) -> int:
-    """Width of the last layer's output, from a run of all layers on fake tensors.
+EXAMPLES_HINT = (
+    "return an `nn.Sequential` or `nn.ModuleList` of layers: the first takes inputs of "
+    "`model.input_shape` behind a batch dimension, the last gives `[b classes]` or `[b numbers]`"
+)
+_TOKENS = (2, 4)
+"""Batch and sequence of the run on fake tensors."""
+
+
+class LayerShapes(NamedTuple):
+    """What passes between the layers of a model, without the batch."""
+
+    inputs: tuple[torch.Size, ...]
+    """Shape of each layer's input; of tokens at a sequence of 4."""
+    output: torch.Size
+    positions: int
+    """Most positions that attention mixes; 1 without attention."""
+
+
+def infer_layer_shapes(
+    model: str,
+    layers: Sequence[tuple[str, nn.Module]],
+    kinds: Sequence[str],
+    examples: tuple[int, ...] | None,
+) -> LayerShapes:
+    """Shapes of all boundaries between layers, from a run on fake tensors.
 
     Args:
         model: name of the model, for error messages.
         layers: all layers with their names.
-        kinds: kind of each layer; of layers of one kind only the first runs.
+        kinds: kind of each layer; of layers of one kind and input only the first runs.
+        examples: shape of one input; None takes tokens.
 
     Raises:
         ModelError: a layer does not accept the output of the layer before it.
     """
     outputs: dict[tuple[str, torch.Size], Tensor] = {}
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        x = torch.zeros((2, 4), dtype=torch.int64)
+    inputs: list[torch.Size] = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _AttentionSizes() as sizes:
+        tokens = torch.zeros(_TOKENS, dtype=torch.int64)
+        x = tokens if examples is None else torch.zeros(_TOKENS[0], *examples)
+        hint = LAYER_STACK_HINT if examples is None else EXAMPLES_HINT
         for (name, layer), kind in zip(layers, kinds, strict=True):
+            inputs.append(x.shape[1:])
             key = (kind, x.shape)
             if key not in outputs:
-                outputs[key] = _run_layer(model, name, layer, x)
+                outputs[key] = _run_layer(model, name, layer, x, hint)
             x = outputs[key]
-    if x.ndim != 3 or x.shape[:2] != (2, 4):
+    _require_output(model, x, examples)
+    return LayerShapes(tuple(inputs), x.shape[1:], sizes.positions)
+
+
+class _AttentionSizes(TorchDispatchMode):
+    """Notes how many positions fused attention mixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = 1
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  whatever ATen takes and gives
+        del types
+        if func.overloadpacket.__name__.startswith("_scaled_dot_product_"):
+            self.positions = max(self.positions, args[0].shape[-2])
+        return func(*args, **(kwargs or {}))
+
+
+def _require_output(model: str, output: Tensor, examples: tuple[int, ...] | None) -> None:
+    """Refuses an output that is no logits.
+
+    Raises:
+        ModelError: it has another shape.
+    """
+    batch, sequence = _TOKENS
+    if examples is None and (output.ndim != 3 or output.shape[:2] != _TOKENS):
         raise ModelError(
-            f"model `{model}` gives {list(x.shape)} for tokens [2, 4], must give "
-            f"[2, 4, vocabulary]; {LAYER_STACK_HINT}"
+            f"model `{model}` gives {list(output.shape)} for tokens {list(_TOKENS)}, must give "
+            f"[{batch}, {sequence}, vocabulary]; {LAYER_STACK_HINT}"
         )
-    return x.shape[2]
+    if examples is not None and (output.ndim != 2 or output.shape[0] != batch):
+        raise ModelError(
+            f"model `{model}` gives {list(output.shape)} for inputs {[batch, *examples]}, must "
+            f"give [{batch}, classes]; {EXAMPLES_HINT}"
+        )
 
 
 def infer_max_sequence(layer: nn.Module, vocabulary: int) -> int | None:
@@ -116,7 +180,7 @@ def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, 
     return state
 
 
-def _run_layer(model: str, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+def _run_layer(model: str, name: str, layer: nn.Module, x: Tensor, hint: str) -> Tensor:
     try:
         y = functional_call(layer, fake_state(layer), (x,))
     except SystemExit as error:
@@ -124,11 +188,11 @@ def _run_layer(model: str, name: str, layer: nn.Module, x: Tensor) -> Tensor:
     except Exception as error:
         raise ModelError(
             f"layer `{name}` of model `{model}` does not take {list(x.shape)} of "
-            f"{x.dtype}: {' '.join(str(error).split())[:300]}; {LAYER_STACK_HINT}"
+            f"{x.dtype}: {' '.join(str(error).split())[:300]}; {hint}"
         ) from error
     if not isinstance(y, Tensor):
         raise ModelError(
             f"layer `{name}` of model `{model}` gives a `{type(y).__name__}`, must give "
-            f"one tensor; {LAYER_STACK_HINT}"
+            f"one tensor; {hint}"
         )
     return y

@@ -9,6 +9,7 @@ from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import build_feed_forward
+from windlass.models.images.vit import ClassHead, PatchEmbedding
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
@@ -172,22 +173,31 @@ def set_first_position(layer: nn.Module, position: int) -> None:
 
 
 def build_transformer(config: TransformerConfig) -> nn.Sequential:
-    """The whole model; maps tokens `Int[b s]` to logits `[b s v]`.
+    """The whole model; maps tokens `Int[b s]` to logits `[b s v]`, or images to classes `[b v]`.
 
     It is built on torch's current default device (`with torch.device("meta")` allocates nothing).
     """
-    embedding: Embedding | bert.BertEmbedding = Embedding(config)
-    head: Head | bert.BertHead = Head(config)
+    embedding, head = _build_ends(config)
     block: Callable[[TransformerConfig], nn.Module] = ParallelBlock
     if config.block_layout in ("pre_norm", "sandwich_norm"):
         block = build_split_block if config.split_blocks else Block
     elif config.block_layout == "post_norm":
-        embedding = bert.BertEmbedding(config)
         block = bert.build_split_bert_block if config.split_blocks else bert.BertBlock
+    layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
+    layers += [(f"block{index}", block(config.of_block(index))) for index in range(config.layers)]
+    return nn.Sequential(OrderedDict([*layers, ("head", head)]))
+
+
+def _build_ends(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
+    """The layers before and after the blocks."""
+    if config.image is not None:
+        return PatchEmbedding(config), ClassHead(config)
+    embedding: Embedding | bert.BertEmbedding = Embedding(config)
+    head: Head | bert.BertHead = Head(config)
+    if config.block_layout == "post_norm":
+        embedding = bert.BertEmbedding(config)
     if config.has_head_transform:
         head = bert.BertHead(config)
     if config.tied_embeddings:
         head.projection.weight = embedding.tokens.weight
-    layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
-    layers += [(f"block{index}", block(config.of_block(index))) for index in range(config.layers)]
-    return nn.Sequential(OrderedDict([*layers, ("head", head)]))
+    return embedding, head

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from windlass.errors import ModelError, did_you_mean
+from windlass.models.catalog import ModelArgument
+from windlass.models.images.batch_norms import widen_batch_norms
 
 
 def build_user_model(
-    name: str, arguments: Mapping[str, int | float], *, device: str, seed: int
+    name: str, arguments: Mapping[str, ModelArgument], *, device: str, seed: int
 ) -> nn.Module:
     """Calls a function of a user's file and returns the module it builds.
 
@@ -48,7 +48,7 @@ def build_user_model(
 def call_model_function(
     name: str,
     function: Callable[..., object],
-    arguments: Mapping[str, int | float],
+    arguments: Mapping[str, ModelArgument],
     path: Path,
     *,
     device: str,
@@ -75,60 +75,8 @@ def call_model_function(
         raise ModelError(
             f"`{name}` returned a `{type(module).__name__}`, must return an `nn.Module`"
         )
-    _widen_batch_norms(module)
+    widen_batch_norms(module)
     return module
-
-
-class _WideStatistics(_BatchNorm):
-    """Batch normalization with statistics and weights in float32, whatever layers compute in.
-
-    In bfloat16, which has 8 bits, a running mean that moves by a tenth of a difference stops
-    moving; and torch takes weights of another type than the statistics only if they are wider.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean, variance, weight = self.running_mean, self.running_var, self.weight
-        if mean is None or weight is None or weight.dtype == mean.dtype or self.momentum is None:
-            return super().forward(x)
-        self._check_input_dim(x)
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        return functional.batch_norm(
-            x,
-            mean,
-            variance,
-            weight.to(mean.dtype),
-            self.bias.to(mean.dtype),
-            self.training,
-            self.momentum,
-            self.eps,
-        )
-
-
-class BatchNorm1d(_WideStatistics, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` with wide statistics."""
-
-
-class BatchNorm2d(_WideStatistics, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` with wide statistics."""
-
-
-class BatchNorm3d(_WideStatistics, nn.BatchNorm3d):
-    """`nn.BatchNorm3d` with wide statistics."""
-
-
-_WIDE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
-}
-
-
-def _widen_batch_norms(module: nn.Module) -> None:
-    """Gives all batch normalizations of a module wide statistics, in place."""
-    for inner in module.modules():
-        if type(inner) in _WIDE:
-            inner.__class__ = _WIDE[type(inner)]
 
 
 def _load(path: Path) -> Mapping[str, object]:
@@ -159,7 +107,7 @@ def _find_function(
 
 
 def _check_arguments(
-    name: str, function: Callable[..., object], arguments: Mapping[str, int | float]
+    name: str, function: Callable[..., object], arguments: Mapping[str, ModelArgument]
 ) -> None:
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -9,6 +9,7 @@ from math import ceil, lcm
 from pydantic import Field
 
 from windlass.document import Document
+from windlass.errors import RequestError
 from windlass.models import is_pretrained
 from windlass.schema import (
     ChosenDefault,
@@ -20,17 +21,22 @@ from windlass.schema import (
     optimizer_law,
 )
 
+_MIN_SEQUENCE = 2
+"""Fewest tokens of a sequence: one that is seen, and one that sees it."""
+
 
 class _Row(Document):
     """Defaults of the models and machines for which a row of the table holds."""
 
+    examples: bool | None = None
+    """Whether the model takes images or other examples, no tokens; None holds for tokens."""
     device: str | None = None
     """Kind of device; None holds for any."""
     pretrained: bool | None = None
     """Whether the weights are trained already; None holds for any."""
     max_parameters: int | None = None
     """Parameters of the largest model; None holds for any."""
-    max_sequence: int
+    max_sequence: int = 1
     """Most tokens of a sequence, for models that take longer ones or any."""
     tokens: int | None = None
     """Tokens of a step; None if `sequences` states its size."""
@@ -43,6 +49,8 @@ class _Row(Document):
 class _Rate(Document):
     """The learning rate of the models for which a row holds."""
 
+    examples: bool | None = None
+    """Whether the model takes images or other examples; None holds for any."""
     adapter: bool | None = None
     """Whether adapters are trained; None holds for any."""
     pretrained: bool | None = None
@@ -69,14 +77,24 @@ def resolve_defaults(
 ) -> tuple[ResolvedRequest, tuple[ChosenDefault, ...]]:
     """The request with values chosen where it leaves them open, and why so.
 
+    Images and other examples have as many positions as their model mixes, whatever is asked for.
+
     Args:
         request: what a user asks for; whatever it names is kept.
         graph: captured from the request's model.
         machine: the machine that is planned for.
         most_sequences: the largest default batch, where a larger one does not fit; None means any.
+
+    Raises:
+        RequestError: `train.sequence` is none that the model can be trained with.
     """
+    _require_sequence(request, graph)
     chosen = tuple(_defaults(request, graph, machine, most_sequences))
-    values = {default.key.removeprefix("train."): default.value for default in chosen}
+    values: dict[str, object] = {
+        default.key.removeprefix("train."): default.value for default in chosen
+    }
+    if graph.examples is not None:
+        values["sequence"] = graph.examples.positions
     train = TrainSettings.model_validate(request.train.model_dump() | values)
     content = {name: getattr(request, name) for name in Request.model_fields}
     return ResolvedRequest(**(content | {"train": train})), chosen
@@ -103,7 +121,9 @@ def _defaults(
     train, table = request.train, _table()
     row = next(row for row in table.rows if _holds(row, request, graph, machine))
     sequence, batch, steps = train.sequence, train.batch, train.steps
-    if sequence is None:
+    if graph.examples is not None:
+        sequence = graph.examples.positions
+    elif sequence is None:
         sequence = min(graph.max_sequence or row.max_sequence, row.max_sequence)
         yield ChosenDefault(
             key="train.sequence", value=sequence, reason=_sequence_reason(row, graph)
@@ -130,7 +150,25 @@ def _defaults(
         yield ChosenDefault(key="train.learning_rate", value=rate, reason=reason)
 
 
+def _require_sequence(request: Request, graph: Graph) -> None:
+    """Refuses a `train.sequence` of a model that has no such choice, or too short a one.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    sequence, examples = request.train.sequence, graph.examples
+    if examples is not None and sequence not in (None, examples.positions):
+        raise RequestError(
+            f"`train.sequence` = {sequence}, and `{graph.name}` takes {examples.noun}, which have "
+            f"{examples.positions} position{'s'[: examples.positions > 1]}; leave it out"
+        )
+    if examples is None and sequence is not None and sequence < _MIN_SEQUENCE:
+        raise RequestError(f"`train.sequence` = {sequence}, should be at least {_MIN_SEQUENCE}")
+
+
 def _holds(row: _Row, request: Request, graph: Graph, machine: Machine) -> bool:
+    if bool(row.examples) != (graph.examples is not None):
+        return False
     right_size = row.max_parameters is None or graph.parameter_count <= row.max_parameters
     right_start = row.pretrained in (None, is_pretrained(request.model.name))
     return right_size and right_start and row.device in (None, machine.device.kind)
@@ -141,7 +179,8 @@ def _rate_holds(rate: _Rate, request: Request, graph: Graph) -> bool:
     right_start = rate.pretrained in (None, is_pretrained(request.model.name))
     right_weights = rate.adapter in (None, request.lora is not None)
     right_kind = rate.encoder is None or rate.encoder == _is_encoder(graph)
-    return right_size and right_start and right_weights and right_kind
+    right_inputs = rate.examples in (None, graph.examples is not None)
+    return right_size and right_start and right_weights and right_kind and right_inputs
 
 
 def _is_encoder(graph: Graph) -> bool:

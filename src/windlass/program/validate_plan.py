@@ -156,6 +156,12 @@ def _size_errors(
             f"`batch.sequence` = {batch.sequence}, but `{graph.name}` takes at most "
             f"{graph.max_sequence} tokens; shorten it or raise `model.sequence`"
         )
+    examples = graph.examples
+    if examples is not None and batch.sequence != examples.positions:
+        yield (
+            f"`batch.sequence` = {batch.sequence}, but an example of `{graph.name}` has "
+            f"{examples.positions}; set it so"
+        )
     if not machine.device.computes_in(plan.precision):
         yield (
             f"`precision` = {plan.precision}, but `{machine.name}` states no rate for it; "

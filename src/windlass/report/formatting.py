@@ -21,17 +21,23 @@ MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
 
 def describe_graph(graph: Graph) -> str:
     """`gpt-tiny: 3.4 M parameters in 8 layers, vocabulary 4096`."""
-    return (
-        f"{graph.name}: {format_count(graph.parameter_count)} parameters in {graph.layers} layers, "
-        f"vocabulary {graph.vocabulary}"
+    size = (
+        f"{graph.name}: {format_count(graph.parameter_count)} parameters in {graph.layers} layers"
     )
+    if graph.examples is None:
+        return f"{size}, vocabulary {graph.vocabulary}"
+    shape = " × ".join(map(str, graph.examples.inputs))
+    outputs = "classes" if graph.examples.numbers is None else "numbers"
+    return f"{size}, {graph.examples.noun} of {shape} to {graph.vocabulary} {outputs}"
 
 
-def describe_batch(plan: Plan) -> str:
-    """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`."""
+def describe_batch(plan: Plan, graph: Graph | None = None) -> str:
+    """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`, or `16 images a step, ...`."""
     count, micro = plan.batch.accumulation, plan.batch.micro
     split = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
     replicas = f" on each of {plan.parallel.data} replicas" if plan.parallel.data > 1 else ""
+    if graph is not None and graph.examples is not None:
+        return f"{plan.global_batch} {graph.examples.noun} a step, {split}{replicas}"
     sequences = f"{plan.global_batch} sequence{'s' if plan.global_batch > 1 else ''}"
     return f"{sequences} of {plan.batch.sequence} tokens a step, {split}{replicas}"
 
@@ -183,12 +189,12 @@ def describe_traffic(prediction: Prediction) -> str:
     if traffic is None:
         return "nothing is offloaded"
     read, written = format_bytes(traffic.read_bytes), format_bytes(traffic.written_bytes)
-    tokens = format_count(prediction.tokens_per_step)
+    tokens = f"{format_count(prediction.tokens_per_step)} {prediction.unit or 'tokens'}"
     speed = f"{100 * prediction.offload_efficiency:.0f} % of the speed without offload"
     balance = format_count(prediction.tokens_to_hide_offload)
     return (
-        f"{read} read and {written} written a step; at {tokens} tokens {speed}; transfers take as "
-        f"long as compute at {balance} tokens a step"
+        f"{read} read and {written} written a step; at {tokens} {speed}; transfers take as "
+        f"long as compute at {balance} {prediction.unit or 'tokens'} a step"
     )
 
 
@@ -257,9 +263,9 @@ def format_mfu(prediction: Prediction, seconds: float) -> str:
     )
 
 
-def format_speed(tokens_per_second: float) -> str:
-    """`12.3 k tokens/s`."""
-    return f"{format_count(tokens_per_second)} tokens/s"
+def format_speed(tokens_per_second: float, unit: str | None = None) -> str:
+    """`12.3 k tokens/s`, or `images/s` of a model that takes images."""
+    return f"{format_count(tokens_per_second)} {unit or 'tokens'}/s"
 
 
 def format_loss(loss: float) -> str:
@@ -277,11 +283,16 @@ def format_task_scores(step: Step) -> str:
 
 
 def format_held_out_loss(step: Step) -> str:
-    """`3.402 (1.920 bits per byte), 3.391 averaged`; `not measured` if it did not evaluate."""
+    """`3.402 (1.920 bits per byte), 3.391 averaged`, or of classes `0.102 (97.1 % right)`.
+
+    `not measured` if the step did not evaluate.
+    """
     if step.held_out_loss is None:
         return "not measured"
     bits = step.held_out_bits_per_byte
     more = f" ({bits:.3f} bits per byte)" if bits is not None else ""
+    if step.held_out_accuracy is not None:
+        more = f" ({100 * step.held_out_accuracy:.1f} % right)"
     averaged = step.held_out_loss_ema
     more += f", {format_loss(averaged)} averaged" if averaged is not None else ""
     return format_loss(step.held_out_loss) + more

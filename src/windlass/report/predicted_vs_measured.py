@@ -177,6 +177,8 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
     )
     ends = (prediction.low_seconds, prediction.high_seconds) if prediction else None
 
+    unit = (prediction.unit if prediction else None) or "tokens"
+
     def speeds(amount: float) -> tuple[float, float] | None:
         """The interval of an amount in a step over the step time."""
         return (amount / ends[1], amount / ends[0]) if ends and ends[0] > 0 else None
@@ -189,7 +191,7 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
             interval=ends,
         ),
         "tokens": MetricPair(
-            name="tokens per second",
+            name=f"{unit} per second",
             predicted=prediction.tokens_per_second if prediction else None,
             measured=tokens_per_second(steps),
             interval=speeds(prediction.tokens_per_step) if prediction else None,

@@ -16,7 +16,7 @@ from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import add_gradients, master_dtype
+from windlass.runtime.parameters import DTYPES, add_gradients, master_dtype
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
 from windlass.runtime.step_state import LossScale, StepState, stacked
@@ -99,7 +99,7 @@ class ComputeHandlers:
         """What losses are multiplied by in the backward passes; None in other precisions."""
         self._weighed: tuple[tuple[float, ...], float] = ((), 1.0)
         """What `loss_weights` are of: shares of the targets, and the loss scale."""
-        self._weights_dtype = master_dtype(plan.precision)
+        self._weights_dtype, self._dtype = master_dtype(plan.precision), DTYPES[plan.precision]
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._warms_up = False
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
@@ -216,8 +216,13 @@ class ComputeHandlers:
         if not self._weighed[0][micro]:
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = targets.copy()
-            targets.flat[0] = 0
-        self.state.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
+            targets.flat[: targets.shape[-1] if targets.dtype.kind == "f" else 1] = 0
+        self.state.tokens[micro] = (self._inputs(inputs), self._to_device(targets))
+
+    def _inputs(self, inputs: object) -> Tensor:
+        """Token ids, or numbers in the type that layers compute with, on the device."""
+        tensor = torch.as_tensor(inputs)
+        return self._to_device(tensor.to(self._dtype) if tensor.is_floating_point() else tensor)
 
     def micro_batch_start(self, micro: int) -> int:
         """Index of a micro-batch's first sample in the global batch."""

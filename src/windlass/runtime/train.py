@@ -349,13 +349,14 @@ class _Run:
             self._take_transfer_stats()
             self._take_contention()
         peak = self._peak.overall_bytes()
+        takes_examples = self._context.stack.examples is not None
         return Step(
             step=step,
             loss=compute.loss,
             gradient_norm=compute.gradient_norm,
             loss_scale=None if compute.loss_scale is None else compute.loss_scale.scale,
             learning_rate=learning_rate(self._settings, step),
-            tokens=self._plan.tokens_per_step,
+            tokens=self._plan.global_batch if takes_examples else self._plan.tokens_per_step,
             seconds=self._interpreter.step_seconds(),
             memory_bytes=round(self._dist.all_reduce_max(peak)),
             device_memory_bytes=peak if self._groups else None,
@@ -369,6 +370,7 @@ class _Run:
             held_out_loss=evaluation.loss,
             held_out_bits_per_byte=evaluation.bits_per_byte,
             held_out_loss_ema=evaluation.loss_ema,
+            held_out_accuracy=evaluation.accuracy,
             task_scores=evaluation.task_scores,
             saved=checkpoint_name(step) if saves else None,
         )

@@ -51,6 +51,12 @@ from windlass.schema.answers.verification import (
     QuantityComparison,
     VerificationResult,
 )
+from windlass.schema.data_request import (
+    DataRequest,
+)
+from windlass.schema.example_shape import (
+    ExampleShape,
+)
 from windlass.schema.fact_table import (
     fact_table_html,
 )
@@ -142,7 +148,6 @@ from windlass.schema.rates import (
 from windlass.schema.request import (
     BatchRequest,
     ChosenDefault,
-    DataRequest,
     OffloadRequest,
     ParallelRequest,
     ParameterGroup,
@@ -306,6 +311,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSystem",
     "Environment",
+    "ExampleShape",
     "FlowEdge",
     "FlowOp",
     "FlowPass",

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field
 
 from windlass.document import Document
+from windlass.schema.example_shape import ExampleShape
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8"]
@@ -36,6 +37,7 @@ CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_a
 CollectiveAxis = Literal[TensorAxis, "experts"]
 """Which ranks take part in one: tensor-parallel ones, or those that divide the experts."""
 
+_TOKEN_BYTES = 8
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
@@ -314,8 +316,11 @@ class Graph(Document):
 
     name: str
     vocabulary: int
+    """Entries of the vocabulary, classes, or numbers that are predicted."""
     max_sequence: int | None = None
     """Longest sequence the model takes, in tokens; None if it sets no limit."""
+    examples: ExampleShape | None = None
+    """What the model takes if it takes no tokens."""
     looks_ahead: str | None = None
     """A layer of a user's model in which a token sees later ones; None if none was found."""
     layer_runs: tuple[LayerRun, ...]
@@ -361,6 +366,7 @@ class Graph(Document):
             name=self.name,
             vocabulary=self.vocabulary,
             max_sequence=self.max_sequence,
+            examples=self.examples,
             layer_runs=self.layer_runs,
             kinds=self.kinds | {last: fused},
             unsharded=self,
@@ -396,6 +402,7 @@ class Graph(Document):
             name=self.name,
             vocabulary=self.vocabulary,
             max_sequence=self.max_sequence,
+            examples=self.examples,
             layer_runs=self.layer_runs,
             kinds=kinds,
             unsharded=self,
@@ -406,6 +413,17 @@ class Graph(Document):
         """Numbers of experts that its layers have, ascending; empty without mixtures of experts."""
         stacked = (p for kind in self.kinds.values() for p in kind.parameters if p.expert)
         return tuple(sorted({p.shape[0] for p in stacked}))
+
+    def example_bytes(self, sequence: int, itemsize: int) -> int:
+        """Bytes of the inputs and targets of one sample of a batch.
+
+        Args:
+            sequence: tokens of a sequence.
+            itemsize: bytes of a number that layers compute with.
+        """
+        if self.examples is None:
+            return 2 * _TOKEN_BYTES * sequence
+        return self.examples.batch_bytes(itemsize)
 
     @property
     def layers(self) -> int:

@@ -1,6 +1,6 @@
 """ModelRequest: which model, by name and dials. Requests and plans contain one."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -66,6 +66,16 @@ class ModelRequest(RequestTable):
     """Vocabulary size; None means the model's own, which must cover the tokenizer's."""
     sequence: Size | None = Field(default=None, ge=2)
     """Longest sequence with learned positions, in tokens; None means the model's own."""
+    input_shape: tuple[Size, ...] | None = Field(default=None, min_length=1, max_length=4)
+    """Shape of one input of a model that takes no tokens, such as `[3, 224, 224]` (channels,
+    height, width); None means the model's own, and of a model file that it takes tokens."""
+    predicts: Literal["class", "numbers"] | None = None
+    """What a model file with an `input_shape` predicts of each input: one class, by cross-entropy,
+    or numbers, by mean squared error; None means a class."""
+    classes: Size | None = Field(default=None, ge=2)
+    """Classes of a model of images."""
+    patch: Size | None = None
+    """Side of a vision transformer's patches, in pixels."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Probability that a value is dropped in training; None means the model's own."""
     split_blocks: bool | None = None

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from windlass.document import Document
+from windlass.schema.example_shape import ExampleUnit
 from windlass.schema.fact_table import fact_table_html
 from windlass.units import format_bytes, format_count, format_seconds
 
@@ -90,6 +91,9 @@ class Prediction(_FiniteDocument):
     peaks: tuple[TierPeak, ...]
     """Peak memory of each tier, device memory first."""
     tokens_per_step: int
+    """Tokens of a step over all replicas; of a model that takes none, images or examples."""
+    unit: ExampleUnit | None = None
+    """What `tokens_per_step` counts if it is no tokens."""
     model_flop: float
     """FLOP of one step over all replicas, recomputation not counted (the numerator of MFU)."""
     peak_flop_rate: float
@@ -109,7 +113,7 @@ class Prediction(_FiniteDocument):
         low, high = format_seconds(self.low_seconds), format_seconds(self.high_seconds)
         facts = {
             "step": f"{format_seconds(self.step_seconds)} a step (80 % interval {low} to {high})",
-            "speed": f"{format_count(self.tokens_per_second)} tokens/s",
+            "speed": f"{format_count(self.tokens_per_second)} {self.unit or 'tokens'}/s",
         }
         for peak in self.peaks:
             bytes_ = f"{format_bytes(peak.peak_bytes)} of {format_bytes(peak.capacity_bytes)}"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import inf, isfinite
-from typing import Annotated, Any, Literal, Self, get_args
+from math import inf
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from windlass.document import Synonyms
+from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Precision
 from windlass.schema.model_request import LoraRequest, ModelRequest, Name, RequestTable, Size
 from windlass.schema.optimizers import (
@@ -40,92 +41,6 @@ Count = Annotated[int, Field(ge=1, le=2**40)]
 """A degree, or a number of steps."""
 Sequences = Annotated[int, Field(ge=1, le=2**20)]
 """Sequences or micro-batches of one step, each of which is planned and predicted."""
-
-_HELD_OUT = 0.05
-_MAX_ENTRIES = 2**20
-"""Largest vocabulary that a tokenizer is trained for."""
-
-DataFormat = Literal["text", "chat"]
-"""What a source holds: text that is learned whole, or conversations."""
-LongDocuments = Literal["truncate", "drop"]
-"""What becomes of a conversation that is longer than a sequence."""
-
-
-class DataRequest(RequestTable):
-    """The text to train on and how it is tokenized."""
-
-    source: Name | tuple[Name, ...] = "stdlib"
-    """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
-    `.jsonl` or `.parquet` file, a Hugging Face data set (`hf:name`, or a saved folder), or a list
-    of these."""
-    weights: tuple[float, ...] | None = None
-    """Share of the training sequences that is taken from each source, in the order of `source`,
-    relative to each other; None takes them in proportion to their tokens."""
-    validation: Name | None = None
-    """Text to evaluate on, named like a `source`; all of `source` is trained on then. None holds
-    out a part of `source`."""
-    format: DataFormat = "text"
-    """`text`, or `chat`: tables with `messages`, or with `prompt` and `completion`, of which the
-    answers are learned."""
-    text_field: Name = "text"
-    """The field of a table that holds the text."""
-    chat_template: Name | None = None
-    """How conversations become text: `plain`, `chatml`, or the path of a Jinja file. None takes the
-    template beside the `tokenizer.json`, or one of these two where there is none."""
-    long_documents: LongDocuments = "truncate"
-    """What becomes of a conversation that is longer than a sequence: its end is cut off
-    (`truncate`), or it is left out (`drop`)."""
-    packing: bool = False
-    """Whether conversations share sequences, in which none sees another and the positions of each
-    begin at 0."""
-    tokenizer: Name = "bpe"
-    """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
-    vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
-    """Entries of a trained tokenizer."""
-    held_out: float = Field(default=_HELD_OUT, gt=0, lt=1)
-    """Share of documents that is kept for evaluation and never trained on, without
-    `validation`."""
-    limit_bytes: Bytes | None = None
-    """Most text to take from each source, in its order, such as `100MB`; None takes all."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources to train on, also if there is one."""
-        return (self.source,) if isinstance(self.source, str) else self.source
-
-    @model_validator(mode="after")
-    def _sources_and_weights_agree(self) -> Self:
-        sources, weights = self.sources, self.weights
-        if not sources or len(set(sources)) < len(sources):
-            raise ValueError(
-                f"`source` = {list(sources)}: name at least one source, and each of them once"
-            )
-        if weights is not None and len(weights) != len(sources):
-            raise ValueError(
-                f"{len(weights)} `weights` for {len(sources)} sources; give each source one weight"
-            )
-        if weights is not None and not all(isfinite(w) and w > 0 for w in weights):
-            raise ValueError(
-                f"`weights` = {list(weights)}: each should be a positive number; leave a source "
-                "out of `source` to give it no weight"
-            )
-        # The request in a run folder states defaults, too.
-        of_chats = {
-            key
-            for key in ("chat_template", "long_documents", "packing")
-            if getattr(self, key) != type(self).model_fields[key].default
-        }
-        if self.format == "text" and of_chats:
-            raise ValueError(
-                f"{' and '.join(f'`{key}`' for key in sorted(of_chats))} of text, which has no "
-                "conversations; set `format` to `chat`"
-            )
-        if self.validation is not None and self.held_out != _HELD_OUT:
-            raise ValueError(
-                f"`held_out` = {self.held_out:g} with `validation` = {self.validation!r}, which "
-                "holds out nothing of `source`; leave one of them out"
-            )
-        return self
 
 
 def _require_rising(text: str) -> str:
@@ -162,8 +77,8 @@ class TrainRequest(RequestTable):
     """Steps of the run; None means a default for model and machine, as for the next two."""
     batch: Sequences | None = None
     """Global batch in sequences."""
-    sequence: Size | None = Field(default=None, ge=2)
-    """Tokens per sequence."""
+    sequence: Size | None = None
+    """Tokens per sequence; images have as many positions as their model mixes."""
     optimizer: OptimizerName = "adamw"
     """The optimizer. Those of its settings that are None have its published defaults."""
     learning_rate: float | None = Field(default=None, gt=0)
@@ -286,7 +201,7 @@ class TrainSettings(TrainRequest):
 
     steps: Count
     batch: Sequences
-    sequence: Size = Field(ge=2)
+    sequence: Size
     learning_rate: float = Field(default=1e-3, gt=0)
     schedule: LearningRateSchedule
     betas: tuple[Decay, Decay]

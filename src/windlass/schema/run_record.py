@@ -109,6 +109,7 @@ class Step:
     """NaN if the step was skipped because its gradients overflowed float16."""
     learning_rate: float
     tokens: int
+    """Tokens of the step; of a model that takes none, images or examples."""
     seconds: float
     """Time from the first instruction to the last, without evaluation and saving."""
     memory_bytes: int
@@ -140,6 +141,8 @@ class Step:
     held_out_bits_per_byte: float | None = None
     held_out_loss_ema: float | None = None
     """The same loss with averaged weights (EMA); None if the run keeps none."""
+    held_out_accuracy: float | None = None
+    """Share of held-out examples whose class is predicted right; None without classes."""
     task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of tasks, by `TASK.METRIC`; empty if this step scored none."""
     saved: str | None = None
@@ -161,6 +164,8 @@ class Step:
         }
         if self.held_out_loss is not None:
             facts["held out"] = f"held out {self.held_out_loss:.4f}"
+        if self.held_out_accuracy is not None:
+            facts["accuracy"] = f"{100 * self.held_out_accuracy:.1f} % right"
         if self.saved is not None:
             facts["saved"] = f"saved {self.saved}"
         return facts

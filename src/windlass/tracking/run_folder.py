@@ -18,6 +18,7 @@ from windlass.schema import (
     CONFIG_FILE,
     DATA_FILE,
     ENVIRONMENT_FILE,
+    EXAMPLES_FILE,
     GRAPH_FILE,
     JOURNAL_FOLDER,
     MACHINE_FILE,
@@ -43,7 +44,7 @@ Folders of format 1 have no second line in their id file."""
 _OWN_NAMES = frozenset(
     {LOCK_FILE, JOURNAL_FOLDER, CONFIG_FILE, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE,
      PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, CODE_FILE, DATA_FILE,
-     TOKENS_FOLDER}
+     TOKENS_FOLDER, EXAMPLES_FILE}
 )  # fmt: skip
 """What a run folder holds before its id is written."""
 _JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8}))?\.j")

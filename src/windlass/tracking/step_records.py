@@ -48,6 +48,8 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             evaluation["bits_per_byte"] = step.held_out_bits_per_byte
         if step.held_out_loss_ema is not None:
             evaluation["loss_ema"] = step.held_out_loss_ema
+        if step.held_out_accuracy is not None:
+            evaluation["accuracy"] = step.held_out_accuracy
         journal.append_event("evaluation", evaluation)
     if step.saved is not None:
         journal.append_event("checkpoint", {"step": step.step, "name": step.saved})
@@ -103,6 +105,7 @@ def _step(
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         held_out_loss_ema=evaluation.fields.get("loss_ema") if evaluation else None,
+        held_out_accuracy=evaluation.fields.get("accuracy") if evaluation else None,
         task_scores=_named(value, _TASK_PREFIX),
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )

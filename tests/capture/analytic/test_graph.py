@@ -178,7 +178,7 @@ def test_a_sparse_weight_has_the_flop_bytes_and_parameters_of_its_kept_blocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", catalog.model_names())
+@pytest.mark.parametrize("name", catalog.text_model_names())
 def test_every_catalog_model_has_the_graph_that_is_captured(name: str):
     captured, computed = both(name, EVERY_DEGREE, sequence=4096)
 
@@ -211,7 +211,7 @@ def test_a_graph_is_computed_without_torch():
 def smallest_of_each_family() -> list[str]:
     """One model of each family of the catalog, the first."""
     by_family: dict[str, str] = {}
-    for name in catalog.model_names():
+    for name in catalog.text_model_names():
         by_family.setdefault(catalog._entry(name)["family"], name)
     return list(by_family.values())
 
@@ -220,7 +220,7 @@ def smallest_of_each_family() -> list[str]:
     "name",
     [
         name if name in smallest_of_each_family() else pytest.param(name, marks=pytest.mark.slow)
-        for name in catalog.model_names()
+        for name in catalog.text_model_names()
     ],
 )
 def test_flop_equal_those_of_torchs_counter_on_every_catalog_model(name: str):

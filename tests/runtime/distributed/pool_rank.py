@@ -44,9 +44,10 @@ from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
 from windlass.runtime.verify.fault_injection import inject_fault
 from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 
 OVERFLOW = "overflow"
 """The job's fault that `overflow_on_last_rank` plants."""

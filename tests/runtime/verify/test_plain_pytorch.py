@@ -14,13 +14,19 @@ from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.models.layer_stack import LayerStack
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
-from windlass.runtime.verify import plain_data_order, plain_optimizers, plain_pytorch
+from windlass.runtime.verify import (
+    plain_data_order,
+    plain_examples,
+    plain_optimizers,
+    plain_pytorch,
+)
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.compare_to_plain import compare_to_plain_pytorch
 from windlass.runtime.verify.plain_data_order import PlainMasking, read_plain_batches
 from windlass.schema.answers.verification import VerificationResult
+from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Plan
-from windlass.schema.request import DataRequest, TrainSettings
+from windlass.schema.request import TrainSettings
 
 MASK_TOKEN = 256
 
@@ -135,12 +141,16 @@ def test_batches_of_several_sources_are_those_of_the_written_order(
         assert batches.samples(step)[1].tolist() == plain.samples(step)[1].tolist()
 
 
-@pytest.mark.parametrize("module", [plain_data_order, plain_optimizers, plain_pytorch])
+@pytest.mark.parametrize(
+    "module", [plain_data_order, plain_examples, plain_optimizers, plain_pytorch]
+)
 def test_the_reference_imports_nothing_that_trains(module: object):
     tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = {
         node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
     }
     ours = {name for name in imported if name.startswith("windlass")}
-    plain = {f"windlass.runtime.verify.plain_{part}" for part in ("data_order", "optimizers")}
+    plain = {
+        f"windlass.runtime.verify.plain_{part}" for part in ("data_order", "examples", "optimizers")
+    }
     assert ours <= {"windlass.schema", *plain}

@@ -23,7 +23,14 @@ from windlass.api.runs import RUNS
 from windlass.api.training.start_run import start_run
 from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import PlanError
-from windlass.schema import JOBSET_FILE, LAUNCH_FILE, LAUNCH_SECRET_FILE, SLURM_FILE, TOKENS_FOLDER
+from windlass.schema import (
+    EXAMPLES_FILE,
+    JOBSET_FILE,
+    LAUNCH_FILE,
+    LAUNCH_SECRET_FILE,
+    SLURM_FILE,
+    TOKENS_FOLDER,
+)
 
 
 def prepare_cluster_run(
@@ -82,9 +89,12 @@ def prepare_cluster_run(
     started = start_run(planned, root=root, folder=folder, progress=progress)
     run_folder, tokens = started.folder, started.tokens
     with run_folder:
-        if isinstance(tokens, TokenDataset):  # examples are in the folder already
+        if isinstance(tokens, TokenDataset):
             with storage_errors(run_folder.path / TOKENS_FOLDER):
                 shutil.copytree(tokens.folder, run_folder.path / TOKENS_FOLDER)
+        elif tokens.content is not None:  # other examples are in the folder already
+            with storage_errors(run_folder.path / EXAMPLES_FILE):
+                tokens.save(run_folder.path / EXAMPLES_FILE)
         job = replace(job, folder=run_folder.path.absolute(), run_id=run_folder.id)
         _write_secret(job.folder / LAUNCH_SECRET_FILE)
         scripts = [job.folder / name for name in _texts(job, scheduler)]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.setup import load_run_tokens, make_batches, prepare_tokens
+from windlass.api.training.setup import load_run_tokens, make_batches, prepare_data
 from windlass.document import Document
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.judge import (
@@ -170,7 +170,7 @@ def document_counts(folder: Path) -> DocumentCounts | None:
     record = load_run(folder)
     with contextlib.suppress(WindlassError):
         planned = planned_from_record(record)
-        tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
+        tokens = load_run_tokens(folder) or prepare_data(planned.request, None)
         if record.meta.get("tokens") == tokens.fingerprint:
             steps = [step.step for step in record.steps][-_DATA_STEPS:]
             skipped = planned.request.train.skip_batches

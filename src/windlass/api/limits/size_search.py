@@ -14,7 +14,7 @@ from windlass.api.training.train import train
 from windlass.atomic_files import atomic_write, free_disk_bytes
 from windlass.cost import first_step_cost
 from windlass.errors import InputErrors, MachineError, PlanError, RequestError
-from windlass.models import model_names, published_parameter_count
+from windlass.models import model_names, published_parameter_count, takes_images
 from windlass.program import disk_usage, lower
 from windlass.report import describe_traffic
 from windlass.schema import (
@@ -150,7 +150,11 @@ def _by_parameter_count(root: Path) -> Iterator[str]:
     Models without a published parameter count come last.
     """
     free = free_disk_bytes(root)
-    sizes = {name: published_parameter_count(name) or 0.0 for name in model_names()}
+    sizes = {
+        name: published_parameter_count(name) or 0.0
+        for name in model_names()
+        if not takes_images(name)
+    }
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         if _MIN_STATE_BYTES * sizes[name] <= free:
             yield name

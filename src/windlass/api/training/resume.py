@@ -29,7 +29,7 @@ from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
     make_training_loop,
-    prepare_tokens,
+    prepare_data,
     requested_text_fingerprint,
     require_local_machine,
     verified_programs,
@@ -177,7 +177,7 @@ def reopen_run(
             "new run"
         )
     require_disk_space_to_resume(planned, record.folder, done, len(checkpoint_folders(checkpoints)))
-    tokens = load_run_tokens(record.folder) or prepare_tokens(planned.request, progress)
+    tokens = load_run_tokens(record.folder) or prepare_data(planned.request, progress)
     require_tokens_of_run(record, planned, tokens)
     folder = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
     if programs:

@@ -53,27 +53,44 @@ _RECORDED_STEP = 3
 """Step whose timeline is measured, counted within an attempt: caches are warm by then."""
 
 
+def prepare_data(request: Request, progress: Progress | None) -> "TokenDataset | ExampleDataset":
+    """The tokens of a request's text, or its images: from the cache, or prepared now.
+
+    Raises:
+        DataError: the data are missing, empty or too few.
+    """
+    if request.data.format == "images":
+        from windlass.data import prepare_images
+
+        return prepare_images(request.data, cache=cache_folder() / "images", progress=progress)
+    return prepare_tokens(request, progress)
+
+
 def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset":
     """The tokens of a request's text: from the cache, or tokenized now.
 
     Raises:
-        DataError: the text is missing, empty or too short.
+        DataError: the text is missing, empty or too short, or the request names images.
     """
     from windlass.data import prepare_dataset
 
+    if request.data.format == "images":
+        raise DataError("`data.format` = images, and images have no tokens; name text here")
     tokens = prepare_dataset(request.data, cache=cache_folder() / "tokens", progress=progress)
     trim_heap()
     return tokens
 
 
 def requested_text_fingerprint(request: Request) -> str:
-    """The fingerprint of the text that a request names, however it is tokenized.
+    """The fingerprint of the text or images that a request names, however they are prepared.
 
     Raises:
-        DataError: the text is missing or cannot be read.
+        DataError: they are missing or cannot be read.
     """
-    from windlass.data import text_fingerprint
+    from windlass.data import image_fingerprint, text_fingerprint
 
+    if request.data.format == "images":
+        return image_fingerprint(request.data, cache=cache_folder() / "images")
     return text_fingerprint(request.data, cache=cache_folder() / "tokens")
 
 
@@ -87,8 +104,8 @@ def load_run_tokens(folder: Path) -> "TokenDataset | ExampleDataset | None":
 def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tuple[str, ...]:
     """Writes what a run folder keeps of its data, and returns the names of the files.
 
-    Examples are kept as they are; of a text, which its source holds, only the tokenizer, and of
-    conversations their template.
+    Examples are kept as they are, but for images that their source holds; of a text, which its
+    source holds, only the tokenizer, and of conversations their template.
 
     Raises:
         StorageError: the disk is full.
@@ -96,6 +113,8 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tupl
     from windlass.data import ExampleDataset
 
     if isinstance(tokens, ExampleDataset):
+        if tokens.content is not None:
+            return ()
         with storage_errors(folder / EXAMPLES_FILE):
             tokens.save(folder / EXAMPLES_FILE)
         return (EXAMPLES_FILE,)
@@ -190,7 +209,13 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
     from windlass.data import ExampleDataset
 
     if isinstance(tokens, ExampleDataset):
+        _require_shape(planned, tokens)
         if tokens.vocabulary > planned.graph.vocabulary:
+            if not tokens.has_tokens:
+                raise PlanError(
+                    f"the data have {tokens.vocabulary} classes, and the model "
+                    f"{planned.graph.vocabulary}; set `model.classes={tokens.vocabulary}`"
+                )
             raise PlanError(
                 f"the data have token ids up to {tokens.vocabulary - 1}, and the model has "
                 f"{planned.graph.vocabulary} entries; give it a larger vocabulary"
@@ -206,6 +231,36 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
         raise PlanError(
             f"the tokenizer has {tokens.vocabulary} entries{mask} and the model only "
             f"{planned.graph.vocabulary}; {way_out}"
+        )
+
+
+def _require_shape(planned: Planned, data: "ExampleDataset") -> None:
+    """Refuses examples that the model does not take.
+
+    Raises:
+        PlanError: they have another shape, or targets of another kind.
+    """
+    examples = planned.graph.examples
+    if examples is None:
+        if not data.has_tokens:
+            raise PlanError(
+                f"the data have inputs of {list(data.shape)}, and `{planned.graph.name}` takes "
+                f"tokens; set `model.input_shape={list(data.shape)}`".replace(", ", ",")
+            )
+        return
+    if data.shape != examples.inputs or data.has_tokens:
+        raise PlanError(
+            f"the data have inputs of {list(data.shape)}, and `{planned.graph.name}` takes "
+            f"{list(examples.inputs)}; name other data as `data.source`, or set "
+            "`model.input_shape`"
+        )
+    has_numbers = examples.numbers is not None
+    if data.has_classes is has_numbers or examples.numbers not in (None, data.vocabulary):
+        wanted = f"{examples.numbers} numbers" if has_numbers else "one class"
+        targets = "one class" if data.has_classes else f"{data.vocabulary} numbers"
+        raise PlanError(
+            f"each example of the data has {targets} as its target, and `{planned.graph.name}` "
+            f"predicts {wanted}; set `model.predicts`, or change the model's last layer"
         )
 
 
@@ -236,7 +291,8 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
     refuse_offloaded_masks(planned)
-    if is_users_own(planned.request.model.name) and plan.parallel.devices > plan.parallel.pipeline:
+    may_keep_statistics = graph.examples is not None or is_users_own(planned.request.model.name)
+    if may_keep_statistics and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
     programs = lower(plan, graph)
     device = machine.device
@@ -272,13 +328,13 @@ def _tensor_budget_bytes(planned: Planned) -> int:
     return budget_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
-def prepare_batches(planned: Planned) -> "Batches | DocumentBatches":
-    """The batches of a run, whose tokens come from the cache or are made now.
+def prepare_batches(planned: Planned) -> "TrainingBatches":
+    """The batches of a run, whose data come from the cache or are prepared now.
 
     Raises:
         DataError: the text is missing, empty or too short.
     """
-    return make_batches(planned, prepare_tokens(planned.request, None))
+    return make_batches(planned, prepare_data(planned.request, None))
 
 
 @overload
@@ -416,7 +472,7 @@ def train_rank(
     from windlass.runtime import open_checkpoint
 
     _prepare_memory(planned)
-    tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
+    tokens = load_run_tokens(folder) or prepare_data(planned.request, None)
     batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
     stack = _new_stack(planned)

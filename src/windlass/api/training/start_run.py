@@ -21,7 +21,7 @@ from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
     note_sparse_kernels,
-    prepare_tokens,
+    prepare_data,
     requested_text_fingerprint,
     require_one_process,
     require_own_runtime,
@@ -92,7 +92,7 @@ def start_run(
         tokens = load_run_tokens(folder)
     meta: dict[str, object] = {}
     if tokens is None:
-        tokens = prepare_tokens(planned.request, progress)
+        tokens = prepare_data(planned.request, progress)
         meta["text"] = requested_text_fingerprint(planned.request)
     if parent:
         meta["parent"] = parent.metadata

@@ -10,12 +10,13 @@ from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.legs import as_single_leg
-from windlass.api.training.setup import make_windows, prepare_tokens
+from windlass.api.training.setup import make_windows, prepare_data
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
 from windlass.errors import PlanError
 from windlass.planner import PlanningResult
 from windlass.schema import (
+    EXAMPLES_FILE,
     TOKENS_FOLDER,
     Batch,
     Plan,
@@ -29,6 +30,7 @@ from windlass.torch_ext import set_memory_limit
 from windlass.units import format_bytes
 
 if TYPE_CHECKING:
+    from windlass.data import Batches, ExampleBatches
     from windlass.runtime import InstrumentedRun
 
 _SMALL_STEPS, _SMALL_MICRO, _SMALL_BATCH = 3, 2, 4
@@ -123,13 +125,35 @@ class Verifier:
         Raises:
             WindlassError: a run failed.
         """
-        from windlass.data import open_dataset, write_excerpt
         from windlass.runtime import compare_to_plain_pytorch
 
         planned, folder = small_plan(self._plain), self._folder / "epochs"
+        settings = planned.request.train
+        batches = self._excerpt(planned, folder)
+        run = self._run(folder.name, planned, Instrumentation())
+        self._report("running plain PyTorch")
+        set_memory_limit(None)
+        return compare_to_plain_pytorch(
+            run,
+            planned.plan,
+            build_requested_model(planned.request.model_identity, seed=settings.seed),
+            batches,
+            settings,
+            schedule=schedule,
+        )
+
+    def _excerpt(self, planned: Planned, folder: Path) -> "Batches | ExampleBatches":
+        """Writes the data of a run of two epochs into its folder: the beginning of the others'."""
+        from windlass.data import ExampleBatches, ExampleDataset, open_dataset, write_excerpt
+
         settings, data = planned.request.train, planned.request.data
+        tokens = planned.objects.examples or prepare_data(planned.request, self._progress)
+        if isinstance(tokens, ExampleDataset):
+            few = tokens.excerpt(train=epoch_sequences(), held_out=2 * settings.evaluate_sequences)
+            folder.mkdir(parents=True)
+            few.save(folder / EXAMPLES_FILE)
+            return ExampleBatches(few, batch=settings.batch, seed=settings.seed)
         excerpt = folder / TOKENS_FOLDER
-        tokens = prepare_tokens(planned.request, self._progress)
         shares = data.weights or [part.tokens for part in tokens.meta.train.sources]
         # The rest fills no window, so that the rotation of an epoch shows.
         train_tokens = [
@@ -139,17 +163,7 @@ class Verifier:
         # Twice the windows that are evaluated, so that they lie apart.
         held_out = 2 * settings.evaluate_sequences * settings.sequence + 1
         write_excerpt(tokens, excerpt, train=train_tokens, held_out=held_out)
-        run = self._run(folder.name, planned, Instrumentation())
-        self._report("running plain PyTorch")
-        set_memory_limit(None)
-        return compare_to_plain_pytorch(
-            run,
-            planned.plan,
-            build_requested_model(planned.request.model_identity, seed=settings.seed),
-            make_windows(planned, open_dataset(excerpt) or tokens),
-            settings,
-            schedule=schedule,
-        )
+        return make_windows(planned, open_dataset(excerpt) or tokens)
 
     def inject_faults(self) -> Iterator[FaultResult]:
         """Yields the verification of the plan with each fault that can occur in it."""

@@ -8,7 +8,13 @@ from windlass.api.plan import Planned, plan as choose_plan
 from windlass.api.plan_file import split_machine, with_tensor_shards
 from windlass.cost import predict_plan
 from windlass.errors import ModelError, PlanError
-from windlass.models import find_model_folder, has_config, is_huggingface, model_config
+from windlass.models import (
+    find_model_folder,
+    has_config,
+    is_huggingface,
+    model_config,
+    takes_images,
+)
 from windlass.planner import (
     PlanningResult,
     choose_plan as search_plan,
@@ -118,6 +124,11 @@ def downscale_plan(
         raise ModelError(
             f"`{name}` is a model of your own, which cannot be downscaled; plan for a smaller "
             f"version of it, with at most {MAX_PROCESSES} devices"
+        )
+    if takes_images(name):
+        raise ModelError(
+            f"`{name}` takes images, and only models of tokens are downscaled so far; check a plan "
+            "of it with at most as many devices as this machine can run"
         )
     notes: tuple[str, ...] = ()
     if not has_config(name):

@@ -10,7 +10,7 @@ from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.flags import AsJson
 from windlass.hardware import Question, StatedNumber, stated_numbers
-from windlass.models import model_config, model_names
+from windlass.models import model_config, model_names, resnet_config
 from windlass.report import machine_table, machines_table, numbers_table
 from windlass.schema import Machine
 
@@ -117,7 +117,21 @@ app.command(compare, name="compare", sort_key=4)
 def models() -> None:
     """List the models that can be named."""
     for name in model_names():
+        if (images := resnet_config(name)) is not None:
+            shape = " x ".join(map(str, images.image))
+            console.print(
+                f"{name:<14} {images.layers:>3} blocks up to {images.widths[-1]:>5}, images of "
+                f"{shape}, {images.classes} classes"
+            )
+            continue
         config = model_config(name)
+        if config.image is not None:
+            shape = " x ".join(map(str, config.image))
+            console.print(
+                f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} "
+                f"heads, images of {shape}, {config.vocabulary} classes"
+            )
+            continue
         console.print(
             f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads, "
             f"vocabulary {config.vocabulary:>6}, sequence {config.sequence}"

@@ -113,5 +113,5 @@ class ArrayClock:
         layout = self._layout(columns.shape.pipeline, columns.chunk_bounds)
         batch = PlanBatch(columns, layout, self._prices, self.machine)
         count = LeastBytes if self.machine.stack is None else StackBytes
-        self._batches.appendleft((batch, count(batch, self._sizes, self.base.batch.sequence)))
+        self._batches.appendleft((batch, count(batch, self._sizes)))
         return self._batches[0]

@@ -45,6 +45,7 @@ from windlass.program import (
 )
 from windlass.schema import (
     DEVICE_TIER,
+    PRECISION_BYTES,
     Batch,
     Device,
     Graph,
@@ -296,8 +297,13 @@ class LayerPrices:
     def load_seconds(self, config: LayerConfig, accumulates: bool, micro: int) -> float:
         """Seconds to load a micro-batch."""
         device, plan = self.device(config), self.plan(config, micro=micro, accumulates=accumulates)
-        moved = batch_load_bytes(plan_micro(plan) * self._base.batch.sequence)
+        moved = batch_load_bytes(self._graph, plan)
         return copy_seconds(moved, device) + batch_load_host_seconds(device)
+
+    def example_bytes(self, config: LayerConfig) -> int:
+        """Bytes of the inputs and targets of one sample of a batch."""
+        itemsize = PRECISION_BYTES[config.precision]
+        return self._graph.example_bytes(self._base.batch.sequence, itemsize)
 
     def message_bytes(self, config: LayerConfig, micro: int) -> Floats:
         """Bytes that each column's layer sends to the next stage, `[column]`."""

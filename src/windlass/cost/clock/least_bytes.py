@@ -17,8 +17,6 @@ from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.clock.stage_moments import Moment, moments
 from windlass.program import STAGING_BYTES
 
-_TOKEN_BYTES = 8
-
 
 class _Sizes(NamedTuple):
     """Bytes of each layer, `[layer, plan]`."""
@@ -65,12 +63,12 @@ class LeastBytes:
     Args:
         batch: the plans.
         layers: bytes of their layers.
-        sequence: tokens of a sequence.
     """
 
-    def __init__(self, batch: PlanBatch, layers: LayerBytes, sequence: int) -> None:
+    def __init__(self, batch: PlanBatch, layers: LayerBytes) -> None:
         self._batch, self._layout, self._layers = batch, batch.layout, layers
-        self._tokens = 2.0 * _TOKEN_BYTES * batch.columns.micro * sequence
+        each = [batch.prices.example_bytes(config) for config in batch.columns.configs]
+        self._tokens = np.array(each, dtype=np.float64)[batch.columns.config] * batch.columns.micro
 
     def of(self, columns: PlanColumns) -> Floats:
         """Device memory that each stage needs at least, `[plan, stage]`.

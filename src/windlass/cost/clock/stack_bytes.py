@@ -41,8 +41,8 @@ def stack_stage_bytes(
     prices, columns = LayerPrices(plan, graph, machine), PlanColumns.of([plan])
     layout = StageLayout(plan, graph, columns.shape.pipeline, columns.chunk_bounds)
     batch = PlanBatch(columns, layout, prices, machine)
-    sequence = plan.batch.sequence
-    by_class = StackBytes(batch, LayerBytes(prices, sequence), sequence).by_class(columns)
+    layers = LayerBytes(prices, plan.batch.sequence)
+    by_class = StackBytes(batch, layers).by_class(columns)
     return tuple(
         {name: float(nbytes[stage, 0]) for name, nbytes in by_class.items()}
         for stage in range(plan.parallel.pipeline)

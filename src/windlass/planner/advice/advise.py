@@ -108,6 +108,8 @@ class _Advisor:
     def _shorter(self, *, keeps_pins: bool) -> Iterator[Change]:
         """The longest sequence that fits, found by halving; if need be with other pins dropped."""
         request, sequence = self._request, self._request.train.sequence // 2
+        if self._space.graph.examples is not None:
+            return
         while sequence >= _MIN_SEQUENCE:
             train = request.train.model_copy(update={"sequence": sequence})
             shorter = request.model_copy(update={"train": train})

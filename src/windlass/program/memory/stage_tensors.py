@@ -14,9 +14,6 @@ from windlass.program.phases import offloaded_activation_layers
 from windlass.program.tied_weights import tied_across_stages, tied_owner_layers
 from windlass.schema import HOST_TIER, Graph, Plan
 
-_TOKEN_BYTES = 8
-"""Token ids are int64, as torch's embedding and cross-entropy take them."""
-
 
 class StageTensors:
     """The tensors of one stage of a plan.
@@ -58,7 +55,9 @@ class StageTensors:
         }
         self._owners = tied_owner_layers(graph)
         self._transfer_buffer_bytes = _transfer_buffer_bytes(plan, stage, self.sizes)
-        self._token_bytes = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
+        self._token_bytes = plan.batch.micro * graph.example_bytes(
+            plan.batch.sequence, plan.parameter_itemsize
+        )
         self._weights_name: TensorName = (
             "weight shard" if plan.sharding.parameters > 1 else "weights"
         )

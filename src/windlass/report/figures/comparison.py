@@ -85,13 +85,14 @@ def batch_comparison_figure(forecasts: Sequence[MachineForecast], heading: str) 
             continue
         factors = f"{plan.batch.sequences_per_replica} × {plan.parallel.data}"
         tokens = prediction.tokens_per_step
+        speed = format_speed(prediction.tokens_per_second, prediction.unit)
         bars.append(
             _Bar(
                 name=f"{forecast.global_batch} = {factors}",
                 value=prediction.tokens_per_second,
                 low=tokens / prediction.high_seconds,
                 high=tokens / prediction.low_seconds,
-                text=f"{format_speed(prediction.tokens_per_second)}: {_describe(forecast)}",
+                text=f"{speed}: {_describe(forecast)}",
             )
         )
     svg = _draw(bars, _linear_axis(bars), "predicted speed with each global batch")

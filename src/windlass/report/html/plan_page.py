@@ -55,7 +55,11 @@ def _tiles(forecast: PlanForecast) -> str:
             format_seconds(prediction.step_seconds),
             f"80 % interval {low} to {high}",
         ),
-        ("predicted speed", format_speed(prediction.tokens_per_second), "over all replicas"),
+        (
+            "predicted speed",
+            format_speed(prediction.tokens_per_second, prediction.unit),
+            "over all replicas",
+        ),
         (
             "predicted MFU",
             f"{100 * prediction.mfu:.1f} %",

@@ -127,6 +127,8 @@ def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
         bits = held_out[-1].held_out_bits_per_byte
         more = f"at step {held_out[-1].step}"
         more += f", {bits:.3f} bits per byte" if bits is not None else ""
+        accuracy = held_out[-1].held_out_accuracy
+        more += f", {100 * accuracy:.1f} % right" if accuracy is not None else ""
         yield "held-out loss", format_loss(held_out[-1].held_out_loss), more
     scored = next((step for step in reversed(record.steps) if step.task_scores), None)
     for name, value in scored.task_scores.items() if scored is not None else ():
@@ -137,7 +139,8 @@ def _tokens_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:
     if record.steps:
         tokens = sum(step.tokens for step in record.steps)
         seconds = sum(step.seconds for step in record.steps)
-        yield "tokens seen", format_count(tokens), f"in {format_seconds(seconds)} of steps"
+        unit = (record.prediction.unit if record.prediction else None) or "tokens"
+        yield f"{unit} seen", format_count(tokens), f"in {format_seconds(seconds)} of steps"
 
 
 def _tile(name: str, value: str, more: str, *, outside: bool) -> str:

@@ -89,6 +89,11 @@ class TrainingView:
         self._saved = step.saved or self._saved
 
     @property
+    def _unit(self) -> str | None:
+        """What the tokens of a step are if they are none."""
+        return self._prediction.unit if self._prediction else None
+
+    @property
     def step_seconds(self) -> float | None:
         """Median of recent steps, or the predicted time before the first; None without either."""
         if self._seconds:
@@ -110,7 +115,7 @@ class TrainingView:
         parts = [
             f"step {step.step}/{self._steps}",
             f"loss {format_loss(step.loss)}",
-            f"{format_speed(step.tokens / seconds)}",
+            format_speed(step.tokens / seconds, self._unit),
             f"{format_seconds(seconds)}/step",
         ]
         if self._prediction is not None:
@@ -193,7 +198,8 @@ class TrainingView:
 
     def _speed(self, tokens: int, seconds: float) -> Text:
         """Speed and step time; the ratio is coloured if it lies outside the interval."""
-        words = Text(f"{format_speed(tokens / seconds)}, {format_seconds(seconds)} a step")
+        speed = format_speed(tokens / seconds, self._unit)
+        words = Text(f"{speed}, {format_seconds(seconds)} a step")
         prediction = self._prediction
         if prediction is None:
             return words

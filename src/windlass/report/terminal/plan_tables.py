@@ -70,7 +70,7 @@ def plan_table(
         table.add_row("schedule", f"{plan.parallel.schedule}{virtual}")
     if plan.parallel.replicas > 1:
         table.add_row("sharding", describe_sharding(plan))
-    table.add_row("batch", describe_batch(plan))
+    table.add_row("batch", describe_batch(plan, graph))
     if defaults:
         table.add_row("defaults", Text(describe_defaults(defaults)))
     table.add_row("precision", describe_precision(plan))
@@ -100,7 +100,7 @@ def prediction_table(
     low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
     step = format_seconds(prediction.step_seconds)
     table.add_row("predicted step", f"{step}, 80 % interval {low} to {high}")
-    table.add_row("predicted speed", format_speed(prediction.tokens_per_second))
+    table.add_row("predicted speed", format_speed(prediction.tokens_per_second, prediction.unit))
     table.add_row("predicted MFU", format_mfu(prediction, prediction.step_seconds))
     if speedup is not None:
         table.add_row("predicted speed-up", describe_speedup(speedup))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -53,7 +54,8 @@ def record_table(record: RunRecord) -> RenderableType:
     if record.plan is not None:
         several = record.plan.parallel.devices > 1
         parallelism = f"{describe_parallelism(record.plan)}; " if several else ""
-        words = f"{parallelism}{describe_batch(record.plan)}; {describe_precision(record.plan)}"
+        batch = describe_batch(record.plan, record.graph)
+        words = f"{parallelism}{batch}; {describe_precision(record.plan)}"
         table.add_row("plan", words)
     if record.steps:
         requested = record.request.train.steps if record.request else record.meta.get("steps", "?")
@@ -90,9 +92,10 @@ def _comparison(record: RunRecord) -> Table:
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
     metrics = headline_metrics(record.current_plan_steps, record.prediction)
+    unit = record.prediction.unit if record.prediction else None
     formats: Mapping[str, Callable[[float], str]] = {
-        "seconds": format_seconds, "tokens": format_speed, "mfu": _percent, "memory": format_bytes,
-        "read": format_bytes, "written": format_bytes,
+        "seconds": format_seconds, "tokens": partial(format_speed, unit=unit), "mfu": _percent,
+        "memory": format_bytes, "read": format_bytes, "written": format_bytes,
     }  # fmt: skip
     rows = [(metrics[key], show) for key, show in formats.items() if key in metrics]
     metric_rows = len(rows)

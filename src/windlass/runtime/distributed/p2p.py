@@ -44,7 +44,7 @@ class P2PCommunicator:
         self._plan, self._groups, self._device = plan, groups, context.device.torch_device
         self._wait_for_layer = store.wait_for_layer
         self._stage = StageTensors(plan, groups.graph, groups.coord.stage)
-        shapes = output_shapes(templates, plan.batch.micro, plan.batch.sequence)
+        shapes = output_shapes(templates, _batch_on_meta(context))
         self._shapes = {layer: shapes[layer] for layer in self._stage.boundaries}
         by_name = {
             weight.name: weight for layer in store.layers for weight in (*layer.owned, *layer.used)
@@ -179,17 +179,21 @@ def tied_weight_names(stack: LayerStack, tie: TiedWeights, plan: Plan) -> tuple[
     return tuple(dict.fromkeys(names))
 
 
-def output_shapes(
-    templates: Sequence[LayerTemplate], micro: int, sequence: int
-) -> tuple[torch.Size, ...]:
+def _batch_on_meta(context: RankContext) -> Tensor:
+    """The inputs of a micro-batch on the meta device: tokens `Int[b s]`, or `Float[b ...]`."""
+    batch, examples = context.plan.batch, context.stack.examples
+    if examples is None:
+        return torch.zeros(batch.micro, batch.sequence, dtype=torch.int64, device="meta")
+    return torch.empty(batch.micro, *examples.inputs, device="meta")
+
+
+def output_shapes(templates: Sequence[LayerTemplate], x: Tensor) -> tuple[torch.Size, ...]:
     """The shape of each layer's output for one micro-batch, computed on the meta device.
 
     Args:
         templates: one for each layer.
-        micro: sequences in a micro-batch.
-        sequence: tokens in a sequence.
+        x: the inputs of a micro-batch on the meta device.
     """
-    x = torch.zeros(micro, sequence, dtype=torch.int64, device="meta")
     cache: dict[tuple[int, torch.Size], Tensor] = {}
     shapes: list[torch.Size] = []
     for template in templates:

@@ -1,5 +1,6 @@
 """Held-out loss: the forward pass of the training templates, over text that is never trained on."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data import TokenBatch, TrainingBatches
-from windlass.models import IGNORE_INDEX
+from windlass.data import ExampleArray, TrainingBatches, target_counts
+from windlass.models import IGNORE_INDEX, layer_loss
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.param_store import ParamStore
+from windlass.runtime.parameters import DTYPES
 from windlass.runtime.rank_context import RankContext
+from windlass.schema import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,8 @@ class HeldOutLoss:
     """Mean loss in nats per token."""
     bits_per_byte: float | None
     """The same loss in bits per byte of text; None without text."""
+    accuracy: float | None = None
+    """Share of the examples whose class has the largest logit; None if they have no class."""
 
 
 def with_averages(
@@ -61,18 +66,29 @@ def evaluate(
             runs here as it does there, so that nothing is compiled for evaluation alone.
     """
     context, dist = passes.context, passes.dist
+    examples = context.stack.examples
+    # Their last layer gives few numbers, so it can give them, not only the loss.
+    classifies = examples is not None and examples.numbers is None
     values, all_targets, all_documents, counts = _held_out_batches(context, batches, dist)
 
     def output(layers: range, index: int, x: Tensor) -> Tensor:
-        return _forward(layers, passes, x, all_targets[index], all_documents[index], no_grad_layers)
+        targets = None if classifies else all_targets[index]
+        return _forward(layers, passes, x, targets, all_documents[index], no_grad_layers)
 
-    is_last = passes.run(values, output)
+    is_last, correct = passes.run(values, output), 0
+    if is_last and classifies:
+        loss_of = layer_loss(passes.templates[-1].module)
+        for index, targets in enumerate(all_targets):
+            correct += int((values[index].argmax(dim=-1) == targets).sum())
+            values[index] = loss_of(values[index], targets)
     # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
     has_loss = is_last and not dist.coord.tensor_rank
     losses = [float(x) * n for x, n in zip(values, counts, strict=True)] if has_loss else []
-    loss, count = dist.all_reduce_sum((sum(losses), float(sum(counts) if has_loss else 0)))
+    local = (sum(losses), float(sum(counts) if has_loss else 0), float(correct))
+    loss, count, right = dist.all_reduce_sum(local)
     bits = batches.bits_per_byte(loss / count, context.settings.evaluate_sequences)
-    return HeldOutLoss(loss=loss / count, bits_per_byte=bits)
+    accuracy = right / count if classifies else None
+    return HeldOutLoss(loss=loss / count, bits_per_byte=bits, accuracy=accuracy)
 
 
 def _held_out_batches(
@@ -91,12 +107,13 @@ def _held_out_batches(
     documents = batches.held_out_documents(sequences, micro)
     for index, ((inputs, targets), ids) in enumerate(zip(held_out, documents, strict=False)):
         rounds = index // plan.parallel.data + 1
-        count = int(np.count_nonzero(targets != IGNORE_INDEX))
+        count = int(target_counts(targets).sum())
         is_own = index % plan.parallel.data == dist.coord.data_rank
         if not count or not (is_own or spare is None):
             continue  # A mean over no target is no number.
         batch = (
-            _padded(context, inputs, 0), _padded(context, targets, IGNORE_INDEX),
+            _in_precision(_padded(context, inputs, 0), plan),
+            _padded(context, targets, _no_target(targets)),
             None if ids is None else _padded(context, ids, 0),
         )  # fmt: skip
         spare = (*batch, 0) if spare is None else spare
@@ -114,7 +131,7 @@ def _forward(
     layers: range,
     passes: RankPasses,
     x: Tensor,
-    targets: Tensor,
+    targets: Tensor | None,
     documents: Tensor | None,
     no_grad_layers: frozenset[int],
 ) -> Tensor:
@@ -123,8 +140,8 @@ def _forward(
     Args:
         layers: indices of the layers.
         passes: the rank that computes.
-        x: `Int[b s]` for the first layer, else `Float[b s d]`.
-        targets: `Int[b s]`.
+        x: what the data give for the first layer, else the output of the layer before.
+        targets: what the loss compares the last output with; None gives that output.
         documents: the document of each token, `Int[b s]`; None if a row is one document.
         no_grad_layers: layers that run without autograd.
     """
@@ -140,8 +157,18 @@ def _forward(
     return x.detach()
 
 
-def _padded(context: RankContext, rows: TokenBatch, value: int) -> Tensor:
-    """`Int[b s]` on the device: rows padded to a micro-batch with rows of one value."""
+def _padded(context: RankContext, rows: ExampleArray, value: float) -> Tensor:
+    """`[b ...]` on the device: rows padded to a micro-batch with rows of one value."""
     missing = context.plan.batch.micro - len(rows)
-    padded = np.pad(rows, ((0, missing), (0, 0)), constant_values=value)
+    padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)), constant_values=value)
     return context.device.to_device(torch.from_numpy(padded))
+
+
+def _in_precision(inputs: Tensor, plan: Plan) -> Tensor:
+    """Token ids, or numbers in the type that layers compute with."""
+    return inputs.to(DTYPES[plan.precision]) if inputs.is_floating_point() else inputs
+
+
+def _no_target(targets: ExampleArray) -> float:
+    """The target that does not count in the loss."""
+    return math.nan if targets.dtype.kind == "f" else IGNORE_INDEX

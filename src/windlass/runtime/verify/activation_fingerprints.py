@@ -124,6 +124,8 @@ def read_fingerprints(folder: Path) -> Mapping[FingerprintKey, Fingerprint]:
 def _fingerprint(value: Tensor, tp_rank: TensorParallelRank) -> Fingerprint:
     """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks."""
     wide = value.detach().double()
+    # The pixels of a channel stand where a token has features.
+    wide = wide[None] if wide.ndim == 1 else wide.flatten(1)
     count, width = wide.shape
     tokens = _cosines(_TOKEN_TURN, tp_rank.row * count, count, wide.device)
     features = _cosines(_FEATURE_TURN, tp_rank.column * width, width, wide.device)

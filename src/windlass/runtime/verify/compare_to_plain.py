@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from windlass.data import Batches
+from windlass.data import Batches, ExampleBatches
 from windlass.models import LayerStack, materialize_layer
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.parameters import DTYPES
@@ -19,8 +19,10 @@ from windlass.runtime.verify.error_record import (
     tensor_error,
 )
 from windlass.runtime.verify.plain_data_order import PlainBatches, PlainMasking, read_plain_batches
+from windlass.runtime.verify.plain_examples import PlainExamples, read_plain_examples
 from windlass.runtime.verify.plain_pytorch import PlainRun, plain_learning_rate, train_plainly
 from windlass.schema import (
+    EXAMPLES_FILE,
     ComparedQuantity,
     Plan,
     Step,
@@ -41,7 +43,7 @@ def compare_to_plain_pytorch(
     run: InstrumentedRun,
     plan: Plan,
     stack: LayerStack,
-    batches: Batches,
+    batches: Batches | ExampleBatches,
     settings: TrainSettings,
     *,
     schedule: TrainSettings,
@@ -61,7 +63,14 @@ def compare_to_plain_pytorch(
     """
     tolerance: dict[ComparedQuantity, float] = dict.fromkeys(get_args(ComparedQuantity), _TOLERANCE)
     errors = ErrorRecord(stack.names, tolerance)
-    plain_batches = _plain_batches(batches)
+    plain_batches: PlainBatches | PlainExamples
+    if isinstance(batches, ExampleBatches):
+        plain_batches = read_plain_examples(
+            run.folder / EXAMPLES_FILE, batch=batches.batch, seed=batches.seed,
+            dtype=DTYPES[plan.precision],
+        )  # fmt: skip
+    else:
+        plain_batches = _plain_batches(batches)
     _compare_schedule(errors, schedule)
     _compare_tokens(errors, batches, plain_batches, settings.steps)
     plain = train_plainly(
@@ -93,15 +102,27 @@ def _compare_schedule(errors: ErrorRecord, schedule: TrainSettings) -> None:
         errors.add("learning rate", step, error)
 
 
-def _compare_tokens(errors: ErrorRecord, batches: Batches, plain: PlainBatches, steps: int) -> None:
+def _compare_tokens(
+    errors: ErrorRecord,
+    batches: Batches | ExampleBatches,
+    plain: PlainBatches | PlainExamples,
+    steps: int,
+) -> None:
     for step in range(1, steps + 1):
         actual, expected = batches.samples(step), plain.samples(step)
         for sample in range(batches.batch):
             equal = all(
-                torch.equal(torch.as_tensor(ours[sample]), theirs[sample])
+                _are_equal(torch.as_tensor(ours[sample]), theirs[sample])
                 for ours, theirs in zip(actual, expected, strict=True)
             )
             errors.add("tokens", step, 0.0 if equal else math.inf, sample=sample)
+
+
+def _are_equal(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether tokens or numbers are equal, where numbers that are not known are equal too."""
+    if not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    return torch.equal(ours.nan_to_num(), theirs.to(ours.dtype).nan_to_num())
 
 
 def _compare_steps(errors: ErrorRecord, run: InstrumentedRun, plain: PlainRun) -> None:
@@ -122,6 +143,10 @@ def _compare_evaluation(errors: ErrorRecord, last: Step, plain: PlainRun) -> Non
     if bits is not None:
         error = relative_error(last.held_out_bits_per_byte, bits)
         errors.add("held-out bits per byte", last.step, error)
+    if plain.held_out_accuracy is not None:
+        right = last.held_out_accuracy
+        error = abs((math.nan if right is None else right) - plain.held_out_accuracy)
+        errors.add("held-out accuracy", last.step, error)
 
 
 def _compare_weights(

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, PlainBatches, finalized
+from windlass.runtime.verify.plain_examples import PlainExamples
 from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.schema import TrainSettings
 
@@ -41,6 +42,8 @@ class PlainRun:
     held_out_bits_per_byte: float | None
     held_out_loss_ema: float | None
     """Held-out loss of an average of the weights; None if none is asked for."""
+    held_out_accuracy: float | None
+    """Share of held-out examples whose class is predicted right; None without classes."""
     model: nn.Sequential
     """The model after the last step."""
 
@@ -48,7 +51,7 @@ class PlainRun:
 @torch.random.fork_rng(devices=[])
 def train_plainly(
     layers: Sequence[tuple[str, nn.Module]],
-    batches: PlainBatches,
+    batches: PlainBatches | PlainExamples,
     settings: TrainSettings,
     *,
     micro: int,
@@ -85,7 +88,7 @@ def train_plainly(
             group["lr"] = rates[-1] * group["factor"]
         inputs, targets = batches.samples(next(taken))
         optimizer.zero_grad()
-        number_of_targets = int((targets != IGNORED_TARGET).sum())
+        number_of_targets = _count(targets)
         micro_losses = []
         for first in range(0, batches.batch, micro):
             for dropout in dropouts:
@@ -103,13 +106,13 @@ def train_plainly(
     held_out = batches, settings.evaluate_sequences, micro
     evaluated = [optimizer.state[p].get("x", p.detach().clone()) for p in parameters]
     with _weights_in_place(parameters, evaluated):
-        held_out_loss, bits = _evaluate(model, *held_out)
+        held_out_loss, bits, accuracy = _evaluate(model, *held_out)
     with _weights_in_place(parameters, averages):
         averaged_loss = None if settings.ema is None else _evaluate(model, *held_out)[0]
     return PlainRun(
         losses=tuple(losses), gradient_norms=tuple(norms), learning_rates=tuple(rates),
         held_out_loss=held_out_loss, held_out_bits_per_byte=bits,
-        held_out_loss_ema=averaged_loss, model=model,
+        held_out_loss_ema=averaged_loss, held_out_accuracy=accuracy, model=model,
     )  # fmt: skip
 
 
@@ -166,29 +169,47 @@ def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: i
     return x
 
 
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of all targets of a micro-batch together."""
+def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of all targets of a micro-batch together.
+
+    It is the cross-entropy of classes, and the mean squared error of an example's numbers.
+    """
+    if targets.is_floating_point():
+        known = ~targets.isnan().any(dim=1)
+        return (outputs.reshape(targets.shape) - targets)[known].square().mean(dim=1).sum()
     return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET,
+        outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET,
         reduction="sum",
     )  # fmt: skip
 
 
+def _count(targets: Tensor) -> int:
+    """Number of targets that count."""
+    if targets.is_floating_point():
+        return int((~targets.isnan().any(dim=1)).sum())
+    return int((targets != IGNORED_TARGET).sum())
+
+
 @torch.no_grad()
 def _evaluate(
-    model: nn.Sequential, batches: PlainBatches, count: int, micro: int
-) -> tuple[float | None, float | None]:
-    """Loss in nats a token, and bits per byte, over `count` held-out sequences."""
+    model: nn.Sequential, batches: PlainBatches | PlainExamples, count: int, micro: int
+) -> tuple[float | None, float | None, float | None]:
+    """Loss in nats a token, bits per byte, and accuracy, over `count` held-out sequences."""
     if not count:
-        return None, None
+        return None, None, None
     inputs, targets, nbytes = batches.held_out_samples(count)
     model.eval()
-    nats, number_of_targets = 0.0, 0
+    nats, number_of_targets, right = 0.0, 0, 0
     for first in range(0, len(inputs), micro):
         part = targets[first : first + micro]
-        nats += float(_nats(model(inputs[first : first + micro]), part))
-        number_of_targets += int((part != IGNORED_TARGET).sum())
-    return nats / number_of_targets, nats / math.log(2) / nbytes
+        outputs = model(inputs[first : first + micro])
+        nats += float(_nats(outputs, part))
+        number_of_targets += _count(part)
+        if targets.ndim == 1:
+            right += int((outputs.argmax(dim=-1) == part).sum())
+    bits = nats / math.log(2) / nbytes if nbytes else None
+    accuracy = right / number_of_targets if targets.ndim == 1 else None
+    return nats / number_of_targets, bits, accuracy
 
 
 class _PlainKeyedDropout(nn.Module):

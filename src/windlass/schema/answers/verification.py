@@ -11,7 +11,7 @@ from windlass.schema.plan import MomentFormat
 ComparedQuantity = Literal[
     "learning rate",
     "samples",  # the samples that the step takes
-    "tokens",  # of each sample, inputs and targets
+    "tokens",  # of each sample, or pixels, inputs and targets
     "output",  # of a layer, sample by sample
     "loss",
     "input gradient",  # of a layer, sample by sample
@@ -20,6 +20,7 @@ ComparedQuantity = Literal[
     "weight",  # after each step, full tensors
     "held-out loss",  # after the last step
     "held-out bits per byte",
+    "held-out accuracy",
 ]
 """What is compared, in the order in which a step computes it."""
 

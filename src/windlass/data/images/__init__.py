@@ -1,0 +1,1 @@
+"""Images with classes: found, scaled to one size, and written to memory-mapped files once."""

@@ -1,0 +1,1 @@
+"""Models of images: the ends of vision transformers, and residual networks."""

@@ -1,0 +1,134 @@
+"""DataRequest: the data to train on, and how they are read."""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from windlass.schema.model_request import Name, RequestTable, Size
+from windlass.units import Bytes
+
+Deviation = Annotated[float, Field(gt=0)]
+"""A standard deviation."""
+
+_HELD_OUT = 0.05
+_MAX_ENTRIES = 2**20
+"""Largest vocabulary that a tokenizer is trained for."""
+
+DataFormat = Literal["text", "chat", "images"]
+"""What a source holds: text that is learned whole, conversations, or images with a class each."""
+LongDocuments = Literal["truncate", "drop"]
+"""What becomes of a conversation that is longer than a sequence."""
+
+
+class DataRequest(RequestTable):
+    """The text to train on and how it is tokenized, or the images."""
+
+    source: Name | tuple[Name, ...] = "stdlib"
+    """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
+    `.jsonl` or `.parquet` file, a Hugging Face data set (`hf:name`, or a saved folder), or a list
+    of these."""
+    weights: tuple[float, ...] | None = None
+    """Share of the training sequences that is taken from each source, in the order of `source`,
+    relative to each other; None takes them in proportion to their tokens."""
+    validation: Name | None = None
+    """Text to evaluate on, named like a `source`; all of `source` is trained on then. None holds
+    out a part of `source`."""
+    format: DataFormat = "text"
+    """`text`, or `chat`: tables with `messages`, or with `prompt` and `completion`, of which the
+    answers are learned, or `images`: a folder with a folder for each class, tables with a column of
+    images, or `digits`."""
+    image_field: Name = "image"
+    """The column of a table that holds images."""
+    label_field: Name = "label"
+    """The column of a table that holds the class of each image."""
+    image_shape: tuple[Size, Size, Size] | None = None
+    """Channels, height and width that images are scaled and cut to; None means what the model
+    takes."""
+    image_mean: tuple[float, ...] | None = None
+    """Mean of each channel that is subtracted, of pixels up to 1; None means that of the training
+    images, or of a Hugging Face model's own."""
+    image_std: tuple[Deviation, ...] | None = None
+    """What each channel is divided by afterwards; None means likewise."""
+    flips: bool = False
+    """Whether half of the training images are mirrored."""
+    border: int = Field(default=0, ge=0, le=256)
+    """Most pixels by which a training image is moved, over a border of zeros."""
+    text_field: Name = "text"
+    """The field of a table that holds the text."""
+    chat_template: Name | None = None
+    """How conversations become text: `plain`, `chatml`, or the path of a Jinja file. None takes the
+    template beside the `tokenizer.json`, or one of these two where there is none."""
+    long_documents: LongDocuments = "truncate"
+    """What becomes of a conversation that is longer than a sequence: its end is cut off
+    (`truncate`), or it is left out (`drop`)."""
+    packing: bool = False
+    """Whether conversations share sequences, in which none sees another and the positions of each
+    begin at 0."""
+    tokenizer: Name = "bpe"
+    """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
+    vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
+    """Entries of a trained tokenizer."""
+    held_out: float = Field(default=_HELD_OUT, gt=0, lt=1)
+    """Share of documents that is kept for evaluation and never trained on, without
+    `validation`."""
+    limit_bytes: Bytes | None = None
+    """Most text to take from each source, in its order, such as `100MB`; None takes all."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources to train on, also if there is one."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    def _misplaced_keys(self) -> Iterator[str]:
+        """Keys that say nothing of such data, a sentence for each kind of data that they belong to.
+
+        The request in a run folder states defaults, too.
+        """
+        for formats, keys, what in _KEYS_OF_FORMATS:
+            fields = type(self).model_fields
+            given = [f"`{key}`" for key in keys if getattr(self, key) != fields[key].default]
+            if self.format not in formats and given:
+                yield (
+                    f"{' and '.join(given)} of {self.format}, which {_HAS[self.format]} no {what}; "
+                    f"set `format` to `{formats[-1]}`"
+                )
+
+    @model_validator(mode="after")
+    def _sources_and_weights_agree(self) -> Self:
+        sources, weights = self.sources, self.weights
+        if not sources or len(set(sources)) < len(sources):
+            raise ValueError(
+                f"`source` = {list(sources)}: name at least one source, and each of them once"
+            )
+        if weights is not None and len(weights) != len(sources):
+            raise ValueError(
+                f"{len(weights)} `weights` for {len(sources)} sources; give each source one weight"
+            )
+        if weights is not None and not all(isfinite(w) and w > 0 for w in weights):
+            raise ValueError(
+                f"`weights` = {list(weights)}: each should be a positive number; leave a source "
+                "out of `source` to give it no weight"
+            )
+        if misplaced := tuple(self._misplaced_keys()):
+            raise ValueError("; ".join(misplaced))
+        if self.validation is not None and self.held_out != _HELD_OUT:
+            raise ValueError(
+                f"`held_out` = {self.held_out:g} with `validation` = {self.validation!r}, which "
+                "holds out nothing of `source`; leave one of them out"
+            )
+        return self
+
+
+_HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have"}
+_KEYS_OF_FORMATS: tuple[tuple[tuple[DataFormat, ...], tuple[str, ...], str], ...] = (
+    (("chat",), ("chat_template", "long_documents", "packing"), "conversations"),
+    (
+        ("images",),
+        ("image_field", "label_field", "image_shape", "image_mean", "image_std", "flips", "border"),
+        "images",
+    ),
+    (("chat", "text"), ("weights", "limit_bytes"), "tokens to count"),
+)
+"""Formats, keys that only they have, and what these keys are about."""
