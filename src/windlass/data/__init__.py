@@ -34,14 +34,14 @@ from windlass.data.images.image_cache import (
     image_fingerprint,
     prepare_images,
 )
-from windlass.data.images.pixels import (
-    PixelScale,
-)
 from windlass.data.mlm_masking import (
     MlmMasking,
 )
 from windlass.data.packing import (
     DocumentBatches,
+)
+from windlass.data.pixels import (
+    PixelScale,
 )
 from windlass.data.read_ahead import (
     ReadAhead,

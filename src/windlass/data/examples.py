@@ -12,8 +12,8 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from windlass.data.batches import TokenBatch
-from windlass.data.images.pixels import PixelScale
 from windlass.data.permutation import keyed_permutation
+from windlass.data.pixels import PixelScale
 from windlass.errors import DataError, raise_data_errors
 
 IGNORED_TARGET = -100

@@ -11,7 +11,7 @@ from PIL import Image
 
 from windlass.data.examples import ExampleBatches, ExampleDataset, load_examples
 from windlass.data.images.image_cache import prepare_images
-from windlass.data.images.pixels import PixelScale
+from windlass.data.pixels import PixelScale
 from windlass.errors import DataError, InputErrors
 from windlass.schema.data_request import DataRequest
 

@@ -15,7 +15,7 @@ from windlass.data.build_dataset import hash_fraction
 from windlass.data.content_hashes import DataProgress, hash_files
 from windlass.data.examples import ExampleDataset
 from windlass.data.images.image_sources import ImageSource, decode_image, find_images
-from windlass.data.images.pixels import Images, PixelScale, channel_statistics
+from windlass.data.pixels import Images, PixelScale, channel_statistics
 from windlass.document import Document
 from windlass.errors import DataError, raise_data_errors
 from windlass.schema import DataRequest
