@@ -40,6 +40,7 @@ def _advice(spike: tuple[int, int], folder: Path) -> str:
     first, last = (batch_of_step(step, request.train.skip_batches) for step in spike)
     batches = str(first) if first == last else f"{first}-{last}"
     taken = f"the spike took {'batch' if first == last else 'batches'} {batches}"
+    without = "it" if first == last else "them"
     saved = [int(path.name.rpartition("-")[2]) for path in checkpoint_folders(
         folder / CHECKPOINT_FOLDER
     )]  # fmt: skip
@@ -48,9 +49,9 @@ def _advice(spike: tuple[int, int], folder: Path) -> str:
     if not before:
         return (
             f"{taken}, and no checkpoint from before it is kept; a new run with "
-            f"`train.skip_batches={batches}` leaves them out"
+            f"`train.skip_batches={batches}` leaves {without} out"
         )
     if max(saved) < spike[0]:
-        return f"{taken}; `windlass resume {run} --skip-batches {batches}` leaves them out"
+        return f"{taken}; `windlass resume {run} --skip-batches {batches}` leaves {without} out"
     command = f"windlass train --from {run}@{max(before)} --continue train.skip_batches={batches}"
-    return f"{taken}; `{command}` goes on from step {max(before)} without them"
+    return f"{taken}; `{command}` goes on from step {max(before)} without {without}"
