@@ -1,4 +1,4 @@
-"""Checkpoints, data and modules of others with a fault: one clear message, and nothing is changed."""
+"""Checkpoints, data and modules of others with a fault: one clear message, nothing is changed."""
 
 import json
 import pickle
