@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import windlass
 from command_line import TINY
 from windlass.api.objects import NO_OBJECTS
-from windlass.errors import RequestError, StorageError
+from windlass.errors import CheckpointError, RequestError, StorageError
 
 MODEL, *OVERRIDES = TINY
 OTHERS = (
@@ -157,3 +157,25 @@ def test_a_gguf_file_of_a_folder_computes_what_the_folder_did(home: Path, model_
     with torch.no_grad():
         # The same products in float32, in another order.
         assert torch.allclose(again(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ["train.ema=0.5", pytest.param("train.optimizer=schedule-free", marks=pytest.mark.slow)],
+)
+def test_an_export_has_the_weights_that_its_run_evaluated(home: Path, changes: str):
+    run, file = trained(home, MODEL, changes, "precision=float32"), home / "averages.safetensors"
+    windlass.export(run, to=file, ema="ema" in changes)
+    averages, (checkpoint,) = load_file(file), sorted((run / "checkpoints").glob("step-*2"))
+    state = {
+        key: value for each in checkpoint.glob("layer-*") for key, value in load_file(each).items()
+    }
+    for name, average in averages.items():
+        if "ema" in changes:
+            expected = state[f"average/{name}"]
+        else:
+            expected = state[f"weight/{name}"].lerp(state[f"moment1/{name}"], 1 - 1 / 0.9)
+        assert torch.equal(average, expected)
+    if "ema" not in changes:
+        with pytest.raises(CheckpointError, match="leave `--ema` out"):
+            windlass.export(run, to=file, ema=True)
