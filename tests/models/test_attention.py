@@ -63,19 +63,21 @@ def test_plain_attention_is_the_mean_of_the_values_that_a_token_sees(
     torch.testing.assert_close(plain, expected, rtol=EXACT, atol=EXACT)
 
 
+# One tile; three, of which each but the first skips keys on one side or both.
+@pytest.mark.parametrize("tokens", [40, 300])
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("backend", ["math", "flash"])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_token_sees_only_its_window_and_no_score_above_the_cap(
-    is_causal: bool, backend: AttentionBackend, softcap: float | None
+    is_causal: bool, backend: AttentionBackend, softcap: float | None, tokens: int
 ):
     config = TransformerConfig(
-        name="x", layers=2, width=16, heads=4, kv_heads=2, ffn=8, vocabulary=4, sequence=40,
+        name="x", layers=2, width=16, heads=4, kv_heads=2, ffn=8, vocabulary=4, sequence=tokens,
         causal=is_causal, sliding_window=6, attention_softcap=softcap,
     )  # fmt: skip
     layer = Attention(config).double()
     set_attention_backend(layer, backend)
-    x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(2, tokens, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parts = (10 * layer.input(x)).split([16, 8, 8], dim=-1)
     query, key, value = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
 

@@ -4,6 +4,7 @@ import pytest
 
 from factories import catalog_graph
 from windlass.program.attention_costs import AttentionSizes, tile_shares, with_attention
+from windlass.schema.plan import attention_tiles
 
 
 @pytest.mark.parametrize(
@@ -13,11 +14,21 @@ from windlass.program.attention_costs import AttentionSizes, tile_shares, with_a
      (320, (128 * 128 + 128 * 256 + 64 * 320) / 320**2, 128 * 256 / 320**2)],
 )  # fmt: skip
 def test_tiles_skip_keys_that_no_query_of_theirs_sees(sequence: int, share: float, largest: float):
-    assert tile_shares(sequence, is_causal=True) == (share, largest)
+    assert tile_shares(sequence, None, 0) == (share, largest)
 
 
 def test_without_a_mask_nothing_is_skipped():
-    assert tile_shares(512, is_causal=False) == (1, 1)
+    assert tile_shares(512, None, None) == (1, 1)
+
+
+@pytest.mark.parametrize(("earlier", "later"), [(64, 0), (64, 64), (300, 0), (2000, 2000)])
+def test_tiles_hold_every_pair_of_tokens_that_see_each_other(earlier: int, later: int):
+    tiles = attention_tiles(700, earlier, later)
+    pairs = {(q, k) for (first, end), (begin, seen) in tiles
+             for q in range(first, end) for k in range(begin, seen)}  # fmt: skip
+    visible = {(q, k) for q in range(700) for k in range(700) if -earlier <= k - q <= later}
+    assert visible <= pairs
+    assert len(pairs) == round(tile_shares(700, earlier, later)[0] * 700**2)
 
 
 def test_heads_and_widths_follow_from_the_operation_itself():

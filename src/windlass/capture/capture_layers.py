@@ -33,6 +33,7 @@ from windlass.models import (
     running_statistics,
     shard_layer,
     sharding_errors,
+    sliding_window,
 )
 from windlass.schema import (
     Graph,
@@ -239,6 +240,7 @@ def _capture_kind(
         selective_costs=tuple(_selective_costs(subject)),
         fused_costs=tuple(_fused_costs(subject)),
         chooses_attention=chooses_attention(layer),
+        sliding_window=sliding_window(layer),
     )
     return kind, output
 

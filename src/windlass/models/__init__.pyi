@@ -3,6 +3,7 @@ from .attention import (
     attend,
     chooses_attention,
     set_attention_backend,
+    sliding_window,
 )
 from .build import (
     build_layer_stack,
@@ -197,6 +198,7 @@ __all__ = [
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",
+    "sliding_window",
     "takes_images",
     "text_model_names",
     "tokenizer_file",

@@ -24,7 +24,7 @@ from windlass.models.packing.documents import SeesDocuments, document_lengths, h
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
-from windlass.schema import ATTENTION_TILE_ROWS, ATTENTION_TILES, AttentionBackend
+from windlass.schema import AttentionBackend, attention_tiles
 
 _FUSED_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
@@ -46,6 +46,7 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         self.kv_width = config.kv_heads * config.head_width
         self.causal = config.causal
         self.window = config.sliding_window
+        self.visible = config.visible_tokens
         self.scale = config.scored_width**-0.5
         self.softcap = config.attention_softcap
         self.backend: AttentionBackend = "flash"
@@ -104,6 +105,10 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         has_mask = any(each is not None for each in (self.window, self.softcap, hidden))
         # A token that stands alone behind others sees all that the cache gives.
         is_masked = query.shape[2] > 1 and has_mask
+        if self.backend == "math" and is_masked and hidden is None and self.softcap is None:
+            return _plain_attention(
+                query, key, value, None, visible=self.visible or (None, None), scale=self.scale
+            )
         mask = attention_mask(query, self.window, is_causal=self.causal) if is_masked else None
         if hidden is not None:
             mask = hidden if mask is None else mask + hidden
@@ -154,6 +159,16 @@ def chooses_attention(layer: nn.Module) -> bool:
     )
 
 
+def sliding_window(layer: nn.Module) -> tuple[int, int] | None:
+    """How many tokens before and behind it a token sees at most, where a plan chooses attention."""
+    windows = (
+        module.visible
+        for module in layer.modules()
+        if isinstance(module, Attention) and module.softcap is None
+    )
+    return next(windows, None)
+
+
 def attention_mask(query: Tensor, window: int | None, *, is_causal: bool) -> Tensor | None:
     """What is added to scores: 0, and minus infinity where a token does not see another; `[s s]`.
 
@@ -198,7 +213,8 @@ def attend(
     is_causal = is_causal and query.shape[2] > 1
     if backend == "math":
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return _plain_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+        visible = None, 0 if is_causal else None
+        return _plain_attention(query, key, value, mask, visible=visible, scale=scale)
     kernel = _FUSED_KERNELS.get(backend)
     with nullcontext() if kernel is None else sdpa_kernel(kernel):
         return functional.scaled_dot_product_attention(
@@ -208,12 +224,19 @@ def attend(
 
 
 def _plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    visible: tuple[int | None, int | None],
+    scale: float,
 ) -> Tensor:
     """Attention by two matrix products with a softmax between them.
 
-    Under a causal mask the queries are divided into tiles, so that each is multiplied with the
-    keys up to its last token only: four tiles skip 3/8 of the products and of the probabilities.
+    Where tokens see none behind them, or only those near them, the queries are divided into tiles,
+    so that each is multiplied with the keys that any of its tokens sees: under a causal mask four
+    tiles skip 3/8 of the products and of the probabilities.
     """
     batch, heads, tokens, width = query.shape
     repeats = heads // key.shape[1]
@@ -227,17 +250,34 @@ def _plain_attention(
     if mask is not None:
         mixed = torch.bmm((torch.bmm(query, key) + mask).softmax(dim=-1), value)
         return mixed.unflatten(0, (batch, heads))
-    if not is_causal:
-        mixed = torch.bmm(torch.bmm(query, key).softmax(dim=-1), value)
-        return mixed.unflatten(0, (batch, heads))
-    rows = max(ATTENTION_TILE_ROWS, -(-tokens // ATTENTION_TILES))
-    tiles = []
-    for first, tile in zip(range(0, tokens, rows), query.split(rows, dim=1), strict=True):
-        seen = first + tile.shape[1]
-        later = query.new_full((tile.shape[1], seen), float("-inf")).triu(first + 1)
-        probabilities = (torch.bmm(tile, key[:, :, :seen]) + later).softmax(dim=-1)
-        tiles.append(torch.bmm(probabilities, value[:, :seen]))
-    return torch.cat(tiles, dim=1).unflatten(0, (batch, heads))
+    mixed = []
+    for (first, end), (begin, seen) in attention_tiles(tokens, *visible):
+        scores = torch.bmm(query[:, first:end], key[:, :, begin:seen])
+        hidden = _hidden_in_tile(scores, first - begin, *visible)
+        probabilities = (scores if hidden is None else scores + hidden).softmax(dim=-1)
+        mixed.append(torch.bmm(probabilities, value[:, begin:seen]))
+    return torch.cat(mixed, dim=1).unflatten(0, (batch, heads))
+
+
+def _hidden_in_tile(
+    scores: Tensor, offset: int, earlier: int | None, later: int | None
+) -> Tensor | None:
+    """What is added to the scores of a tile, `[queries keys]`; None if each query sees all keys.
+
+    Args:
+        scores: `[b*h queries keys]`.
+        offset: how many tokens the first key stands before the first query.
+        earlier: how many tokens before it a token sees; None means all.
+        later: the same of those behind it.
+    """
+    rows, keys = scores.shape[1:]
+    hidden = None
+    if later is not None and offset + later + 1 < keys:
+        hidden = scores.new_full((rows, keys), float("-inf")).triu(offset + later + 1)
+    if earlier is not None and offset - earlier + rows - 1 > 0:
+        early = scores.new_full((rows, keys), float("-inf")).tril(offset - earlier - 1)
+        hidden = early if hidden is None else hidden + early
+    return hidden
 
 
 def _capped_attention(

@@ -304,6 +304,13 @@ class TransformerConfig:
         )
 
     @property
+    def visible_tokens(self) -> tuple[int, int] | None:
+        """How many tokens before and behind it a token sees by its window; None without one."""
+        if self.sliding_window is None:
+            return None
+        return self.sliding_window - 1, 0 if self.causal else self.sliding_window - 1
+
+    @property
     def scored_width(self) -> int:
         """Number whose square root divides the scores of attention."""
         return self.head_width if self.score_width is None else self.score_width

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from windlass.schema import (
-    ATTENTION_TILE_ROWS,
-    ATTENTION_TILES,
     PRECISION_BYTES,
     LayerCost,
     LayerKind,
     Op,
     OtherAttention,
     Polynomial,
+    attention_tiles,
 )
 
 _NOTHING = Polynomial()
@@ -76,19 +75,22 @@ def with_attention(
     forward_ops = [op for op in cost.forward if op.kind == "attention"]
     if not forward_ops:
         return cost
-    memory = _PlainMemory.of(forward_ops, cost, sequence)
+    window = kind.sliding_window
+    memory = _PlainMemory.of(forward_ops, cost, sequence, window)
     kept = _negative(memory.fused) if selective else memory.more
     backward = tuple(_backward_ops(cost.backward, memory))
     if selective:
         repeated = [_renamed(op, "math", memory.more) for op in forward_ops]
         backward = (*repeated, *backward)
-    return cost.model_copy(
-        update={
-            "forward": tuple(_forward_ops(cost.forward, memory, kept)),
-            "backward": backward,
-            "saved_bytes": _sum(cost.saved_bytes, kept),
-        }
-    )
+    forward = tuple(_forward_ops(cost.forward, memory, kept))
+    saved = _sum(cost.saved_bytes, kept)
+    if window is not None:
+        share, _ = tile_shares(sequence, *window)
+        forward, backward = (
+            tuple(_windowed(op, share) for op in ops) for ops in (forward, backward)
+        )
+        saved = saved._replace(ss=0.0)
+    return cost.model_copy(update={"forward": forward, "backward": backward, "saved_bytes": saved})
 
 
 class _PlainMemory(NamedTuple):
@@ -109,13 +111,16 @@ class _PlainMemory(NamedTuple):
     """The same of the backward pass."""
 
     @classmethod
-    def of(cls, ops: list[Op], cost: LayerCost, sequence: int) -> "_PlainMemory":
+    def of(
+        cls, ops: list[Op], cost: LayerCost, sequence: int, window: tuple[int, int] | None
+    ) -> "_PlainMemory":
         element = PRECISION_BYTES[cost.precision]
         rotates = _rotates(cost)
         more = fused = forward = backward = _NOTHING
         for op in ops:
             heads, width, kv_width = AttentionSizes.of(op, element)
-            share, tile = tile_shares(sequence, is_causal=op.is_causal is not False)
+            causal = None, 0 if op.is_causal is not False else None
+            share, tile = tile_shares(sequence, *(window or causal))
             square, sums = heads * element, heads * _SUM_BYTES
             copies = -3 * kv_width if rotates else 2 * (width - kv_width)
             gone = 5 * kv_width if rotates else 3 * width
@@ -141,22 +146,34 @@ def _rotates(cost: LayerCost) -> bool:
     return False
 
 
-def tile_shares(sequence: int, *, is_causal: bool) -> tuple[float, float]:
+def tile_shares(sequence: int, earlier: int | None, later: int | None) -> tuple[float, float]:
     """Shares of `s x s` that plain attention computes: of all its tiles, and of the largest.
 
     Args:
         sequence: tokens s of a sequence.
-        is_causal: whether later tokens are hidden, so that tiles skip keys.
+        earlier: how many tokens before it a token sees; None means all.
+        later: the same of those behind it.
     """
-    if not is_causal:
-        return 1.0, 1.0
-    rows = max(ATTENTION_TILE_ROWS, -(-sequence // ATTENTION_TILES))
-    tiles = [
-        (min(rows, sequence - first), min(first + rows, sequence))
-        for first in range(0, sequence, rows)
+    areas = [
+        (end - first) * (seen - begin)
+        for (first, end), (begin, seen) in attention_tiles(sequence, earlier, later)
     ]
-    areas = [count * seen for count, seen in tiles]
     return sum(areas) / sequence**2, max(areas) / sequence**2
+
+
+def _windowed(op: Op, share: float) -> Op:
+    """An operation of a layer whose tiles skip what a sliding window hides.
+
+    No mask of `s x s` is made or kept: each tile masks its own scores. FLOP are those of the tiles.
+    """
+    update = {
+        name: value._replace(ss=share * value.ss)
+        for name, value in (("read_bytes", op.read_bytes), ("written_bytes", op.written_bytes))
+    }
+    update["live_bytes"] = op.live_bytes._replace(ss=0.0)
+    if op.kind == "attention":
+        update["flop"] = op.flop._replace(bss=share * op.flop.bss)
+    return op.model_copy(update=update)
 
 
 def _forward_ops(ops: tuple[Op, ...], memory: _PlainMemory, kept: Polynomial) -> Iterator[Op]:

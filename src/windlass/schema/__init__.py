@@ -117,6 +117,7 @@ from windlass.schema.plan import (
     Recompute,
     ShardingDegrees,
     Stage,
+    attention_tiles,
 )
 from windlass.schema.prediction import (
     DEVIATIONS_OF_80_PERCENT,
@@ -403,6 +404,7 @@ __all__ = [
     "UntrackedFile",
     "UpdateScope",
     "VerificationResult",
+    "attention_tiles",
     "captured_precision",
     "fact_table_html",
     "grid_columns",

@@ -236,6 +236,9 @@ class LayerKind(Document):
     for any other layer, and if they cannot be fused."""
     chooses_attention: bool = False
     """Whether a plan decides how its attention is computed; a user's own module decides itself."""
+    sliding_window: tuple[int, int] | None = None
+    """How many tokens before it, and behind it, a token sees at most; None sees all that its mask
+    shows."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -311,6 +314,7 @@ class Graph(Document):
         {
             "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
             "kinds.fused_costs", "kinds.chooses_attention", "kinds.is_hidden", "looks_ahead",
+            "kinds.sliding_window",
         }
     )  # fmt: skip
 
@@ -476,6 +480,7 @@ def _kind_of_rank(first: LayerKind, full: LayerKind, degree: int, tensor_rank: i
         costs=first.costs,
         is_embedding=first.is_embedding,
         chooses_attention=first.chooses_attention,
+        sliding_window=first.sliding_window,
     )
 
 

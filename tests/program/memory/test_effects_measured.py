@@ -152,7 +152,7 @@ def test_a_fused_loss_takes_what_torch_allocates_to_half_a_percent(
 
 
 # Three tiles, of which the last is short.
-@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny", "bert-tiny"])
+@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny", "bert-tiny", "modernbert-base"])
 def test_plain_attention_takes_what_torch_allocates_to_half_a_percent(model: str):
     dials = DIALS | {"vocabulary": 300, "sequence": 320}
     graph = catalog_graph(model, **dials)

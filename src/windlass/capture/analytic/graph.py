@@ -122,6 +122,7 @@ def _kind(layer: LayerType, rank: Rank) -> LayerKind:
             fused += (eager_cost(fitted, precision), compiled_cost(fitted, precision))
     scope = layer_scope(layer, rank, "float32")
     layer.build(scope)
+    chooses = any(op.kind == "attention" for op in costs[0].forward)
     return LayerKind.model_construct(
         name=layer.kind,
         parameters=tuple(info for info, _ in scope.parameters),
@@ -130,7 +131,8 @@ def _kind(layer: LayerType, rank: Rank) -> LayerKind:
         is_hidden=layer.place == "inner",
         selective_costs=selective,
         fused_costs=tuple(fused),
-        chooses_attention=any(op.kind == "attention" for op in costs[0].forward),
+        chooses_attention=chooses,
+        sliding_window=layer.config.visible_tokens if chooses else None,
     )
 
 
