@@ -250,13 +250,13 @@ def _plain_attention(
     if mask is not None:
         mixed = torch.bmm((torch.bmm(query, key) + mask).softmax(dim=-1), value)
         return mixed.unflatten(0, (batch, heads))
-    mixed = []
+    tiles = []
     for (first, end), (begin, seen) in attention_tiles(tokens, *visible):
         scores = torch.bmm(query[:, first:end], key[:, :, begin:seen])
         hidden = _hidden_in_tile(scores, first - begin, *visible)
         probabilities = (scores if hidden is None else scores + hidden).softmax(dim=-1)
-        mixed.append(torch.bmm(probabilities, value[:, begin:seen]))
-    return torch.cat(mixed, dim=1).unflatten(0, (batch, heads))
+        tiles.append(torch.bmm(probabilities, value[:, begin:seen]))
+    return torch.cat(tiles, dim=1).unflatten(0, (batch, heads))
 
 
 def _hidden_in_tile(
