@@ -56,7 +56,7 @@ def verify_and_print(
             }
         )  # fmt: skip
     else:
-        plan_line = Text.assemble(("plan", "bold"), "  ", describe_plan(ready.plan))
+        plan_line = Text.assemble(("plan", "bold"), "  ", describe_plan(ready.plan, ready.graph))
         console.print(plan_line, soft_wrap=True)
         if notes:
             console.print("made smaller to run here, with the same structure")

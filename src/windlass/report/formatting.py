@@ -208,14 +208,14 @@ def describe_writes(plan: Plan, prediction: Prediction, steps: int) -> str:
     return f"{format_bytes(written)} a step to {tiers}, {total}"
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: Plan, graph: Graph | None = None) -> str:
     """The plan in one sentence, without the full stop."""
     stack = describe_stack(plan)
     return "; ".join(
         (
             *(() if stack is None else (f"for {stack}",)),
             describe_parallelism(plan),
-            describe_batch(plan),
+            describe_batch(plan, graph),
             describe_precision(plan),
             describe_plan_recompute(plan),
             describe_phases(plan),

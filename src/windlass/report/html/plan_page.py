@@ -36,7 +36,7 @@ def plan_page(forecast: PlanForecast) -> str:
 
 
 def _header(forecast: PlanForecast) -> str:
-    sentence = describe_plan(forecast.plan)
+    sentence = describe_plan(forecast.plan, forecast.graph)
     return (
         '<header><div class="brand">Windlass plan</div>'
         f'<h1>{escape(forecast.title)}<span class="pill prepared">predicted</span></h1>'

@@ -67,7 +67,7 @@ def _header(record: RunRecord) -> str:
         facts.append(f"started from run {record.parent}")
     if record.attempts > 1:
         facts.append(f"attempt {record.attempts}")
-    lines = [_capital(describe_plan(record.plan))] if record.plan else []
+    lines = [_capital(describe_plan(record.plan, record.graph))] if record.plan else []
     lines = [describe_graph(record.graph), *lines] if record.graph else lines
     if record.request is not None and record.request.train.steps is not None:
         legs = describe_legs(record.request.sparsity, record.request.train.steps)
