@@ -33,6 +33,7 @@ from windlass.models import (
     is_residual,
     is_users_own,
     model_config,
+    refuse_sparse_experts,
 )
 from windlass.schema import (
     Graph,
@@ -127,6 +128,7 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
     if config.image is not None:
         return None
+    refuse_sparse_experts(config, sparse=model.sparsity is not None)
     return replace(config, sparsity=sparsity_of_leg(model.sparsity))
 
 
@@ -154,6 +156,11 @@ def _graph_on_stack(
             f"`{model.name}` is a model of your own, and how `{stack.name}` computes it is not "
             "known; leave `--stack` out, or name a catalogue model of its shape by `model.layers` "
             "and `model.width`"
+        )
+    if config.experts is not None:
+        raise RequestError(
+            f"`{model.name}` has experts, and how `{stack.name}` computes these is not known; "
+            "leave `--stack` out"
         )
     return stack_graph(config, stack, degrees)
 

@@ -29,8 +29,8 @@ from windlass.models import (
     expert_parameters,
     is_embedding_only,
     layer_sharding,
+    norm_statistics,
     param_shards,
-    running_statistics,
     shard_layer,
     sharding_errors,
     sliding_window,
@@ -251,7 +251,7 @@ def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     There are none for a layer that modifies kept outputs in place: it can still run without. Nor
     for one with running statistics, which a second forward pass would change again.
     """
-    if subject.first or subject.last or running_statistics(subject.layer):
+    if subject.first or subject.last or norm_statistics(subject.layer):
         return
     with suppress(ModelError):
         fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]

@@ -23,6 +23,10 @@ _SPARSE_PRODUCTS = frozenset({"windlass::block_linear", "windlass::block_linear_
 _SPARSE_WEIGHT_GRADIENT = "windlass::block_linear_weight_grad"
 """Operators of `windlass.sparsity.block_linear`."""
 
+_GROUPED_PRODUCTS = frozenset({"windlass::grouped_linear", "windlass::grouped_linear_input_grad"})
+_GROUPED_WEIGHT_GRADIENT = "windlass::grouped_linear_weight_grad"
+"""Operators of `models.experts.grouped_products`: each row is multiplied with one expert's."""
+
 _FUSED_LOSS = "windlass::linear_cross_entropy_grads"
 """Operator of `models.fused_loss`: the loss, and the gradients of both factors of the logits."""
 
@@ -72,6 +76,13 @@ def matmul_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> tuple[int, int,
     """
     if call.name() == _FUSED_LOSS:
         return 3, len(tensors[0]), *tensors[1].shape
+    if call.name() in _GROUPED_PRODUCTS:
+        rows, weight = tensors[0], tensors[1]
+        outputs = prod(weight.shape[1:]) // rows.shape[1]
+        return 1, rows.shape[0], outputs, rows.shape[1]
+    if call.name() == _GROUPED_WEIGHT_GRADIENT:
+        gradient, x = tensors[0], tensors[1]
+        return 1, gradient.shape[1], x.shape[1], x.shape[0]
     index = _PRODUCTS.get(call.overloadpacket)
     if index is None:
         return None

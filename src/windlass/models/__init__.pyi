@@ -18,6 +18,7 @@ from .catalog import (
     is_users_own,
     model_config,
     model_names,
+    published_active_parameters,
     published_parameter_count,
     resnet_config,
     takes_images,
@@ -27,12 +28,25 @@ from .check_shardable import (
     sharding_errors,
 )
 from .config import (
+    ExpertConfig,
     TransformerConfig,
+)
+from .experts.arguments import (
+    EXPERTS_NOT_CUT,
+    refuse_sparse_experts,
 )
 from .experts.exchange import (
     ExpertParallelRank,
     divide_experts,
     expert_parameters,
+)
+from .experts.mixture import (
+    MixtureOfExperts,
+)
+from .experts.routing import (
+    Router,
+    balance_buffers,
+    set_balance_scale,
 )
 from .fine_tuning.lora import (
     LoraLinear,
@@ -78,6 +92,7 @@ from .init_weights import (
 )
 from .layer_kinds import (
     is_embedding_only,
+    norm_statistics,
     running_statistics,
 )
 from .layer_stack import (
@@ -129,9 +144,11 @@ from .transformer import (
 )
 
 __all__ = [
+    "EXPERTS_NOT_CUT",
     "IGNORE_INDEX",
     "Attention",
     "BlockLayout",
+    "ExpertConfig",
     "ExpertParallelRank",
     "ExportLayout",
     "FusedLossSizes",
@@ -139,10 +156,12 @@ __all__ = [
     "GgufVocabulary",
     "LayerStack",
     "LoraLinear",
+    "MixtureOfExperts",
     "ModelArgument",
     "ParamShard",
     "PeftAdapter",
     "ResNetConfig",
+    "Router",
     "SampleShard",
     "ShardedDropout",
     "ShardingRule",
@@ -152,6 +171,7 @@ __all__ = [
     "all_gather",
     "apply_model_arguments",
     "attend",
+    "balance_buffers",
     "block_shard_error",
     "build_layer_stack",
     "can_cache_tokens",
@@ -185,15 +205,19 @@ __all__ = [
     "meta_copy",
     "model_config",
     "model_names",
+    "norm_statistics",
     "pad_vocabulary",
     "padded_linear",
     "param_shards",
     "peft_adapter",
+    "published_active_parameters",
     "published_parameter_count",
     "reduce_scatter",
+    "refuse_sparse_experts",
     "resnet_config",
     "running_statistics",
     "set_attention_backend",
+    "set_balance_scale",
     "set_first_position",
     "set_layer_loss",
     "shard_layer",

@@ -18,6 +18,7 @@ from windlass.models.catalog import (
     resnet_config,
 )
 from windlass.models.config import TransformerConfig
+from windlass.models.experts.arguments import refuse_sparse_experts
 from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters, is_adapter
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
@@ -36,7 +37,7 @@ from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest
 
-_FREE_ARGUMENTS = ("dropout", "split_blocks")
+_FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss")
 """Arguments that leave the shape of every weight as it is."""
 
 
@@ -90,6 +91,7 @@ def build_layer_stack(
             name, arguments, device=device, seed=seed, frozen=frozen, others=others
         )
     config = apply_model_arguments(model_config(name), arguments)
+    refuse_sparse_experts(config, sparse=sparsity is not None)
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
     if is_pretrained:
         _require_own_shape(name, arguments, sparsity)

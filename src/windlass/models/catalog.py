@@ -9,7 +9,12 @@ from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
-from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.config import ExpertConfig, RopeScaling, TransformerConfig
+from windlass.models.experts.arguments import (
+    EXPERT_ARGUMENTS,
+    apply_expert_arguments,
+    unused_argument,
+)
 from windlass.models.huggingface.model_folder import is_huggingface
 from windlass.models.huggingface.read_config import huggingface_config
 from windlass.models.images.image_config import ResNetConfig
@@ -19,10 +24,10 @@ ModelArgument = int | float | str | tuple[int, ...]
 
 MODEL_ARGUMENTS = (
     "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
-    "split_blocks", "input_shape", "classes", "patch",
+    "split_blocks", "input_shape", "classes", "patch", *EXPERT_ARGUMENTS,
 )  # fmt: skip
 """Fields of a catalog model's configuration that a request may change."""
-_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks", "input_shape"}
+_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks", "input_shape", *EXPERT_ARGUMENTS}
 _OF_IMAGES = {"input_shape": "image", "classes": "vocabulary"}
 """Arguments of models that take images, and the fields that they set."""
 _NOT_OF_IMAGES = ("vocabulary", "sequence")
@@ -58,6 +63,8 @@ def model_config(name: str) -> TransformerConfig:
         return _with_positions(TransformerConfig(name=name, sequence=1, **entry))
     if "rope_scaling" in entry:
         entry["rope_scaling"] = RopeScaling(**entry["rope_scaling"])
+    if "experts" in entry:
+        entry["experts"] = ExpertConfig(**entry["experts"])
     if "window_blocks" in entry:
         entry["window_blocks"] = tuple(entry["window_blocks"])
     return TransformerConfig(name=name, **entry)
@@ -107,7 +114,11 @@ def apply_resnet_arguments(
 
 def _whole_entry(name: str) -> dict[str, Any]:
     """What the catalog says of a model, with what its family says."""
-    entry = {key: value for key, value in _entry(name).items() if key not in ("parameters", "also")}
+    entry = {
+        key: value
+        for key, value in _entry(name).items()
+        if key not in ("parameters", "active_parameters", "also")
+    }
     return {**_tables()["families"][entry["family"]], **entry}
 
 
@@ -135,6 +146,11 @@ def apply_model_arguments(
     ]
     errors += _misplaced_arguments(config, arguments)
     valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
+    experts: dict[str, Any] = {name: valid.pop(name) for name in EXPERT_ARGUMENTS if name in valid}
+    if unused := unused_argument(config, experts):
+        errors.append(
+            f"`{unused}` is of experts, of which this model has none; set `model.experts`"
+        )
     changes: dict[str, Any] = {
         _OF_IMAGES.get(name, name): int(value) if name in _COUNTS else value  # type: ignore[arg-type]  # counts are numbers
         for name, value in valid.items()
@@ -154,6 +170,7 @@ def apply_model_arguments(
     if config.rotary_width is not None and new.heads > 0:
         share = config.rotary_width / config.head_width
         new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
+    new = replace(new, experts=apply_expert_arguments(config, experts, new.width))
     if errors := list(new.errors()):
         raise _unbuildable(config.name, errors)
     return new
@@ -214,6 +231,15 @@ def published_parameter_count(name: str) -> float | None:
         ModelError: no model has that name.
     """
     return _entry(name).get("parameters")
+
+
+def published_active_parameters(name: str) -> float | None:
+    """Number of parameters that one token meets, as published; None for a dense model or our own.
+
+    Raises:
+        ModelError: no model has that name.
+    """
+    return _entry(name).get("active_parameters")
 
 
 def _entry(name: str) -> Mapping[str, Any]:

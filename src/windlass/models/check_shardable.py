@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from windlass.models.experts.arguments import EXPERTS_NOT_CUT
+from windlass.models.experts.routing import Router
 from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
@@ -65,6 +67,8 @@ def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) ->
     layer, sharding = stack.layers[index], layer_sharding(stack, index)
     if tp_rank.columns > 1 and any(isinstance(each, LoraLinear) for each in layer.modules()):
         return ["adapters are not cut over a grid of ranks; set `parallel.tensor` to one number"]
+    if any(isinstance(each, Router) for each in layer.modules()):
+        return [EXPERTS_NOT_CUT]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
         return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1

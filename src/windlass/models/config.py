@@ -7,10 +7,6 @@ from typing import Literal
 
 from windlass.schema import SparsityRequest
 
-RouterScores = Literal["softmax", "sigmoid"]
-"""What makes scores of a router's logits. A softmax over the chosen experts alone is `softmax` with
-`norm_topk`: dividing by the sum of the chosen scores leaves the same numbers."""
-
 NormType = Literal["layer", "rms", "zero_centered_rms"]
 """`zero_centered_rms` multiplies by 1 plus the weight, as Gemma does."""
 PositionEncoding = Literal["learned", "rotary"]
@@ -106,6 +102,11 @@ class RopeScaling:
             )
 
 
+RouterScores = Literal["softmax", "sigmoid"]
+"""What makes scores of a router's logits. A softmax over the chosen experts alone is `softmax` with
+`norm_topk`: dividing by the sum of the chosen scores leaves the same numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
     """The mixture of experts in place of a block's feed-forward branch.
@@ -129,8 +130,8 @@ class ExpertConfig:
     capacity: float | None = None
     """Most tokens that an expert takes of a sequence, as a multiple of an equal share; the later
     ones go without it. None drops no token."""
-    balance_loss: float | None = None
-    """Factor of the balance loss of each sequence; None has none."""
+    balance_loss: float = 0.0
+    """Factor of the balance loss of each sequence."""
     balance_bias: float | None = None
     """How much the bias by which experts are chosen moves in a step, towards those with fewer
     tokens; None has no bias. Source: Wang et al. 2024, arXiv:2408.15664."""
@@ -159,10 +160,12 @@ class ExpertConfig:
                 f"`experts_per_token` is {self.per_token}, must be at least 1 and at most "
                 f"`experts` {self.count}"
             )
-        for name in ("shared_ffn", "capacity", "balance_loss", "balance_bias"):
+        for name in ("shared_ffn", "capacity", "balance_bias"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 yield f"`{name}` is {value:g}, must be above 0"
+        if self.balance_loss < 0:
+            yield f"`balance_loss` is {self.balance_loss:g}, must be at least 0"
         if self.shared_gate and self.shared_ffn is None:
             yield "`shared_gate` is set, but there is no `shared_ffn` that it gates"
         if self.every < 1:

@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from windlass.models.experts.routing import Router
+
 T = TypeVar("T")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -67,11 +69,20 @@ def is_embedding_only(layer: nn.Module) -> bool:
 
 
 def running_statistics(layer: nn.Module) -> frozenset[str]:
-    """The names of a layer's buffers that change in every forward pass of training."""
+    """The names of a layer's buffers that change in training: those of norms and of routers."""
+    return norm_statistics(layer) | _buffers_of(layer, Router)
+
+
+def norm_statistics(layer: nn.Module) -> frozenset[str]:
+    """The names of a layer's buffers that change in every forward pass, as a batch norm's do."""
+    return _buffers_of(layer, nn.modules.batchnorm._NormBase)  # noqa: SLF001  what all have in common
+
+
+def _buffers_of(layer: nn.Module, kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(
         f"{path}.{name}" if path else name
         for path, module in layer.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase)  # noqa: SLF001  what all have in common
+        if isinstance(module, kind)
         for name, _ in module.named_buffers(recurse=False)
     )
 

@@ -26,7 +26,11 @@ from torch.utils.checkpoint import checkpoint
 from windlass.models.tensor_parallel import collectives  # noqa: F401  registers `torch.ops.windlass`
 
 _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
-_SPARSE_PRODUCTS = frozenset({"windlass::block_linear", "windlass::block_feed_forward"})
+_OWN_PRODUCTS = frozenset(
+    {"windlass::block_linear", "windlass::block_feed_forward", "windlass::grouped_linear"}
+)
+_COUNTERS = frozenset({"windlass::add_expert_load"})
+"""What counts a forward pass, and so runs in one only."""
 _REDUCTIONS = frozenset({torch.ops.windlass.reduce_scatter, torch.ops.windlass.all_reduce})
 _FUSED_ATTENTION = "_scaled_dot_product_"
 """Prefix of the names of torch's fused attention kernels on every device."""
@@ -141,5 +145,5 @@ class _ReplayOutputs(_KeptOutputMode):
 def _is_kept(func: OpOverload) -> bool:
     packet = func.overloadpacket
     kept = packet in _PRODUCTS or packet in _REDUCTIONS
-    kept = kept or func.name() in _SPARSE_PRODUCTS
+    kept = kept or func.name() in _OWN_PRODUCTS or func.name() in _COUNTERS
     return kept or packet.__name__.startswith(_FUSED_ATTENTION)

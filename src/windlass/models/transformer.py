@@ -9,6 +9,7 @@ from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import build_feed_forward
+from windlass.models.experts.routing import Router
 from windlass.models.images.vit import ClassHead, PatchEmbedding
 from windlass.models.modules import (
     EmbeddingTable,
@@ -153,11 +154,18 @@ class Head(nn.Module, TensorShardable):
 def can_cache_tokens(layers: Sequence[nn.Module]) -> bool:
     """Whether tokens of a model need nothing of earlier ones but their keys and values.
 
+    Experts with a capacity also need to know how many earlier tokens they took.
+
     Args:
         layers: all layers of the model.
     """
     kinds = (Embedding, Block, HalfBlock, ParallelBlock, Head)
-    return all(isinstance(layer, kinds) for layer in layers)
+    has_capacity = any(
+        isinstance(module, Router) and module.config.capacity is not None
+        for layer in layers
+        for module in layer.modules()
+    )
+    return not has_capacity and all(isinstance(layer, kinds) for layer in layers)
 
 
 def set_first_position(layer: nn.Module, position: int) -> None:

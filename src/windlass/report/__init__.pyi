@@ -81,6 +81,9 @@ from .terminal.dataflow_tables import (
     section_table,
     sparsity_table,
 )
+from .terminal.expert_table import (
+    expert_table,
+)
 from .terminal.largest_model_table import (
     largest_model_table,
 )
@@ -154,6 +157,7 @@ __all__ = [
     "describe_thresholds",
     "describe_traffic",
     "describe_verdict",
+    "expert_table",
     "figure_sheet",
     "infeasible_lines",
     "injected_faults_table",

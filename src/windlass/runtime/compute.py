@@ -10,6 +10,7 @@ from windlass.data import ReadAhead, TrainingBatches, batch_of_step
 from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.distributed.process_groups import DistContext
+from windlass.runtime.expert_load import ExpertLoad
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key, sample_keys
 from windlass.runtime.layer_templates import LayerTemplate
@@ -102,6 +103,12 @@ class ComputeHandlers:
         self._weights_dtype, self._dtype = master_dtype(plan.precision), DTYPES[plan.precision]
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._warms_up = False
+        computed = frozenset(i.layer for i in program.instructions if i.kind == "forward")
+        counts = dist.coord.tensor_rank == 0
+        self.experts = ExpertLoad(layers, templates, computed, counts=counts)
+        """Which experts the tokens of the step took."""
+        self._sequences = self._replica_samples * plan.parallel.data
+        self._tensor_ranks = int(plan.parallel.tensor)
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
         self.begin_step(1)
 
@@ -118,6 +125,7 @@ class ComputeHandlers:
         self.state = StepState()
         self._norm: float | None = None
         self._loss = math.nan
+        self.experts.begin_step()
         self.should_stop = False
         """Whether any rank asked to stop, known to all ranks at the end of the step."""
         self._norms: list[Tensor] = []
@@ -150,6 +158,10 @@ class ComputeHandlers:
             scaled = (self._scale * weights).to(self._weights_dtype)
             self.loss_weights = self._device.to_device(scaled)
             """`Float[micro_batch]`: weight of each loss, by which backward passes begin."""
+            # Each tensor-parallel rank computes a part of every gradient.
+            balance = self._scale / (self._sequences * self._tensor_ranks)
+            self._balance = self._device.to_device(torch.tensor(balance, dtype=wide))
+            """`Float[]`: weight of one sequence's balance loss."""
 
     @property
     def _scale(self) -> float:
@@ -379,8 +391,9 @@ class ComputeHandlers:
         own_loss = 0.0 if self._dist.coord.tensor_rank else loss
         stop = self._dist.world_size > 1 and self._stop()
         own_square = square if self._store.counts_in_norm else 0.0
-        local = (own_square, own_loss, float(stop))
-        total, self._loss, stops = self._dist.all_reduce_sum(local)
+        local = (own_square, own_loss, float(stop), *self.experts.counts())
+        total, self._loss, stops, *loads = self._dist.all_reduce_sum(local)
+        self.experts.end_step(loads)
         self._norm, self.should_stop = math.sqrt(total) / self._scale, stops > 0
 
     def _input(self, layer: int, micro: int) -> Tensor:
@@ -415,8 +428,9 @@ class ComputeHandlers:
         if template.has_running_statistics and (repeats or self._warms_up):
             buffers = template.discarded_buffers(buffers)
         documents = self._documents_of(micro) if template.takes_documents else None
+        balance = self._balance if template.takes_balance else None
         return template(
-            tensors.weights, buffers, keys, x, targets, documents, seed=seed,
+            tensors.weights, buffers, keys, x, targets, documents, balance, seed=seed,
             selective=layer in self._selective,
         )  # fmt: skip
 

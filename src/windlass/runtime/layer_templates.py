@@ -18,6 +18,7 @@ from windlass.models import (
     LayerStack,
     TensorParallelLoss,
     TensorParallelRank,
+    balance_buffers,
     checkpoint_selectively,
     divide_experts,
     document_buffers,
@@ -78,6 +79,8 @@ class LayerTemplate:
         """Buffer names inside the layer, in the order of `buffers`."""
         self._documents = document_buffers(self._module)
         """Names of the buffers by which modules take the documents of packed rows."""
+        self._balance = balance_buffers(self._module)
+        """Names of the buffers that take the weight of one sequence's balance loss."""
         self._scores: BlockScores | None = None
         self._statistics = running_statistics(self._module)
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
@@ -122,6 +125,11 @@ class LayerTemplate:
         return bool(self._documents)
 
     @property
+    def takes_balance(self) -> bool:
+        """Whether it has a loss of its own that balances experts."""
+        return bool(self._balance)
+
+    @property
     def has_dropout(self) -> bool:
         """Whether it contains dropout, and so needs keys."""
         return bool(self._keyed)
@@ -153,6 +161,7 @@ class LayerTemplate:
         x: Tensor,
         targets: Tensor | None = None,
         documents: Tensor | None = None,
+        balance: Tensor | None = None,
         *,
         seed: int,
         selective: bool = False,
@@ -167,13 +176,14 @@ class LayerTemplate:
             targets: `Int[b s]`, for the last layer; `IGNORE_INDEX` does not count.
             documents: which document of its row each token belongs to, `Int[b s]`; None means that
                 a row is one document.
+            balance: weight of one sequence's balance loss, `Float[]`; None has none of these.
             seed: seed of torch's generator, for random draws other than `nn.Dropout`. They are
                 reproduced in a recompute and after a resume, but depend on how the batch is
                 divided into micro-batches.
             selective: whether only the results of large matrix products are kept for the backward
                 pass; not for compiled code.
         """
-        arguments = (list(weights), list(buffers), keys, x, targets, documents)
+        arguments = (list(weights), list(buffers), keys, x, targets, documents, balance)
         run = self._run_selectively if selective else self._run
         if self._draws_unkeyed is False:
             return run(*arguments)
@@ -204,7 +214,7 @@ class LayerTemplate:
         compiles it once more.
         """
         keys = disabled_keys(x) if self._keyed else None
-        arguments = (list(weights), list(buffers), keys, x, targets, documents)
+        arguments = (list(weights), list(buffers), keys, x, targets, documents, None)
         if self.compiled and not self._draws_unkeyed and not self._statistics:
             return self._run(*arguments)
         self._module.eval()
@@ -254,6 +264,7 @@ class LayerTemplate:
         x: Tensor,
         targets: Tensor | None,
         documents: Tensor | None,
+        balance: Tensor | None,
     ) -> Tensor:
         tensors = dict(zip(self.parameters, weights, strict=True))
         tensors |= zip(self.buffers, buffers, strict=True)
@@ -261,6 +272,8 @@ class LayerTemplate:
             tensors |= key_buffers(self._keyed, keys)
         if documents is not None:
             tensors |= dict.fromkeys(self._documents, documents)
+        if balance is not None:
+            tensors |= dict.fromkeys(self._balance, balance)
         if self._targets is not None and targets is not None:
             return self._output({**tensors, self._targets: targets}, x)
         output = self._output(tensors, x)

@@ -53,6 +53,9 @@ from windlass.torch_ext import (
     sealed_compile_cache,
 )
 
+_EXPERT_RECORDS = 100
+"""Steps of a run whose load of experts is recorded: a model has thousands of experts."""
+
 
 def never_stop() -> bool:
     """Returns False: nobody asks to stop."""
@@ -372,8 +375,14 @@ class _Run:
             held_out_loss_ema=evaluation.loss_ema,
             held_out_accuracy=evaluation.accuracy,
             task_scores=evaluation.task_scores,
+            expert_load=compute.experts.totals if self._records_experts(step) else {},
             saved=checkpoint_name(step) if saves else None,
         )
+
+    def _records_experts(self, step: int) -> bool:
+        """Whether the load of experts is recorded: a hundred times in a run, and at its end."""
+        steps = self._settings.steps
+        return step == steps or step % -(-steps // _EXPERT_RECORDS) == 0
 
     def _take_contention(self) -> float | None:
         """The share of time that threads waited for a core since the last call."""

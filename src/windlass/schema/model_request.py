@@ -81,6 +81,27 @@ class ModelRequest(RequestTable):
     split_blocks: bool | None = None
     """Makes attention and feed-forward separate layers, so that a stage may end between them; None
     means one layer per block."""
+    experts: int | None = Field(default=None, ge=0, le=_MAX_SIZE)
+    """Experts of each feed-forward branch; 0 makes a model dense, None means the model's own."""
+    experts_per_token: Size | None = None
+    """Experts that each token takes."""
+    expert_ffn: Size | None = None
+    """Inner width of one expert."""
+    shared_ffn: int | None = Field(default=None, ge=0, le=_MAX_SIZE)
+    """Inner width of the expert that all tokens take; 0 has none."""
+    norm_topk: bool | None = None
+    """Divides the weights of a token's experts by their sum."""
+    capacity: float | None = Field(default=None, ge=0)
+    """Most tokens that an expert takes of a sequence, as a multiple of an equal share; 0 drops no
+    token."""
+    balance_loss: float | None = Field(default=None, ge=0)
+    """Factor of the loss that balances the experts of each sequence."""
+    balance_bias: float | None = Field(default=None, ge=0)
+    """How much the bias by which experts are chosen moves in a step; 0 has no bias."""
+    expert_every: Size | None = None
+    """One block of so many has experts."""
+    dense_layers: int | None = Field(default=None, ge=0, le=_MAX_LAYERS)
+    """First blocks without experts."""
     sharding_rules: dict[str, str] | None = None
     """How to shard modules of a model file over tensor-parallel ranks, by pattern of their names:
     `region`, `column`, `row`, `vocabulary`, ...; None means the model's own rules."""

@@ -145,6 +145,8 @@ class Step:
     """Share of held-out examples whose class is predicted right; None without classes."""
     task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of tasks, by `TASK.METRIC`; empty if this step scored none."""
+    expert_load: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Tokens of the whole global batch that each expert got, by the name of its router."""
     saved: str | None = None
     """Name of the checkpoint that was started after this step; None if none was."""
 

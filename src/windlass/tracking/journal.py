@@ -34,7 +34,7 @@ _BACKLOG_BYTES = 2**26
 """Most bytes that wait for a full disk: days of steps of a second."""
 
 JournalEventName = Literal[
-    "meta", "seal", "evaluation", "checkpoint", "alert", "verdict", "end"
+    "meta", "seal", "evaluation", "checkpoint", "experts", "alert", "verdict", "end"
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Converts steps to journal records and back: a row for each step, events for what is rare."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from windlass.schema import Step
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
@@ -51,6 +52,9 @@ def append_step(journal: JournalWriter, step: Step) -> None:
         if step.held_out_accuracy is not None:
             evaluation["accuracy"] = step.held_out_accuracy
         journal.append_event("evaluation", evaluation)
+    if step.expert_load:
+        loads = {name: list(load) for name, load in step.expert_load.items()}
+        journal.append_event("experts", {"step": step.step, "tokens": loads})
     if step.saved is not None:
         journal.append_event("checkpoint", {"step": step.step, "name": step.saved})
 
@@ -74,10 +78,17 @@ def read_steps(journals: Iterable[Journal]) -> tuple[Step, ...]:
 def _steps(journal: Journal) -> Iterator[Step]:
     evaluations = _by_step(journal, "evaluation")
     checkpoints = _by_step(journal, "checkpoint")
+    experts = _by_step(journal, "experts")
     for row in journal.rows:
         evaluation = evaluations.get(row.step)
         checkpoint = checkpoints.get(row.step)
-        yield _step(row, evaluation, checkpoint)
+        step = _step(row, evaluation, checkpoint)
+        yield replace(step, expert_load=_loads(experts[row.step])) if row.step in experts else step
+
+
+def _loads(event: JournalEvent) -> dict[str, tuple[int, ...]]:
+    """Tokens of each expert, by the name of its router."""
+    return {name: tuple(load) for name, load in event.fields.get("tokens", {}).items()}
 
 
 def _step(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from windlass.capture.capture_layers import (
 )
 from windlass.models import catalog
 from windlass.models.build import build_layer_stack
-from windlass.models.config import RopeScaling
+from windlass.models.config import ExpertConfig, RopeScaling
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.models.shape_inference import fake_state
 from windlass.models.transformer import build_transformer
@@ -118,6 +119,26 @@ def test_a_computed_graph_and_its_shards_equal_the_captured_ones_to_the_byte(nam
 
     assert degree in captured.tensor_shards
     assert_equal(captured, computed)
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "loss": {"balance_loss": 0.01, "every": 2},
+    "bias, capacity": {"balance_bias": 0.1, "capacity": 1.2, "scores": "sigmoid"},
+    "gated shared": {"shared_ffn": 40, "shared_gate": True},
+}
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_a_computed_graph_has_the_ops_of_experts(kind: str):
+    config = catalog.apply_model_arguments(catalog.model_config("llama-tiny"), SMALL)
+    config = replace(config, experts=ExpertConfig(count=4, ffn=24, **EXPERTS[kind]))
+    with torch.device("meta"):
+        module = build_transformer(config)
+    stack = layer_stack_from_module(
+        module, config.name, vocabulary=config.vocabulary, max_sequence=config.sequence
+    )
+
+    assert_equal(capture_graph(stack), analytic_graph(config))
 
 
 @pytest.mark.parametrize(

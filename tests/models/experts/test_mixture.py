@@ -102,7 +102,7 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens_and_experts(kind:
     gradients = torch.autograd.grad((y * weight).sum(), leaves)
 
     expected, losses = dense_loop(module, x, experts)
-    loss = (expected * weight).sum() + (experts.balance_loss or 0) * losses.mean()
+    loss = (expected * weight).sum() + experts.balance_loss * losses.mean()
     by_hand = torch.autograd.grad(loss, leaves)
     torch.testing.assert_close(y, expected, rtol=SAME_FLOAT64, atol=SAME_FLOAT64)
     for one, other in zip(gradients, by_hand, strict=True):

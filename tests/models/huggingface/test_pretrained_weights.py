@@ -54,6 +54,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("qwen2", {**NEW_NAMES, "num_key_value_heads": 2}),
     "qwen3": ("qwen3", {**NEW_NAMES, "num_key_value_heads": 2, "head_dim": 12}),
+    "mixtral": ("mixtral", {**NEW_NAMES, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            **NEW_NAMES,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+        },
+    ),
     "gptj": ("gptj", {**OLD_NAMES, "rotary_dim": 4}),
     "gpt-neox": ("gpt_neox", NEW_NAMES),
     "gpt-neox-serial": (

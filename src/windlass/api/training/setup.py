@@ -308,11 +308,11 @@ def _refuse_running_statistics(planned: Planned) -> None:
     Raises:
         PlanError: a layer has running statistics.
     """
-    from windlass.models import running_statistics
+    from windlass.models import norm_statistics
 
     stack = planned.objects.stack(planned.request.model_identity, seed=None)
     for name, layer in zip(stack.names, stack.layers, strict=True):
-        if statistics := sorted(running_statistics(layer)):
+        if statistics := sorted(norm_statistics(layer)):
             raise PlanError(
                 f"layer `{name}` of `{stack.name}` keeps running statistics (`{statistics[-1]}`), "
                 "which data- and tensor-parallel ranks would each keep of their own samples; set "

@@ -157,3 +157,9 @@ def only(gradients: Gradients) -> Tensor:
     if gradient is None:
         raise RuntimeError("an output has no gradient")
     return gradient
+
+
+def kept_outputs(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The outputs of an operation on `x` that selective activation checkpointing keeps."""
+    checkpoint = x.tape.checkpoint
+    return run() if checkpoint is None else checkpoint.kept(run)

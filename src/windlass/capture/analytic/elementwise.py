@@ -169,6 +169,15 @@ def _tanh_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor
     return [_emit("tanh_backward", only(gradients), saved[0])]
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """The logistic function."""
+    return _by_result("sigmoid", x, _sigmoid_backward)
+
+
+def _sigmoid_backward(gradients: Gradients, saved: _Saved, _: Needs) -> list[Tensor]:
+    return [_emit("sigmoid_backward", only(gradients), saved[0])]
+
+
 def log(x: Tensor) -> Tensor:
     """The natural logarithm."""
     node = new_node((x,), _div_backward, [x])

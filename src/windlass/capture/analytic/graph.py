@@ -10,7 +10,7 @@ from windlass.capture.analytic.transformer import LayerType, layer_sequence, lay
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.trace import NamedTrace
-from windlass.models import TransformerConfig
+from windlass.models import EXPERTS_NOT_CUT, TransformerConfig
 from windlass.schema import (
     Graph,
     LayerCost,
@@ -142,6 +142,9 @@ def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
         scope = layer_scope(layer, rank, "float32")
         layer.build(scope)
         prefix = f"layer `{layer.name}` of model `{config.name}`: "
+        if layer.place == "inner" and layer.config.experts is not None:
+            yield f"{prefix}{EXPERTS_NOT_CUT}"
+            continue
         for path, rule, total, ranks in scope.rules:
             if error := rule.divisibility_error(total, ranks):
                 yield f"{prefix}`{path}` has {error}"

@@ -1,11 +1,11 @@
 """Matrix products, attention, norms, look-ups and the loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from windlass.capture.analytic.autograd import attach, new_node, only
+from windlass.capture.analytic.autograd import attach, kept_outputs, new_node, only
 from windlass.capture.analytic.elementwise import cast, mul, rsqrt, shift_, square
 from windlass.capture.analytic.reductions import mean_last, sum_to
 from windlass.capture.analytic.strides import Shape, dense_strides, permuted_strides
@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _mm(left: Tensor, right: Tensor) -> Tensor:
     save = [*([left] if right.node else ()), *([right] if left.node else ())]
     node = new_node((left, right), _mm_backward, save)
-    return attach(node, _kept(left, lambda: (_product("mm", left, right),))[0])
+    return attach(node, kept_outputs(left, lambda: (_product("mm", left, right),))[0])
 
 
 def _mm_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
@@ -53,7 +53,7 @@ def _by_right(gradient: Tensor, left: Tensor) -> Tensor:
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
     save = [*([left] if right.node else ()), *([right] if left.node else ())]
     node = new_node((bias, left, right), _addmm_backward, save)
-    return attach(node, _kept(left, lambda: (_product("addmm", left, right, bias),))[0])
+    return attach(node, kept_outputs(left, lambda: (_product("addmm", left, right, bias),))[0])
 
 
 def _addmm_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
@@ -116,7 +116,7 @@ def block_linear(
 ) -> Tensor:
     """`x W^T + b` of `x[b s n]` and a weight of kept blocks."""
     node = new_node((x, values, *([bias] if bias else ())), _block_linear_backward)
-    (out,) = _kept(x, lambda: (_block_linear(x, values, blocks, outputs, bias),))
+    (out,) = kept_outputs(x, lambda: (_block_linear(x, values, blocks, outputs, bias),))
     if node is not None:
         node.save([x, values, blocks], x.tape)
     return attach(node, out)
@@ -169,7 +169,7 @@ def block_feed_forward(x: Tensor, up: "KeptBlocks", down: "KeptBlocks", inner: i
     node = new_node(
         (x, up.values, down.values, *biases), partial(_section_backward, inner, has_biases)
     )
-    y, hidden = _kept(x, lambda: _section(x, up, down, inner))
+    y, hidden = kept_outputs(x, lambda: _section(x, up, down, inner))
     if node is not None:
         node.save([x, hidden, up.values, up.blocks, down.values, down.blocks], x.tape)
     return attach(node, y)
@@ -233,12 +233,6 @@ class KeptBlocks(NamedTuple):
     bias: Tensor | None
 
 
-def _kept(x: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The outputs of an operation that selective activation checkpointing keeps."""
-    checkpoint = x.tape.checkpoint
-    return run() if checkpoint is None else checkpoint.kept(run)
-
-
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool
 ) -> Tensor:
@@ -247,7 +241,7 @@ def attention(
     inputs = [query, key, value, *(() if mask is None else (mask,))]
     backward = partial(_attention_backward, is_causal)
     node = new_node((query, key, value), backward, inputs)
-    out, logsumexp = _kept(query, lambda: _attention(is_causal, inputs))
+    out, logsumexp = kept_outputs(query, lambda: _attention(is_causal, inputs))
     if node is not None:
         node.save([out, logsumexp], query.tape)
     return attach(node, out)

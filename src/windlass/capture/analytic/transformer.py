@@ -6,10 +6,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from windlass.capture.analytic.elementwise import add, divide, gelu, scale, tanh
+from windlass.capture.analytic.experts import feed_forward
 from windlass.capture.analytic.modules import (
     Attention,
     FeatureLinear,
-    FeedForward,
     Logits,
     Norm,
     Vocabulary,
@@ -101,7 +101,7 @@ class Block:
         self.attention = Attention(scope.inner("attention"))
         self.attention_result_norm = _result_norm(scope.inner("attention_result_norm"))
         self.hidden_norm = Norm(scope.inner("hidden_norm"))
-        self.hidden = FeedForward(scope.inner("hidden"))
+        self.hidden = feed_forward(scope.inner("hidden"))
         self.hidden_result_norm = _result_norm(scope.inner("hidden_result_norm"))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class BertBlock:
         self.config = scope.config
         self.attention = Attention(scope.inner("attention"))
         self.attention_norm = Norm(scope.inner("attention_norm"))
-        self.hidden = FeedForward(scope.inner("hidden"))
+        self.hidden = feed_forward(scope.inner("hidden"))
         self.hidden_norm = Norm(scope.inner("hidden_norm"))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class ParallelBlock:
         self.attention = Attention(scope.inner("attention"))
         two_norms = scope.config.block_layout == "parallel"
         self.hidden_norm = Norm(scope.inner("hidden_norm")) if two_norms else None
-        self.hidden = FeedForward(scope.inner("hidden"))
+        self.hidden = feed_forward(scope.inner("hidden"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
@@ -256,7 +256,11 @@ def _block_layers(config: TransformerConfig) -> Iterator[LayerType]:
     for index in range(config.layers):
         block = config.of_block(index)
         for part, build in parts.items():
-            own = replace(config, embedding_norm=False) if part == ".hidden" else block
+            own = block
+            if part == ".attention":
+                own = replace(block, experts=None)
+            elif part == ".hidden":
+                own = replace(config, experts=block.experts, embedding_norm=False)
             if (part, own) not in known:
                 kind = f"{name}{len(known) + 1}" if known else name
                 path = f"block{index}{part}"
@@ -277,7 +281,7 @@ def _block_parts(
     half = BertHalfBlock if is_bert else HalfBlock
     branches: dict[str, Callable[[Scope], Layer]] = {
         ".attention": Attention,
-        ".hidden": FeedForward,
+        ".hidden": feed_forward,
     }
     return f"{prefix}half_block", {
         part: partial(half, branch=branch) for part, branch in branches.items()

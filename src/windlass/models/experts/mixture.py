@@ -5,7 +5,7 @@ f inner width of an expert.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from torch.nn import functional
 
 from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.experts.grouped_products import grouped_linear
-from windlass.models.experts.routing import Router, count_rows
+from windlass.models.experts.routing import Router
+from windlass.models.experts.routing_ops import sort_by_expert
+from windlass.models.experts.row_order import rows_by_expert, weighted_sum
 from windlass.models.modules import (
     INIT_STD,
     Projection,
@@ -119,12 +121,10 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         routing = self.router(x)
-        order = _order(routing.experts, self.router.config.count)
-        rows = _ToExperts.apply(x.flatten(0, 1), order.by_expert, order.by_token)
+        order = sort_by_expert(routing.experts, self.router.config.count)
+        rows = rows_by_expert(x.flatten(0, 1), order)
         rows = self.exchange(rows, order.counts, self.experts)
-        y = _ToTokens.apply(rows, order.by_expert, order.by_token)
-        y = y.unflatten(0, routing.weights.shape) * routing.weights.unsqueeze(-1)
-        y = y.sum(1).view_as(x)
+        y = weighted_sum(rows, routing.weights, order).view_as(x)
         return y if self.shared is None else y + self._shared(x, self.shared)
 
     def _shared(self, x: Tensor, shared: nn.Module) -> Tensor:
@@ -138,72 +138,3 @@ def build_feed_forward(config: TransformerConfig) -> nn.Module:
     if config.experts is None:
         return build_dense_feed_forward(config)
     return MixtureOfExperts(config, config.experts)
-
-
-class _Order(NamedTuple):
-    """The rows of all tokens, k of each, in the order of their experts."""
-
-    by_expert: Tensor
-    """`Int[n*k]`: which row of the tokens' order stands at each place of the experts' order."""
-    by_token: Tensor
-    """`Int[n*k]`: the place of each row of the tokens' order in the experts'."""
-    counts: Tensor
-    """`Int[E]`: rows of each expert."""
-
-
-def _order(experts: Tensor, count: int) -> _Order:
-    flat = experts.flatten()
-    by_expert = flat.argsort(stable=True)
-    by_token = torch.empty_like(by_expert).scatter_(
-        0, by_expert, torch.arange(len(flat), device=flat.device)
-    )
-    # Those without an expert have the number after the last one's.
-    return _Order(by_expert, by_token, count_rows(flat, count + 1)[:-1])
-
-
-class _ToExperts(torch.autograd.Function):
-    """Copies each token's row to the places of its experts.
-
-    Gradients are gathered and summed over a token's experts, in the order of its choices: torch's
-    own backward of an index would add rows in any order on an accelerator.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  torch's own context
-        x: Tensor,
-        by_expert: Tensor,
-        by_token: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(by_token)
-        ctx.tokens = len(x)
-        return x.index_select(0, by_expert // (len(by_token) // len(x)))
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        *gradients: Tensor,
-    ) -> tuple[Tensor, None, None]:
-        rows = gradients[0].index_select(0, ctx.saved_tensors[0])
-        return rows.unflatten(0, (ctx.tokens, -1)).sum(1), None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    """Brings the experts' rows back into the order of the tokens."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  torch's own context
-        rows: Tensor,
-        by_expert: Tensor,
-        by_token: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(by_expert)
-        return rows.index_select(0, by_token)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        *gradients: Tensor,
-    ) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None

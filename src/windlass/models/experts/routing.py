@@ -3,14 +3,14 @@
 Shape letters: b micro-batch, s sequence, n = b s tokens, E experts, k experts of a token, d width.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.library import custom_op
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
+from windlass.models.experts.routing_ops import add_load, choose_experts, drop_late_tokens
 
 _BALANCE_SCALE = "balance_scale"
 
@@ -29,7 +29,8 @@ class Router(nn.Module):
 
     Three buffers are no parameters. `load`, `Int[E]`, sums the tokens of each expert over forward
     passes in training. `balance_bias`, `Float[E]`, is added to scores when experts are picked, not
-    to their weights. `balance_scale`, `Float[]`, is the weight of one sequence's balance loss.
+    to their weights. `balance_scale`, `Float[]`, is the weight of one sequence's balance loss; None
+    divides that of a call by its sequences.
 
     Args:
         width: features d of a token.
@@ -64,95 +65,24 @@ class Router(nn.Module):
         """Maps tokens `[b s d]` to their experts."""
         config = self.config
         logits = functional.linear(x, self.weight)
-        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        scores = logits.softmax(-1) if config.scores == "softmax" else logits.sigmoid()
-        ranked = scores.detach()
-        if self.balance_bias is not None:
-            ranked = ranked + self.balance_bias
-        experts = ranked.topk(config.per_token, dim=-1).indices  # [b s k]
-        weights = scores.gather(-1, experts)
-        if config.norm_topk:
-            weights = weights / weights.sum(-1, keepdim=True)
+        experts, weights = choose_experts(
+            logits, self.balance_bias, self.balance_scale if self.training else None, config,
+            balances=self.training,
+        )  # fmt: skip
         if self.training:
-            _add_load(self.load, experts)
-        if self.training and config.balance_loss is not None:
-            loss = config.balance_loss * balance_losses(scores, experts).sum()
-            scale = self.balance_scale
-            weights = _WithLoss.apply(weights, loss / len(x) if scale is None else loss * scale)
+            add_load(self.load, experts)
         slots = config.slots(x.shape[1])
         if slots is not None:
-            has_room = _has_room(experts, config.count, slots)
-            experts = experts.masked_fill(~has_room, config.count)
-            weights = weights.masked_fill(~has_room, 0)
-        return Routing(experts.flatten(0, 1), weights.flatten(0, 1).to(x.dtype))
+            experts = drop_late_tokens(experts, config.count, slots)
+            weights = weights.masked_fill(experts == config.count, 0)
+        return Routing(experts.flatten(0, 1), weights.flatten(0, 1))
 
 
-def balance_losses(scores: Tensor, experts: Tensor) -> Tensor:
-    """How unevenly each sequence loads the experts, `[b]`: `sum_e f_e P_e`, 1 if evenly.
-
-    `f_e` is E times the share of the sequence's choices that are expert e, `P_e` is the mean share
-    of e in a token's scores. No sequence's depends on another's, so that their sum is the same
-    however a batch is divided. Source: DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20.
-
-    Args:
-        scores: `Float[b s E]`.
-        experts: `Int[b s k]`.
-    """
-    count, choices = scores.shape[-1], experts.flatten(1)
-    chosen = torch.zeros_like(scores[:, 0]).scatter_add_(
-        1, choices, torch.ones_like(choices, dtype=scores.dtype)
-    )
-    shares = scores / scores.sum(-1, keepdim=True)
-    return (chosen * (count / choices.shape[1]) * shares.mean(1)).sum(-1)
-
-
-class _WithLoss(torch.autograd.Function):
-    """Adds a loss to whatever loss follows: its gradient joins in backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  torch's own context
-        x: Tensor,
-        loss: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(torch.ones_like(loss))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        *gradients: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        return gradients[0], ctx.saved_tensors[0]
-
-
-def _has_room(experts: Tensor, count: int, slots: int) -> Tensor:
-    """Whether an expert still takes a token after the earlier ones of its sequence, `[b s k]`.
-
-    A token is judged by earlier ones alone, so that a causal model stays causal.
-    """
-    choices = experts.flatten(1)  # [b s*k]
-    taken = functional.one_hot(choices, count).cumsum(1)
-    place = taken.gather(-1, choices.unsqueeze(-1)).squeeze(-1)
-    return (place <= slots).view_as(experts)
-
-
-@custom_op("windlass::add_expert_load", mutates_args=("load",))
-def _add_load(load: Tensor, experts: Tensor) -> None:
-    # An operation of its own, so that selective checkpointing does not run it again.
-    load.add_(count_rows(experts.flatten(), len(load)))
-
-
-@_add_load.register_fake
-def _(load: Tensor, experts: Tensor) -> None:
-    pass
-
-
-def count_rows(experts: Tensor, count: int) -> Tensor:
-    """Rows of each of `count` experts, `Int[count]`, of `Int[rows]`; shapes know no values."""
-    return torch.zeros(count, dtype=torch.int64, device=experts.device).scatter_add_(
-        0, experts, torch.ones_like(experts)
-    )
+def set_balance_scale(module: nn.Module, scale: float) -> None:
+    """Sets the weight of one sequence's balance loss in every router of a module."""
+    for router in module.modules():
+        if isinstance(router, Router):
+            router.balance_scale = torch.tensor(scale, device=router.weight.device)
 
 
 def balance_buffers(layer: nn.Module) -> tuple[str, ...]:
@@ -160,5 +90,5 @@ def balance_buffers(layer: nn.Module) -> tuple[str, ...]:
     return tuple(
         f"{path}.{_BALANCE_SCALE}" if path else _BALANCE_SCALE
         for path, module in layer.named_modules()
-        if isinstance(module, Router) and module.config.balance_loss is not None
+        if isinstance(module, Router) and module.config.balance_loss
     )

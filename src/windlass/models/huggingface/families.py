@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from windlass.errors import ModelError, did_you_mean, shorten
 
-Layout = Literal["transposed", "rotated_neighbours", "qkv_of_each_head"]
+Layout = Literal["transposed", "rotated_neighbours", "qkv_of_each_head", "experts"]
 """How a type lays out a weight that we keep in another order.
 
 `transposed`: inputs by outputs. `rotated_neighbours`: positions rotate neighbouring features of a
-head, not its two halves. `qkv_of_each_head`: query, key and value of each head lie together."""
+head, not its two halves. `qkv_of_each_head`: query, key and value of each head lie together.
+`experts`: each expert is a tensor of its own, whose number `{e}` stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ def _family(model_type: str) -> Family:
         unread_tensors=tuple(table["unread_tensors"]),
         tensors=_tensor_rules(table["tensors"]),
         older_names=table.get("older_names", {}),
-        gguf=_gguf_table(table["gguf"]) if "gguf" in table else None,
+        gguf=_gguf_table(table["gguf"]) if table.get("gguf") else None,
     )
 
 

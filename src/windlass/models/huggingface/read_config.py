@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from windlass.errors import ModelError
-from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.config import ExpertConfig, RopeScaling, TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family
 from windlass.models.huggingface.model_folder import find_model_folder
 
@@ -20,9 +20,12 @@ SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What each type of scaled positions reads."""
 _SCALING = "rope_scaling."
-_FIELD_TYPES = {field.name: field.type for field in fields(TransformerConfig)} | {
-    f"{_SCALING}{field.name}": field.type for field in fields(RopeScaling)
-}
+_EXPERTS = "experts."
+_FIELD_TYPES = (
+    {field.name: field.type for field in fields(TransformerConfig)}
+    | {f"{_SCALING}{field.name}": field.type for field in fields(RopeScaling)}
+    | {f"{_EXPERTS}{field.name}": field.type for field in fields(ExpertConfig)}
+)
 _REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
@@ -96,6 +99,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
         elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
     _join_rope_scaling(entry)
+    _join_experts(entry)
     if not errors:
         _halve_windows(family, entry)
         entry.setdefault("ffn", 4 * entry["width"])
@@ -129,6 +133,14 @@ def _halve_windows(family: Family, entry: dict[str, Any]) -> None:
     for name, rule in family.fields.items():
         if rule.counts_both_sides and entry.get(name) is not None:
             entry[name] = entry[name] // 2 + 1
+
+
+def _join_experts(entry: dict[str, Any]) -> None:
+    """Makes one field of those that say which experts a block has, if it has some."""
+    parts = {name: entry.pop(name) for name in tuple(entry) if name.startswith(_EXPERTS)}
+    if parts:
+        named = {name.removeprefix(_EXPERTS): value for name, value in parts.items()}
+        entry["experts"] = ExpertConfig(**named)
 
 
 def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:

@@ -29,7 +29,11 @@ class TensorNames:
             ModelError: models of this type have no such parameter.
         """
         rule, block = self.family.rule(parameter)
-        return tuple(self._name(source, block) for source in rule.sources)
+        names = tuple(self._name(source, block) for source in rule.sources)
+        if rule.layout != "experts" or self.config.experts is None:
+            return names
+        experts = range(self.config.experts.count)
+        return tuple(name.replace("{e}", str(e)) for name in names for e in experts)
 
     def copies(self, parameter: str) -> tuple[str, ...]:
         """Further names under which a parameter may stand."""
@@ -40,6 +44,8 @@ class TensorNames:
         """Our parameter, from its sources in their order, `[rows columns]` or `[rows]` each."""
         rule, _ = self.family.rule(parameter)
         layout = rule.layout
+        if layout == "experts":
+            return torch.stack(tuple(tensors))
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
         if rule.half is not None:
             return tensor.chunk(2)[rule.half == "second"]
@@ -73,6 +79,8 @@ class TensorNames:
             value: `[rows ...]`; on the meta device only shapes are right.
         """
         layout = self.family.rule(parameter)[0].layout
+        if layout == "experts":
+            return tuple(zip(self.sources(parameter), value.contiguous().unbind(), strict=True))
         if layout not in (None, "transposed") and not value.is_meta:
             value = value[_row_order(layout, self.config).argsort()]
         names = self.sources(parameter)

@@ -1,7 +1,7 @@
 """Our configuration as a `config.json`, the inverse of reading one."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from windlass.errors import ModelError
@@ -11,6 +11,10 @@ from windlass.models.huggingface.read_config import SCALING_NUMBERS, config_from
 
 NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
 """Fields that no `config.json` says, because they do not change what a trained model computes."""
+
+
+_TRAINING_OF_EXPERTS: Mapping[str, Any] = {"balance_loss": 0.0}
+"""Fields of experts that do not change what a trained model computes."""
 
 
 def config_content(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
@@ -32,8 +36,7 @@ def config_content(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
 
 def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None:
     """The keys of a family for a configuration; None if it cannot be of that family."""
-    values = asdict(config)
-    if any(values[name] != value for name, value in family.fixed.items()):
+    if any(_field(config, name) != value for name, value in family.fixed.items()):
         return None
     content: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -111,5 +114,7 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerC
         shape["rotary_width"] = each.rotated_width
         shape["head_dim"], shape["score_width"] = each.head_width, each.scored_width
         shape["projection_bias"] = each.has_projection_bias
+        if each.experts is not None:
+            shape["experts"] = asdict(replace(each.experts, **_TRAINING_OF_EXPERTS))
         shape["window_blocks"] = each.windows if each.sliding_window else None
     return shapes[0] == shapes[1]

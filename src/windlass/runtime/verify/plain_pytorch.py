@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,9 @@ def train_plainly(
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     dropouts = _keyed_dropouts(layers)
+    routers: list[Any] = [module for module in model.modules() if hasattr(module, "balance_scale")]
+    for router in routers:
+        router.balance_scale = torch.tensor(1 / batches.batch, dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ends = {id(parameter) for end in (model[0], model[-1]) for parameter in end.parameters()}
     hidden = [parameter for parameter in parameters if id(parameter) not in ends]
@@ -102,6 +106,7 @@ def train_plainly(
         optimizer.step()
         for average, parameter in zip(averages, parameters, strict=True):
             average.add_(parameter.detach() - average, alpha=1 - (settings.ema or 0.0))
+        _move_balance_biases(routers)
         losses.append(math.fsum(micro_losses))
     held_out = batches, settings.evaluate_sequences, micro
     evaluated = [optimizer.state[p].get("x", p.detach().clone()) for p in parameters]
@@ -114,6 +119,16 @@ def train_plainly(
         held_out_loss=held_out_loss, held_out_bits_per_byte=bits,
         held_out_loss_ema=averaged_loss, held_out_accuracy=accuracy, model=model,
     )  # fmt: skip
+
+
+def _move_balance_biases(routers: Sequence[Any]) -> None:
+    """Moves the bias of each expert by how its tokens of the step compare with the mean."""
+    for router in routers:
+        load, bias = router.load, router.balance_bias
+        if bias is not None:
+            mean = load.double().mean()
+            bias += router.config.balance_bias * torch.sign(mean - load)
+        load.zero_()
 
 
 def plain_learning_rate(settings: TrainSettings, step: int) -> float:

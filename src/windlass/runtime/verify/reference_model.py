@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from windlass.data import TrainingBatches
 from windlass.errors import ModelError
-from windlass.models import IGNORE_INDEX, LayerStack, materialize_layer
+from windlass.models import IGNORE_INDEX, LayerStack, materialize_layer, set_balance_scale
 from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]
@@ -113,6 +113,7 @@ def reference_step(
     for index in reversed(range(count)):
         report(_LABEL, 2 * count - 1 - index, 2 * count)
         layer = _make_layer(stack, index, seed, precision)
+        set_balance_scale(layer, loss_scale / (batch.micro * batch.accumulation))
         sums: dict[str, Tensor] = {}
         input_gradients: list[Tensor] = []
         for micro, x in enumerate(inputs.pop()):

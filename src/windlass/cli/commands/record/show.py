@@ -6,7 +6,7 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.console import console, print_json, print_scores, print_written
 from windlass.cli.flags import AsJson
-from windlass.report import record_table
+from windlass.report import expert_table, record_table
 
 
 def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
@@ -23,6 +23,8 @@ def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -
         print_json({name: getattr(record, name) for name in names})
         return
     console.print(record_table(record))
+    if (experts := expert_table(record.steps)) is not None:
+        console.print(experts)
     if record.evaluations:
         print_scores(record.evaluations)
 
