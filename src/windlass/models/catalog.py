@@ -204,6 +204,8 @@ def _unbuildable(name: str, errors: list[str]) -> ModelError:
 
 def is_causal(name: str) -> bool:
     """Whether a model predicts the next token; true for all but encoders with a configuration."""
+    if is_residual(name):
+        return False
     return not has_config(name) or model_config(name).causal
 
 

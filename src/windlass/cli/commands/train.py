@@ -157,7 +157,7 @@ def show_run(run: api.Run, root: Path) -> None:
         raise
     api.write_sample(run)
     _print_record(run.folder)
-    if is_causal(model):
+    if planned.graph.examples is None and is_causal(model):
         folder = shlex.quote(str(run.folder))
         prompt = (
             "--prompt 'def '" if planned.request.data.format == "text" else "--chat --prompt Hi"
