@@ -60,7 +60,8 @@ def _likelihoods(
     def shape(layer: int, index: int) -> torch.Size:
         size = sizes[index]
         if size not in shapes:
-            shapes[size] = output_shapes(templates, *size)
+            on_meta = torch.zeros(size, dtype=torch.int64, device="meta")
+            shapes[size] = output_shapes(templates, on_meta)
         return shapes[size][layer]
 
     rows: dict[int, ChoiceLikelihood] = {}
