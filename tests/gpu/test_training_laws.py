@@ -129,6 +129,16 @@ def test_a_run_that_stops_and_resumes_equals_one_that_went_on(run: Run, device: 
     assert equal(resumed, whole)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_recorded_steps_equal_those_that_are_not(run: Run, device: Device, precision: str):
+    if not device.can_record:
+        pytest.skip(f"torch records no work of `{device.kind}`")
+    losses, plain = run(device, name="plain", precision=precision)
+    recorded_losses, recorded = run(device, precision=precision, step_graph=True)
+    assert recorded_losses == losses
+    assert equal(recorded, plain)
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputed_activations_change_no_bit(run: Run, device: Device, recompute: str):
     losses, kept = run(device, name="kept")

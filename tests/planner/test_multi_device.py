@@ -15,8 +15,9 @@ from windlass.planner.result import PlanningResult, run_seconds
 from windlass.planner.space.options import vary
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
+from windlass.program.layer_mode_errors import selective_recompute_errors
 from windlass.program.lowering.lower import lower
-from windlass.program.validate_plan import plan_errors, selective_recompute_errors
+from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine

@@ -134,7 +134,7 @@ def test_the_prediction_has_the_launches_of_norm_and_update(counted: Callable[[d
     graph = catalog_graph("gpt2-124m")
     plan = tiny_plan(graph, tiny_machine(), precision="bfloat16")
     kinds, step = tuple(graph.layer_kinds()), counted(GPT2)
-    norms = sum(norm_launch_seconds(kind, device) for kind in kinds)
+    norms = sum(norm_launch_seconds(plan, kind, device) for kind in kinds)
     updates = sum(update_seconds(plan, kind, device).launch for kind in kinds)
     assert norms == pytest.approx(step.of("grad_norm"), rel=PREDICTED)
     assert updates == pytest.approx(step.of("update"), rel=PREDICTED)

@@ -1,5 +1,6 @@
 """SimulatedDevice: what a run takes for its accelerator."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, cast
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from simulated_device.graphs import SimulatedGraph
 from simulated_device.operations import Operations
 from simulated_device.schedules import Schedule
 from simulated_device.simulation import Simulation, Site
 from simulated_device.streams import SimulatedEvent, SimulatedStream
 from simulated_device.tensor import DEVICE, SimulatedTensor
-from windlass.torch_ext import Device, Event, Stream
+from windlass.torch_ext import Device, Event, RecordedWork, Stream
 
 
 class SimulatedDevice(Device):
@@ -87,6 +89,14 @@ class SimulatedDevice(Device):
         held = cast("SimulatedTensor", tensor)
         self.simulation.hold(held.allocation, cast("SimulatedStream", stream))
 
+    can_record = True
+
+    def record(
+        self, work: Callable[[], None], *, beside: RecordedWork | None = None
+    ) -> RecordedWork:
+        """Records what a call submits, and runs none of it."""
+        return self.simulation.record_work(work, cast("SimulatedGraph | None", beside))
+
     def memory_allocated(self) -> int:
         """Nothing is counted."""
         return 0
@@ -119,9 +129,11 @@ class SimulatedDevice(Device):
         """Ends that."""
         self._operations.unpin(buffer)
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor, *, into: Tensor | None = None) -> Tensor:
         """A copy of a host tensor that arrives late."""
-        return tensor.to(DEVICE, non_blocking=True)
+        if into is None:
+            return tensor.to(DEVICE, non_blocking=True)
+        return into.copy_(tensor, non_blocking=True)
 
     def default_generator(self) -> torch.Generator:
         """The CPU's, from which a plain run draws too."""

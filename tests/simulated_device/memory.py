@@ -9,6 +9,7 @@ from torch import Tensor
 from simulated_device.streams import Clock, SimulatedStream
 
 if TYPE_CHECKING:
+    from simulated_device.graphs import Pool
     from simulated_device.simulation import Simulation
 
 _NOTHING = 0xFF
@@ -47,6 +48,8 @@ class Allocation:
     """Its bytes, `UInt8[n]`, on the CPU."""
     simulation: "Simulation | None"
     """What hears that it is freed; None for pinned memory of the host."""
+    pool: "Pool | None" = None
+    """The pool of the recording that allocated it; None for memory of the device at large."""
     nothing: int = _NOTHING
     """The byte that it is full of where nothing was written."""
     holders: list[SimulatedStream] = field(default_factory=list)
@@ -56,7 +59,9 @@ class Allocation:
     def __del__(self) -> None:
         if self.simulation is not None:
             # A copy without owner: this one must not be kept alive by what it leaves behind.
-            left = Allocation(self.home, self.content, None, self.nothing, self.holders, self._uses)
+            left = Allocation(
+                self.home, self.content, None, self.pool, self.nothing, self.holders, self._uses
+            )
             self.simulation.freed(left)
 
     def poison(self) -> None:
@@ -119,4 +124,6 @@ def allocate(
     """New memory that holds nothing, for tensors of a type."""
     nothing = _NOTHING if dtype.is_floating_point or dtype == torch.uint8 else _NO_INDEX
     content = torch.full((max(1, nbytes),), nothing, dtype=torch.uint8)
-    return Allocation(home, content, simulation, nothing)
+    recording = simulation.recording()
+    pool = None if recording is None else recording.pool
+    return Allocation(home, content, simulation, pool, nothing)

@@ -100,6 +100,8 @@ class Operations(TorchDispatchMode):
             name = func._schema.name.removeprefix("aten::")
             if func.namespace == "c10d":
                 return self._collectives.call(func, args, kwargs)
+            if (rows := self._rows(name, func, args, kwargs)) is not None:
+                return rows
             is_sparse = _is_sparse(args, kwargs)
             if name in ("_to_copy", "copy_") and not is_sparse:
                 return self._copied(name, func, args, kwargs)
@@ -114,6 +116,21 @@ class Operations(TorchDispatchMode):
             if name in _RANDOM_IN_PLACE:
                 return self._drawn(func, args, kwargs)
             return self._put_off(func, args, kwargs, name)
+
+    def _rows(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A sparse tensor made of indices and values, or one of both; None for all other work.
+
+        It holds the tensors themselves, so that nothing waits for them, as on a GPU.
+        """
+        if name == "_sparse_coo_tensor_with_dims_and_tensors":
+            indices, values = args[3], args[4]
+            inner = func(*tree_map(inner_of, args), **kwargs | {"device": _CPU})
+            rows = SimulatedTensor(inner, values.allocation, self)
+            rows.rows = indices, values
+            return rows
+        if name in ("_indices", "_values") and args[0].rows is not None:
+            return args[0].rows[name == "_values"]
+        return None
 
     def _check_host(self, func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Reports an operation of the host on pinned memory that a copy may still use."""
@@ -169,6 +186,7 @@ class Operations(TorchDispatchMode):
         return tree_map(fill, value)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self._simulation.require_no_recording()
         target = args[0]
         content = func(torch.zeros_like(target.inner), *args[1:], **kwargs)
         inner = target.inner
@@ -277,6 +295,7 @@ class Operations(TorchDispatchMode):
             elif writes:
                 waits = True  # a copy to pageable memory ends before the call returns
             else:
+                self._simulation.require_no_recording()
                 out_of = out_of.clone()  # one from there has left it
         self._submit(lambda: into.copy_(out_of), accesses, "copy")
         if waits and not all(on_device):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import windlass
+from simulated_device.graphs import NOT_PERMITTED, Pool, SimulatedGraph
 from simulated_device.memory import Access, Allocation
 from simulated_device.schedules import Schedule
 from simulated_device.streams import Clock, SimulatedStream, Token, merge
@@ -46,6 +47,10 @@ class Simulation:
         """The thread that does put-off work now, under the lock."""
         self._held: list[tuple[list[Token], Allocation]] = []
         """Freed memory that streams were told to hold."""
+        self._recording: SimulatedGraph | None = None
+        self._recorded_stream: SimulatedStream | None = None
+        self.replays = 0
+        """How often recorded work was submitted."""
         self.sites: Counter[Site] = Counter()
         """How often each site has waited or held."""
         self.faults: list[str] = []
@@ -75,10 +80,38 @@ class Simulation:
         finally:
             self._current.stream = before
 
+    # Recorded work.
+
+    def record_work(
+        self, work: Callable[[], None], beside: SimulatedGraph | None
+    ) -> SimulatedGraph:
+        """Records what a call submits to a stream of its own, and runs none of it."""
+        self.synchronize_all()
+        graph = SimulatedGraph(self, Pool() if beside is None else beside.pool)
+        stream = self.new_stream()
+        with self.use_stream(stream):
+            self._recording, self._recorded_stream = graph, stream
+            try:
+                work()
+            finally:
+                self._recording = self._recorded_stream = None
+        return graph
+
+    def recording(self) -> SimulatedGraph | None:
+        """What records the work of this thread; None if it runs."""
+        is_recorded = self.current_stream() is self._recorded_stream
+        return self._recording if is_recorded and not self.is_running() else None
+
+    def require_no_recording(self) -> None:
+        """Refuses what a recording cannot hold."""
+        if self.recording() is not None:
+            raise RuntimeError(NOT_PERMITTED)
+
     def record(self, stream: SimulatedStream | None) -> Token:
         """A token after all that was submitted to a stream so far."""
         with self.lock:
             stream = stream or self.current_stream()
+            self.require_no_recording()
             merge(stream.clock, self._host)
             token = Token(stream)
             stream.queue.append(token)
@@ -89,6 +122,7 @@ class Simulation:
         """Makes later work of a stream wait for a token."""
         with self.lock:
             stream = stream or self.current_stream()
+            self.require_no_recording()
             if token.stream is not stream and not self._is_dropped("wait"):
                 self.order(token, stream)
                 self._take_turn()
@@ -101,6 +135,7 @@ class Simulation:
     def synchronize(self, token: Token) -> None:
         """Blocks the host until a token is done."""
         with self.lock:
+            self.require_no_recording()
             if self._is_dropped("synchronize"):
                 return
             self.until(token)
@@ -109,6 +144,7 @@ class Simulation:
     def synchronize_all(self) -> None:
         """Blocks the host until all work is done."""
         with self.lock:
+            self.require_no_recording()
             for stream in self.streams:
                 self.drain(stream)
                 merge(self._host, stream.clock)
@@ -123,6 +159,10 @@ class Simulation:
             accesses: the memory that it reads and writes.
             name: the operation, for a message.
         """
+        recording = self.recording()
+        if recording is not None:
+            recording.add(run, accesses)
+            return
         stream = self.current_stream()
         merge(stream.clock, self._host)
         tick = stream.tick()
@@ -141,6 +181,7 @@ class Simulation:
 
     def finish_current(self) -> None:
         """Blocks the host until the current stream is done, as torch does for a number."""
+        self.require_no_recording()
         stream = self.current_stream()
         self.drain(stream)
         merge(self._host, stream.clock)
@@ -148,11 +189,21 @@ class Simulation:
     def freed(self, allocation: Allocation) -> None:
         """Gives memory back; its next owner, in the stream that allocated it, overwrites it."""
         with self.lock:
+            if allocation.pool is not None:
+                self._freed_in_pool(allocation, allocation.pool)
+                return
             home = allocation.home
             for fault in allocation.uses_unknown_to(home.clock, self._host):
                 self.report(fault)
             self._held.append(([self._token_of(s) for s in allocation.holders], allocation))
             self._reuse_freed()
+
+    def _freed_in_pool(self, allocation: Allocation, pool: Pool) -> None:
+        """Memory of a recording, which only that one uses again, or a later one with its pool."""
+        if self._recording is not None and self._recording.pool is pool:
+            self._recording.add_reuse(allocation)
+        else:
+            pool.freed.append(allocation)
 
     def hold(self, allocation: Allocation, stream: SimulatedStream) -> None:
         """Keeps memory, once freed, until the work of a stream so far is done."""

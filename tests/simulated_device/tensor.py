@@ -29,6 +29,8 @@ class SimulatedTensor(Tensor):
     inner: Tensor
     allocation: Allocation
     operations: "Operations"
+    rows: "tuple[SimulatedTensor, SimulatedTensor] | None"
+    """Indices and values of a sparse tensor that nobody has waited for; None of any other."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -49,6 +51,7 @@ class SimulatedTensor(Tensor):
             layout=inner.layout, device=DEVICE,
         )  # fmt: skip
         made.inner, made.allocation, made.operations = inner, allocation, operations
+        made.rows = None
         return made
 
     @property

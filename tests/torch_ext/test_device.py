@@ -13,7 +13,8 @@ SOURCES = Path(windlass.__file__).parent
 ASKS_FOR_CUDA = re.compile(r"torch\.cuda|[\"']cuda[\"']|\.is_cuda\b|torch\.(xpu|hpu|mps)\b")
 
 ALLOWED = {
-    "torch_ext/device.py": "the seam itself",
+    "torch_ext/device.py": "the backends of torch.distributed",
+    "torch_ext/device_kinds.py": "the seam itself",
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
     "api/distributed/launch_script.py": "a word of the catalog and of Slurm",
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",

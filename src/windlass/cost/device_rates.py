@@ -46,6 +46,8 @@ class OpContext(NamedTuple):
     """Context-parallel degree."""
     deterministic: bool = False
     """Whether only deterministic kernels run."""
+    recorded: bool = False
+    """Whether a step is replayed as a whole, so that the host launches no kernel of its own."""
     vocabulary: int = 0
     """Entries of the last projection, which our own runtime pads on accelerators to a multiple of
     `VOCABULARY_MULTIPLE`; 0 where it does not."""

@@ -62,6 +62,7 @@ class InstructionCosts:
         context = plan.parallel.context or 1
         mode = OpContext(
             batch.sequence, plan.precision, plan.compile, context, bool(plan.deterministic),
+            bool(plan.step_graph),
             padded_vocabulary(graph, plan.parallel.tensor, plan.loss),
         )  # fmt: skip
         self._micro = plan_micro(plan)
@@ -197,7 +198,9 @@ class InstructionCosts:
         if not nbytes:
             return TermSeconds()
         stack = self._machine.stack
-        launches = sum(norm_launch_seconds(kind, self._device, stack) for kind in layers)
+        launches = sum(
+            norm_launch_seconds(self._plan, kind, self._device, stack) for kind in layers
+        )
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)
         return TermSeconds(norm=nbytes / rate, launch=launches)
 

@@ -43,9 +43,11 @@ _CALL_ELEMENTS = 2**24
 """Elements that one call converts on an accelerator; see `torch_ext.Device.piece_elements`."""
 
 
-def norm_launch_seconds(kind: LayerKind, device: Device, stack: Stack | None = None) -> float:
+def norm_launch_seconds(
+    plan: Plan, kind: LayerKind, device: Device, stack: Stack | None = None
+) -> float:
     """Launch time of the gradient norm of one layer's weights; arguments as in `update_seconds`."""
-    if (stack or OWN_STACK).fused_optimizer:
+    if (stack or OWN_STACK).fused_optimizer or plan.step_graph:
         return 0.0
     if device.kind != "cpu" and kind.trained:
         return _NORM_LAUNCHES * device.launch_seconds
@@ -111,7 +113,7 @@ def update_seconds(
         recoded = counts if plan.sharding.optimizer == 1 else [elements]
         recoding = _recode_seconds(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
-    if (stack or OWN_STACK).fused_optimizer:
+    if (stack or OWN_STACK).fused_optimizer or plan.step_graph:
         launches = 0.0
     return TermSeconds(update=seconds, launch=launches)
 

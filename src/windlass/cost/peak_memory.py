@@ -6,11 +6,14 @@ one by one, so that resident memory is the memory of live tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import expm1
 
 from windlass.cost.clock.stack_bytes import stack_stage_bytes
 from windlass.program import (
+    MemoryProfile,
     Program,
+    evaluation_bytes,
     lower_stage,
     memory_profile,
     mesh_coord,
@@ -66,10 +69,20 @@ def stage_tier_peaks(
     found = []
     for stage in sorted(by_stage):
         full = memory_profile(by_stage[stage], plan, graph, runtime_bytes=runtime_bytes)
+        if plan.step_graph:
+            full = _beside_recording(full, plan, graph)
         offloaded = offloaded_bytes_by_tier(plan, graph, stage)
         peaks = _peaks(full.by_class, full.peak_bytes, MEMORY_ERROR, offloaded, machine)
         found.append(tuple(peaks))
     return tuple(found)
+
+
+def _beside_recording(full: MemoryProfile, plan: Plan, graph: Graph) -> MemoryProfile:
+    """What a step holds whose memory lies in a pool of its own, which evaluations do not use."""
+    beside = evaluation_bytes(plan, graph)
+    in_use = tuple(nbytes + beside for nbytes in full.bytes_by_instruction)
+    by_class = full.by_class | {"working": full.by_class["working"] + beside}
+    return replace(full, bytes_by_instruction=in_use, by_class=by_class)
 
 
 def _peaks(

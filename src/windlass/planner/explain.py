@@ -147,6 +147,7 @@ def show_plan(plan: Plan) -> str:
     loss = ", fused loss" if plan.loss else ""
     loss += f", {plan.attention} attention" if plan.attention else ""
     mode += ", deterministic" if plan.deterministic else ""
+    mode += ", steps recorded" if plan.step_graph else ""
     text = f"{plan.precision}, {mode}, {batch}, {recompute}{moments}{loss}{tier}"
     return text if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {text}"
 

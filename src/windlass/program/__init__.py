@@ -60,6 +60,11 @@ from windlass.program.instruction import (
     InstructionKind,
     Program,
 )
+from windlass.program.layer_mode_errors import (
+    fused_loss_errors,
+    selective_recompute_errors,
+    step_graph_errors,
+)
 from windlass.program.lowering.lower import (
     lower,
     lower_stage,
@@ -70,6 +75,9 @@ from windlass.program.memory.disk_usage import (
 )
 from windlass.program.memory.effects import (
     InstructionEffects,
+)
+from windlass.program.memory.evaluation import (
+    evaluation_bytes,
 )
 from windlass.program.memory.layer_sizes import (
     LayerSizes,
@@ -126,11 +134,9 @@ from windlass.program.tied_weights import (
 )
 from windlass.program.validate_plan import (
     context_errors,
-    fused_loss_errors,
     plan_errors,
     require_valid_plan,
     schedule_errors,
-    selective_recompute_errors,
     tensor_parallel_errors,
 )
 from windlass.program.verify.verify import (
@@ -192,6 +198,7 @@ __all__ = [
     "describe_recompute",
     "disk_usage",
     "divided_kinds",
+    "evaluation_bytes",
     "expert_degree_errors",
     "expert_sharding",
     "fused_loss_errors",
@@ -233,6 +240,7 @@ __all__ = [
     "selective_layers",
     "selective_recompute_errors",
     "stages_by_layer",
+    "step_graph_errors",
     "sum_tiers",
     "tensor_parallel_errors",
     "tied_across_stages",

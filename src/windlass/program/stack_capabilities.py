@@ -66,6 +66,8 @@ def _needs(choices: Plan | Request) -> Iterator[_Need]:
             "recompute", recompute, f"{recompute} recompute",
             lambda stack: recompute in stack.can.recompute,
         )  # fmt: skip
+    if choices.step_graph:
+        yield _Need("step_graph", True, "steps that are recorded as a plan says", _is_own)
     if choices.loss == "fused":
         yield _Need("loss", "fused", "loss that is fused with the last projection", _is_own)
     if choices.moments != "float32":

@@ -4,8 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import InputErrors
-from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
 from windlass.program.expert_parallel import expert_errors
+from windlass.program.layer_mode_errors import (
+    fused_loss_errors,
+    recompute_errors,
+    step_graph_errors,
+)
 from windlass.program.memory.optimizer_state import (
     master_weight_errors,
     moment_errors,
@@ -41,6 +45,7 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
+        *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
         *_frozen_errors(plan, graph),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
@@ -89,25 +94,6 @@ def tensor_parallel_errors(degree: int, sequence: int, graph: Graph) -> Iterator
         yield (
             f"`parallel.tensor` = {degree}, but `{graph.name}` was not captured for this degree; "
             f"capture it so, or set it to {known}"
-        )
-
-
-def fused_loss_errors(tensor: int, graph: Graph) -> Iterator[str]:
-    """Why a graph's last layer cannot compute its loss fused with its projection.
-
-    Args:
-        tensor: tensor-parallel degree.
-        graph: the full graph of the model.
-    """
-    if tensor > 1:
-        yield (
-            f"`loss` = fused with `parallel.tensor` = {tensor}, whose ranks each have a part of "
-            "the vocabulary; leave `loss` out or set `parallel.tensor` = 1"
-        )
-    if not graph.can_fuse_loss:
-        yield (
-            f"`loss` = fused, but the last layer of `{graph.name}` does not return what one "
-            "`nn.Linear` gives, or has a loss of its own; leave `loss` out"
         )
 
 
@@ -184,7 +170,7 @@ def _lowering_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from schedule_errors(plan)
     yield from _offload_errors(plan)
     yield from _phase_errors(plan)
-    yield from _recompute_errors(plan, graph)
+    yield from recompute_errors(plan, graph)
     yield from tensor_parallel_errors(plan.parallel.tensor, plan.batch.sequence, graph)
     if plan.loss:
         yield from fused_loss_errors(plan.parallel.tensor, graph)
@@ -285,46 +271,6 @@ def _phase_errors(plan: Plan) -> Iterator[str]:
                     f"{DEVICE_TIER}: only offloaded parameters need phases; offload them, or put "
                     "all layers into 1 phase"
                 )
-
-
-def _recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Stages that recompute more layers than they can, or selectively where that is impossible."""
-    for index, stage in enumerate(plan.stages):
-        count = len(recomputable_layers(plan, stage))
-        if stage.recompute_layers is not None and stage.recompute_layers > count:
-            yield (
-                f"`stages.{index}.recompute_layers` = {stage.recompute_layers}, but the stage has "
-                f"{count} layers whose recomputation a plan decides: the model's first and last "
-                "layers are never recomputed, and those of other phases than the last always are; "
-                "lower it or leave it out"
-            )
-    if selective_layers(plan):
-        yield from selective_recompute_errors(plan, graph)
-
-
-def selective_recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Why a plan's layers cannot be recomputed selectively."""
-    prefix = "`recompute` = selective with"
-    if plan.compile:
-        yield (
-            f"{prefix} `compile`: a compiled layer already recomputes what takes no time; set "
-            "`compile` = false, or `recompute` = none or full"
-        )
-    if plan.parallel.schedule == "zero-bubble":
-        yield (
-            f"{prefix} `parallel.schedule` = zero-bubble, which splits backward passes in two; set "
-            "`parallel.schedule` = 1f1b, or `recompute` = none or full"
-        )
-    if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
-        return  # `tensor_parallel_errors` reports it
-    kinds = graph.shard(plan.parallel.tensor).kinds
-    runs = graph.layer_runs
-    inner_kinds = {run.kind for run in runs} - {runs[0].kind, runs[-1].kind}
-    if not all(kinds[name].selective_costs for name in inner_kinds):
-        yield (
-            f"{prefix} `{graph.name}`, some of whose layers cannot be recomputed selectively; set "
-            "`recompute` = none or full"
-        )
 
 
 def _sharding_errors(plan: Plan) -> Iterator[str]:

@@ -142,6 +142,7 @@ def describe_precision(plan: Plan) -> str:
     if plan.stack is not None:
         mode = f"in kernels of {plan.stack}"
     mode += ", deterministic kernels only" if plan.deterministic else ""
+    mode += ", steps recorded and replayed" if plan.step_graph else ""
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 

@@ -135,6 +135,11 @@ class LayerTemplate:
         return bool(self._keyed)
 
     @property
+    def draws_unkeyed(self) -> bool | None:
+        """Whether it draws random numbers other than keyed dropout's; None before its first run."""
+        return self._draws_unkeyed
+
+    @property
     def has_running_statistics(self) -> bool:
         """Whether a forward pass in training changes buffers, as that of a batch norm does."""
         return bool(self._statistics)

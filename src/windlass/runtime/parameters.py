@@ -58,7 +58,8 @@ class ModelParameter:
             accumulated: whether several micro-batches are accumulated, which happens in float32.
         """
         if gradient.is_sparse:
-            self._add_rows(gradient.to(_wide(gradient.dtype)) if accumulated else gradient)
+            wide = _wide(gradient.dtype) if accumulated else gradient.dtype
+            self._add_rows(gradient, wide)
             if not accumulated:
                 self.flush_sparse_gradient()
         elif self.gradient is None:
@@ -74,14 +75,20 @@ class ModelParameter:
             for total, piece in pieces:
                 total.add_(piece)
 
-    def _add_rows(self, rows: Tensor) -> None:
-        """Adds a gradient of looked-up rows, each of which may occur several times."""
+    def _add_rows(self, rows: Tensor, dtype: torch.dtype) -> None:
+        """Adds a gradient of looked-up rows, each of which may occur several times.
+
+        Args:
+            rows: the gradient, sparse.
+            dtype: in which it is added.
+        """
         if rows.is_cpu:
+            rows = rows.to(dtype)
             total = rows if self.sparse_gradient is None else self.sparse_gradient + rows
             self.sparse_gradient = total.coalesce()
             return
         # The host would have to wait to know how many rows differ. This sums them in a fixed order.
-        indices, values = rows._indices()[0], rows._values()  # noqa: SLF001  not coalesced
+        indices, values = rows._indices()[0], rows._values().to(dtype)  # noqa: SLF001  not coalesced
         dense = torch.ops.aten.embedding_dense_backward(values, indices, len(rows), -1, False)
         if self.sparse_gradient is None:
             self.sparse_gradient = dense

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.data import TrainingBatches
-from windlass.errors import CheckpointError, OutOfMemory, PlanError, RunBroken, RunInterrupted
+from windlass.errors import OutOfMemory, PlanError, RunBroken, RunInterrupted
 from windlass.hardware import CpuContention, core_count
-from windlass.runtime.checkpoint.async_saver import AsyncSaver
-from windlass.runtime.checkpoint.averaged_weights import require_same_averages
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
-    Manifest,
     checkpoint_name,
     remove_temporaries,
 )
+from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.compute import ComputeHandlers, StopRequested
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
-from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
@@ -34,15 +31,14 @@ from windlass.runtime.memory_stats import (
     usable_bytes,
 )
 from windlass.runtime.offload.activations import ActivationOffloader
-from windlass.runtime.offload.offloaded_store import OffloadedStore
-from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import mask_updates
+from windlass.runtime.step.step_graph import StepGraph
+from windlass.runtime.store_choice import store_for
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
 from windlass.sparsity import last_step_of_leg
@@ -129,7 +125,7 @@ def train_loop(
     # Outside the except clause, whose error refers to all tensors: what follows needs memory too.
     where = run.where() if run is not None else "before the first step"
     message = f"memory ran out {where}{requested}"
-    message += f"; {run.last_good_checkpoint()}" if run is not None else ""
+    message += f"; {run.checkpoints.last_good()}" if run is not None else ""
     device = context.device
     del run, resume
     gc.collect()
@@ -172,17 +168,18 @@ class _Run:
             loss=plan.loss,
             attention=plan.attention,
         )
-        self.store = self._make_store(optimizer)
+        self.checkpoints = RunCheckpoints(
+            context, batches.batch, self._templates, save_layer=self._save_layer, dist=self._dist
+        )
+        self.store = store_for(
+            context, optimizer, queue=self._queue, groups=self._groups,
+            before_update=self.checkpoints.wait_for,
+        )  # fmt: skip
         self._activations: ActivationOffloader | None = None
         if self._queue is not None and plan.is_offloaded("activations"):
             self._activations = ActivationOffloader(
                 self._queue, plan.offload.activations, context.state_folder, device
             )
-        self.saver = AsyncSaver(
-            context.checkpoints, len(context.stack.layers), keep=context.settings.keep,
-            save_layer=self._save_layer, device=device, rank=self._dist.rank,
-            world_size=self._dist.world_size,
-        )  # fmt: skip
         self._compute = ComputeHandlers(
             context,
             self.store,
@@ -219,28 +216,17 @@ class _Run:
             heartbeat = self._device_heartbeat.host_slots
         self._heartbeat = heartbeat
         self._interpreter = Interpreter(context.program, handlers, timer, heartbeat)
-
-    def _make_store(self, optimizer: Optimizer) -> ParamStore:
-        """The store of weights and optimizer state that the plan asks for."""
-        context, queue, groups = self._context, self._queue, self._groups
-        offloaded = self._plan.is_offloaded("optimizer")
-
-        def before_update(layer: int) -> None:
-            self.saver.wait_for(layer)
-
-        if queue is not None and offloaded and groups:
-            return ShardedOffloadedStore(
-                context, optimizer, queue, groups, before_update=before_update
+        self._step_graph: StepGraph | None = None
+        if plan.step_graph and wrap_handlers is None:  # hooks see instructions, which it has none
+            self._step_graph = StepGraph(
+                context, self._compute, self._templates, before_update=self.checkpoints.wait_for
             )
-        if queue is not None and offloaded:
-            return OffloadedStore(context, optimizer, queue, before_update=before_update)
-        if groups:
-            return ShardedStore(context, optimizer, groups, before_update=before_update)
-        return InMemoryStore(context, optimizer, before_update=before_update)
+        self._runner: Interpreter | StepGraph = self._interpreter
+        """What ran the last step, and knows its times."""
 
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
-        self.saver.close()
+        self.checkpoints.close()
         self._compute.close()
         if self._device_heartbeat is not None:
             self._device_heartbeat.close()
@@ -256,10 +242,7 @@ class _Run:
         self, resume: Checkpoint | None, recorder: TimelineRecorder | None
     ) -> Generator[Step]:
         """Runs and yields all steps after those of `resume`."""
-        if not self._dist.rank:
-            remove_temporaries(self._context.checkpoints)
-        done = self._steps_done(resume) if resume else 0
-        self.store.initialize(resume)
+        done = self._initialize(resume)
         # A pipeline stage has no input and no gradient of its own to warm up with.
         alone = self._plan.parallel.pipeline == 1
         if self._plan.compile and alone and done < self._last_step:
@@ -272,15 +255,15 @@ class _Run:
         self._take_transfer_stats()
         self._take_contention()
         for step in range(done + 1, self._last_step + 1):
-            self.saver.raise_if_failed()
+            self.checkpoints.raise_if_failed()
             try:
                 self._run_step(step, recorder)
             except StopRequested:
                 raise self._interrupted(step - 1) from None
             except RunBroken as broken:
                 raise RunBroken(
-                    f"{broken}; {self.last_good_checkpoint()}, and `windlass resume "
-                    f"--skip-batches {self._compute.batch}` leaves this batch out"
+                    f"{broken}; {self.checkpoints.last_good()}, and `windlass resume "
+                    f"--skip-batches {self._compute.inputs.batch}` leaves this batch out"
                 ) from None
             is_last = step == self._last_step
             saves = is_last or step % self._settings.save_every == 0
@@ -292,27 +275,19 @@ class _Run:
                 if saves:
                     self._save(step)
             if is_last:
-                self.saver.finish()
+                self.checkpoints.finish()
             elif self._compute.should_stop:
                 raise self._interrupted(step)
 
-    def _steps_done(self, checkpoint: Checkpoint) -> int:
-        """The step of a checkpoint, which must belong to this run."""
-        manifest = checkpoint.manifest
-        if manifest.graph != self._plan.graph:
-            raise CheckpointError(
-                f"`{checkpoint.path}` is of `{manifest.graph}` and the plan of `{self._plan.graph}`"
-            )
-        if manifest.samples != manifest.step * self._batches.batch:
-            raise CheckpointError(
-                f"`{checkpoint.path}` has taken {manifest.samples} samples in {manifest.step} "
-                f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
-            )
-        require_same_averages(checkpoint, self._averaging)
-        self.saver.note_existing(manifest.step)
-        if self._compute.loss_scale is not None and manifest.loss_scale is not None:
-            self._compute.loss_scale = self._compute.loss_scale.resumed(manifest.loss_scale)
-        return manifest.step
+    def _initialize(self, resume: Checkpoint | None) -> int:
+        """Loads what a run resumes from, or makes the state of a new one; returns the step done."""
+        if not self._dist.rank:
+            remove_temporaries(self._context.checkpoints)
+        done = self.checkpoints.step_of(resume) if resume else 0
+        if resume:
+            self._compute.resume_loss_scale(resume.manifest.loss_scale)
+        self.store.initialize(resume)
+        return done
 
     def _run_step(self, step: int, recorder: TimelineRecorder | None) -> None:
         """Runs one step, and records its timeline if the recorder asks for it."""
@@ -325,11 +300,7 @@ class _Run:
         if self._p2p:
             self._p2p.step_state = self._compute.state
         cpu_start = time.process_time()
-        if recorder is None or step not in recorder.steps:
-            self._interpreter.run()
-        else:
-            memory = self._interpreter.run_sampled(self._peak.sample)
-            recorder.record(step, self._interpreter.timeline(memory))
+        self._run_instructions(step, recorder)
         if self._groups:
             self._groups.wait_for_sends()
         if self._mask_updates:
@@ -337,6 +308,20 @@ class _Run:
         self._cpu_seconds = time.process_time() - cpu_start
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
+
+    def _run_instructions(self, step: int, recorder: TimelineRecorder | None) -> None:
+        """Runs a step that has begun: recorded, unless its timeline is asked for."""
+        graph, self._runner = self._step_graph, self._interpreter
+        if recorder is not None and step in recorder.steps:
+            memory = self._interpreter.run_sampled(self._peak.sample)
+            recorder.record(step, self._interpreter.timeline(memory))
+        elif graph is not None and graph.is_warm:
+            self._runner = graph
+            graph.run()
+        else:
+            self._interpreter.run()
+        if graph is not None:
+            graph.note_step()
 
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""
@@ -360,14 +345,14 @@ class _Run:
             loss_scale=None if compute.loss_scale is None else compute.loss_scale.scale,
             learning_rate=learning_rate(self._settings, step),
             tokens=self._plan.global_batch if takes_examples else self._plan.tokens_per_step,
-            seconds=self._interpreter.step_seconds(),
+            seconds=self._runner.step_seconds(),
             memory_bytes=round(self._dist.all_reduce_max(peak)),
             device_memory_bytes=peak if self._groups else None,
             read_bytes=transfers.read_bytes,
             written_bytes=transfers.written_bytes,
             contention=contention,
             flush_seconds=flush_seconds if self._plan.offloads and (evaluates or saves) else 0.0,
-            by_kind=self._interpreter.seconds_by_kind(),
+            by_kind=self._runner.seconds_by_kind(),
             arrivals=self._interpreter.arrivals_by_kind() if self._groups else {},
             cpu_seconds=self._cpu_seconds,
             held_out_loss=evaluation.loss,
@@ -393,26 +378,17 @@ class _Run:
         return TransferStats() if self._queue is None else self._queue.take_stats()
 
     def _save(self, step: int) -> None:
-        self.saver.begin(
-            Manifest(
-                step=step, samples=step * self._batches.batch, seed=self._settings.seed,
-                plan=self._plan.label, graph=self._plan.graph, files={},
-                loss_scale=self._compute.loss_scale, averaging=self._averaging,
-            )
-        )  # fmt: skip
-        if any(template.has_running_statistics for template in self._templates):
-            # They change in the next forward pass, not only in an update.
-            self.saver.finish()
+        self.checkpoints.save(step, self._compute.loss_scale)
 
     def _interrupted(self, done: int) -> RunInterrupted:
         """Saves the last complete step, unless it is saved already."""
         # Its save may be under way. A second one at once would remove files that another rank,
         # which is done with the first, has already written for it.
-        if done and self.saver.newest_after_save() != done:
+        if done and not self.checkpoints.has(done):
             self.store.flush_deferred_updates(self._context.program)
             self._save(done)
-        self.saver.finish()
-        return RunInterrupted(f"stopped after step {done}; {self.last_good_checkpoint()}")
+        self.checkpoints.finish()
+        return RunInterrupted(f"stopped after step {done}; {self.checkpoints.last_good()}")
 
     def _save_layer(self, index: int, path: Path) -> SavedFile | None:
         """Saves one layer, from the saver's thread."""
@@ -428,12 +404,3 @@ class _Run:
     def where(self) -> str:
         """The step that ran last, for a message."""
         return f"in step {self._current_step}"
-
-    def last_good_checkpoint(self) -> str:
-        """The checkpoint to resume from, for a message."""
-        newest = self.saver.newest_after_save()
-        if newest is None:
-            return "no checkpoint was written yet"
-        return (
-            f"the last good checkpoint is `{self._context.checkpoints / checkpoint_name(newest)}`"
-        )

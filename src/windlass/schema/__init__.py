@@ -130,6 +130,7 @@ from windlass.schema.prediction import (
     Timeline,
 )
 from windlass.schema.provenance import (
+    ChosenDefault,
     Source,
     source_of,
 )
@@ -148,7 +149,6 @@ from windlass.schema.rates import (
 )
 from windlass.schema.request import (
     BatchRequest,
-    ChosenDefault,
     OffloadRequest,
     ParallelRequest,
     ParameterGroup,

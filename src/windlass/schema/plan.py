@@ -235,6 +235,9 @@ class Plan(Document):
     deterministic: Literal[True] | None = None
     """Whether an operation without a deterministic kernel is an error, so that a run on the same
     devices gives the same bits; None means that torch's fastest kernels run."""
+    step_graph: Literal[True] | None = None
+    """Whether the work of a step is recorded once and replayed as a whole (CUDA graphs), so that
+    the host launches nothing kernel by kernel; None means that it is not."""
     loss: Literal["fused"] | None = None
     """Whether the loss is fused with the projection to the vocabulary; None means plain."""
     attention: OtherAttention | None = None

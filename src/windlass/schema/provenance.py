@@ -1,6 +1,7 @@
 """Provenance: the source of a number, and how far it can be trusted."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -21,6 +22,17 @@ class Source(Document):
     how: SourceKind
     source: str
     """The publication, measurement or computation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenDefault:
+    """A value that a request left open, chosen for its model and machine."""
+
+    key: str
+    """Such as `train.batch`."""
+    value: int | float
+    reason: str
+    """Where it comes from, to follow a comma or stand in parentheses."""
 
 
 def source_of(place: str, sources: Mapping[str, Source]) -> Source | None:

@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import inf
@@ -310,6 +309,9 @@ class Request(RequestTable):
     deterministic: bool = False
     """Use only deterministic kernels, so that a run on the same devices gives the same bits. It is
     slower on a GPU; planning never chooses it."""
+    step_graph: bool | None = None
+    """Record the work of a step once and replay it as a whole (CUDA graphs), on one CUDA device.
+    None means where that can be done."""
     recompute: Recompute | None = None
     """Activation checkpointing: recompute nothing, all but the large matrix products, or whole
     layers in the backward pass."""
@@ -382,17 +384,6 @@ class ResolvedRequest(Request):
     """A request with the defaults that depend on model and machine; a run folder holds this one."""
 
     train: TrainSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenDefault:
-    """A value that a request left open, chosen for its model and machine."""
-
-    key: str
-    """Such as `train.batch`."""
-    value: int | float
-    reason: str
-    """Where it comes from, to follow a comma or stand in parentheses."""
 
 
 def _is_count(value: object, least: int) -> bool:

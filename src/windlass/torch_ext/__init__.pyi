@@ -10,9 +10,11 @@ from .cpu_allocator import (
     trim_heap,
 )
 from .device import (
+    Device,
+)
+from .device_kinds import (
     CpuDevice,
     CudaDevice,
-    Device,
     accelerator_device,
     device_for,
 )
@@ -41,6 +43,7 @@ from .stochastic_rounding import (
 )
 from .streams import (
     Event,
+    RecordedWork,
     Stream,
 )
 
@@ -54,6 +57,7 @@ __all__ = [
     "Event",
     "MomentCodec",
     "PinnedMemory",
+    "RecordedWork",
     "StochasticRounding",
     "StoredMoment",
     "Stream",

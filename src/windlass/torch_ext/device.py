@@ -1,32 +1,23 @@
-"""Device: all that differs between a CPU, CUDA, ROCm and other accelerators, in one place.
+"""Device: all that may differ between a CPU, CUDA, ROCm and other accelerators, as one interface.
 
-Nothing else asks which kind of device computes: it asks a `Device` whether work is only enqueued,
-for streams, events, pinned memory, memory statistics and generators. A run gets its device once,
-and hands it on, so tests may hand in a device of their own. No GPU has run this yet.
+`device_kinds` has those that do. Nothing else asks which kind of device computes: it asks a
+`Device` whether work is only enqueued, for streams, events, pinned memory, memory statistics and
+generators. A run gets its device once, and hands it on, so tests may hand in a device of their own.
+No GPU has run this yet.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
 
-import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from windlass.torch_ext.process_memory import (
-    peak_resident_bytes,
-    reset_peak_resident,
-    resident_bytes,
-)
-from windlass.torch_ext.streams import Event, HostEvent, HostStream, Stream
+from windlass.torch_ext.streams import Event, RecordedWork, Stream
 
 _BACKENDS = {"cpu": "gloo", "mps": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 """The backend of torch.distributed for each kind. Source: `Backend.default_device_backend_map` of
 torch 2.13; for hpu, Intel Gaudi's documentation of `habana_frameworks.torch.distributed.hccl`."""
-
-
-_UNRESTRICTED = 64
-"""Number of devices that torch takes to be visible where no variable restricts them."""
 
 
 class Device:
@@ -44,6 +35,8 @@ class Device:
     """Whether it computes in float64."""
     has_pinned_memory: bool = True
     """Whether copies from and to pinned host memory overlap with computation."""
+    can_record: bool = False
+    """Whether work can be recorded once and submitted again as a whole, as a CUDA graph is."""
     piece_elements: int = 2**24
     """Elements of gradients that are converted to float32 at a time: so many that kernels are few,
     and so few that the buffer of 64 MiB hardly counts beside the model."""
@@ -165,12 +158,40 @@ class Device:
     def unregister_host_memory(self, buffer: Tensor) -> None:
         """Unpins memory that `register_host_memory` has pinned; no copy may still use it."""
 
-    def to_device(self, tensor: Tensor) -> Tensor:
-        """A copy of a host tensor; the host does not wait, and may then drop or change its own."""
+    def to_device(self, tensor: Tensor, *, into: Tensor | None = None) -> Tensor:
+        """A copy of a host tensor; the host does not wait, and may then drop or change its own.
+
+        Args:
+            tensor: the host's.
+            into: a tensor of the device that becomes the copy; None makes a new one.
+        """
         if tensor.device.type == "cpu" and self.has_pinned_memory:
             # torch's allocator keeps the pinned copy until the device has read it.
             tensor = tensor.pin_memory()
-        return tensor.to(self.torch_device, non_blocking=True)
+        if into is None:
+            return tensor.to(self.torch_device, non_blocking=True)
+        return into.copy_(tensor, non_blocking=True)
+
+    # Recorded work.
+
+    def record(
+        self, work: Callable[[], None], *, beside: RecordedWork | None = None
+    ) -> RecordedWork:
+        """Records what a call submits, and runs none of it.
+
+        What is recorded reads and writes the memory that its tensors have now. Tensors that it
+        makes lie in a pool of its own, which outlives them; nothing else uses that memory.
+
+        Args:
+            work: submits it to the current stream; the host waits for nothing in it.
+            beside: recorded earlier, and always replayed before; both share one pool, in which
+                memory that is free when this begins may be used again.
+
+        Raises:
+            RuntimeError: `work` waits for the device, or does what cannot be recorded.
+            NotImplementedError: `can_record` is False.
+        """
+        raise NotImplementedError(f"torch records no work of `{self.kind}`")
 
     # Random numbers.
 
@@ -183,192 +204,6 @@ class Device:
     def _module(self) -> "_DeviceModule":
         """Torch's module for this type of device, such as `torch.cuda`."""
         return cast("_DeviceModule", torch.get_device_module(self.torch_device))
-
-
-class CpuDevice(Device):
-    """The CPU, which has done all work when a call returns."""
-
-    is_asynchronous = False
-    has_pinned_memory = False
-    piece_elements = 2**21
-    """A piece of 8 MiB stays in the shared cache: on 2 cores of a Zen 4 the update of 38.6 M
-    weights in bfloat16 takes 50 ms this way, and 110 ms in one piece. Pieces of 2 MiB take 40 ms,
-    but the threads synchronise at the end of each, which costs up to 40 times as much on a machine
-    that others use too."""
-
-    def count(self) -> int:
-        """One."""
-        return 1
-
-    def activate(self) -> None:
-        """Does nothing: all threads compute on it."""
-
-    def new_stream(self) -> Stream:
-        """A stream that has no work."""
-        return HostStream()
-
-    def new_event(self, *, timing: bool = False) -> Event:
-        """An event that has occurred when it is recorded."""
-        del timing
-        return HostEvent()
-
-    def current_stream(self) -> Stream:
-        """A stream that has no work."""
-        return HostStream()
-
-    def use_stream(self, stream: Stream) -> AbstractContextManager[object]:
-        """Does nothing."""
-        del stream
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Does nothing."""
-
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Does nothing: no work is left."""
-
-    def memory_allocated(self) -> int:
-        """Resident memory of the process in bytes."""
-        return resident_bytes()
-
-    def peak_memory(self) -> int:
-        """Peak resident memory of the process in bytes."""
-        return peak_resident_bytes()
-
-    def reset_peak_memory(self) -> bool:
-        """Begins a new peak; False if the system does not permit it."""
-        return reset_peak_resident()
-
-    def memory_reserved(self) -> int:
-        """Resident memory of the process in bytes."""
-        return resident_bytes()
-
-    def free_memory(self) -> int:
-        """Host memory that processes may still take, in bytes."""
-        return int(psutil.virtual_memory().available)
-
-    def total_memory(self) -> int:
-        """Host memory in bytes."""
-        return int(psutil.virtual_memory().total)
-
-    def to_device(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def default_generator(self) -> torch.Generator:
-        """Torch's default generator."""
-        return torch.default_generator
-
-
-class CudaDevice(Device):
-    """A GPU of NVIDIA, or of AMD under ROCm, whose torch has the same names."""
-
-    def visible_indices(self) -> tuple[int, ...] | None:
-        """The numbers in `CUDA_VISIBLE_DEVICES` or its like; none if they are UUIDs.
-
-        The driver counts GPUs by PCI address, and so does CUDA where all are of one model.
-        """
-        visible = torch.cuda._parse_visible_devices()  # noqa: SLF001  it has no public name
-        if len(visible) >= _UNRESTRICTED:
-            return None
-        return tuple(index for index in visible if isinstance(index, int))
-
-    def register_host_memory(self, buffer: Tensor) -> None:
-        """Pins host memory, as it is; torch's own pinned memory is rounded to a power of two."""
-        code = self._runtime().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
-        torch.cuda.check_error(int(code))
-
-    def unregister_host_memory(self, buffer: Tensor) -> None:
-        """Unpins memory that `register_host_memory` has pinned."""
-        torch.cuda.check_error(int(self._runtime().cudaHostUnregister(buffer.data_ptr())))
-
-    @staticmethod
-    def _runtime() -> Any:  # noqa: ANN401  torch gives it no type
-        return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-class MpsDevice(Device):
-    """The GPU of an Apple processor: one stream, no float64, and memory that the host shares."""
-
-    has_float64 = False
-    has_pinned_memory = False
-
-    def activate(self) -> None:
-        """Does nothing: there is one."""
-
-    def new_stream(self) -> Stream:
-        """The only stream: all work runs in one order."""
-        return self.current_stream()
-
-    def current_stream(self) -> Stream:
-        """The only stream."""
-        return cast("Stream", torch.accelerator.current_stream(self.torch_device))
-
-    def new_event(self, *, timing: bool = False) -> Event:
-        """A new event; nothing waits for it until it is recorded."""
-        return cast("Event", torch.Event(self.torch_device, enable_timing=timing))
-
-    def use_stream(self, stream: Stream) -> AbstractContextManager[object]:
-        """Does nothing: there is one stream."""
-        del stream
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Blocks the host until all work is done."""
-        torch.mps.synchronize()
-
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Does nothing: later work in the only stream runs later."""
-
-    def memory_allocated(self) -> int:
-        """Bytes of live tensors."""
-        return int(torch.mps.current_allocated_memory())
-
-    def peak_memory(self) -> int:
-        """Bytes that the process has taken: torch counts no peak here."""
-        return self.memory_reserved()
-
-    def reset_peak_memory(self) -> bool:
-        """False: torch counts no peak here."""
-        return False
-
-    def memory_reserved(self) -> int:
-        """Bytes that the process has taken, with those that it keeps free."""
-        return int(torch.mps.driver_allocated_memory())
-
-    def free_memory(self) -> int:
-        """Bytes that Apple recommends to take, less those taken."""
-        return max(0, self.total_memory() - self.memory_reserved())
-
-    def total_memory(self) -> int:
-        """Bytes that Apple recommends to take at most."""
-        return int(torch.mps.recommended_max_memory())
-
-    def default_generator(self) -> torch.Generator:
-        """Torch's generator for random operations on this device."""
-        return torch.mps._get_default_mps_generator()  # noqa: SLF001  it has no public name
-
-
-def device_for(torch_device: torch.device | str) -> Device:
-    """The device of torch's name; without an index, the current one of its kind.
-
-    Args:
-        torch_device: such as `cpu`, `cuda` or `cuda:3`. It need not exist on this machine.
-    """
-    named = torch.device(torch_device)
-    if named.type == "cpu":
-        return CpuDevice(torch.device(named.type))
-    if named.index is None:
-        available = torch.accelerator.is_available()
-        index = torch.accelerator.current_device_index() if available else 0
-        named = torch.device(named.type, index)
-    return {"cuda": CudaDevice, "mps": MpsDevice}.get(named.type, Device)(named)
-
-
-def accelerator_device() -> Device:
-    """The current accelerator of this machine; its CPU if it has none that torch can use."""
-    current = torch.accelerator.current_accelerator(check_available=True)
-    return device_for(current if current is not None else "cpu")
 
 
 class _DeviceModule(Protocol):

@@ -1,4 +1,4 @@
-"""Streams and events: what `Device` asks of them, and those of a CPU, where nothing waits."""
+"""Streams, events, recorded work: what `Device` asks of them, and a CPU's, where nothing waits."""
 
 import time
 from typing import Protocol, cast
@@ -31,6 +31,13 @@ class Event(Protocol):
 
     def elapsed_time(self, end: "Event", /) -> float:
         """Milliseconds from this event to a later one; both must be made with `timing`."""
+
+
+class RecordedWork(Protocol):
+    """Work of a device that was recorded once, with the memory that it reads and writes."""
+
+    def replay(self) -> None:
+        """Submits all of it to the current stream, in one call; the host does not wait."""
 
 
 class HostStream:

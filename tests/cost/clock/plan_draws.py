@@ -12,7 +12,7 @@ from factories import (
     tiny_plan,
 )
 from windlass.program.activation_checkpointing import with_recompute
-from windlass.program.validate_plan import selective_recompute_errors
+from windlass.program.layer_mode_errors import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
 from windlass.schema.plan import Offload, Plan

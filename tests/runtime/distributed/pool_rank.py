@@ -157,7 +157,7 @@ def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:
 
     def backward(layer: int, micro: int) -> None:
         handlers["backward"](layer, micro)
-        if hook.compute.step == 2:
+        if hook.compute.inputs.step == 2:
             weight = hook.compute._store.layers[layer].used[-1]
             weight.gradient.view(-1)[0] = torch.inf
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
-from windlass.runtime.step_state import LossScale
+from windlass.runtime.step.step_state import LossScale
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER

@@ -152,6 +152,7 @@ class LayerPrices:
                     parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
                 ),
                 "offload": _offload(optimizer=config.optimizer_tier),
+                "step_graph": self._step_graph(config),
                 "batch": _batch(
                     sequence=self._base.batch.sequence,
                     micro=micro,
@@ -160,6 +161,10 @@ class LayerPrices:
                 "stages": self._stages,
             }
         )
+
+    def _step_graph(self, config: LayerConfig) -> Literal[True] | None:
+        """Whether steps are recorded, as plans of one device say that offload nothing."""
+        return self._base.step_graph if config.optimizer_tier == DEVICE_TIER else None
 
     def passes(
         self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
@@ -209,7 +214,7 @@ class LayerPrices:
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(
             self._base.batch.sequence, config.precision, config.compiled, config.context or 1,
-            bool(self._base.deterministic),
+            bool(self._base.deterministic), bool(self._step_graph(config)),
             padded_vocabulary(self._graph, config.tensor, config.loss),
         )  # fmt: skip
         in_turn = self._machine.execution_model == "bulk-synchronous"
@@ -363,7 +368,9 @@ class LayerPrices:
             spread=updating(partial(costs.state_seconds, "all_gather_params")),
             moving=np.array(moving),
             norm_bytes=np.array([each.gradient_shard for each in sizes], dtype=np.float64),
-            norm_launches=np.array([norm_launch_seconds(kind, device, stack) for kind in kinds]),
+            norm_launches=np.array(
+                [norm_launch_seconds(plan, kind, device, stack) for kind in kinds]
+            ),
         )
 
     def message_cost(self, config: LayerConfig, data: int, pipeline: int) -> tuple[float, float]:

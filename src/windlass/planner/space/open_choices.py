@@ -14,12 +14,14 @@ from windlass.planner.space.options import (
     offload_tiers,
     precisions,
 )
+from windlass.planner.space.pins import uses_one_device
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import (
     context_errors,
     offloaded_optimizer_errors,
     selective_recompute_errors,
+    step_graph_errors,
     tensor_parallel_errors,
 )
 from windlass.schema import (
@@ -257,13 +259,15 @@ class OpenChoices:
         stays = self.graph.has_frozen and self.machine.devices > 1
         tiers = offload_tiers(self.machine) if offloads and not stays else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
+        if self.request.step_graph:
+            allowed = (DEVICE_TIER,)
         return allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
 
     @cached_property
     def base(self) -> Plan:
         """A plan with everything that the request pins for all plans."""
         stack, optimizer = self.machine.stack, self.request.train.optimizer
-        return Plan(
+        plan = Plan(
             graph=self.graph.label,
             machine=self.machine.label,
             stack=None if stack is None else stack.name,
@@ -277,6 +281,17 @@ class OpenChoices:
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )
+        return plan.model_copy(update={"step_graph": True}) if self._records(plan) else plan
+
+    def _records(self, plan: Plan) -> bool:
+        """Whether plans that keep everything in device memory record their steps."""
+        request, machine = self.request, self.machine
+        is_alone = machine.devices == 1 or uses_one_device(request)
+        if request.step_graph is not None or not is_alone or machine.stack is not None:
+            return bool(request.step_graph)
+        if request.sparsity is not None or request.data.packing:
+            return False
+        return not any(step_graph_errors(plan, self.graph, machine))
 
     def chunk_bounds(self, chunks: int) -> tuple[int, ...]:
         """First layer of each model chunk, and the number of layers."""

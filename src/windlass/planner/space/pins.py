@@ -16,17 +16,21 @@ from windlass.program import (
     moment_errors,
     offloaded_optimizer_errors,
     recomputable_layers,
+    step_graph_errors,
 )
 from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,
+    Batch,
     Graph,
     Machine,
+    Offload,
     Parallelism,
     PipelineSchedule,
     Plan,
     Request,
     ResolvedRequest,
+    Stage,
 )
 from windlass.stacks import load_stack, stack_names
 from windlass.units import format_bytes
@@ -161,6 +165,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "moments": (asked_moments, plan.moments),
         "compile": (request.compile, plan.compile),
         "deterministic": (request.deterministic or None, bool(plan.deterministic)),
+        "step_graph": (request.step_graph, bool(plan.step_graph)),
         "loss": (request.loss, plan.loss or "plain"),
         "attention": (request.attention, plan.attention or "flash"),
         "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),
@@ -204,12 +209,45 @@ def _attention_faults(request: ResolvedRequest, machine: Machine) -> Iterator[st
         )
 
 
+def uses_one_device(request: Request) -> bool:
+    """Whether a request names one device, however many a machine has."""
+    named = request.parallel
+    return named.pipeline == named.tensor == named.data == 1 and named.context in (None, 1)
+
+
+def step_graph_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
+    """Why steps cannot be recorded as a request asks, whatever the plan."""
+    if not request.step_graph or machine.stack is not None:
+        return
+    if machine.devices > 1 and not uses_one_device(request):
+        yield (
+            f"`step_graph` = true on {machine.devices} devices: this version records the steps of "
+            "one device; set `parallel.pipeline`, `parallel.tensor` and `parallel.data` to 1, or "
+            "leave `step_graph` out"
+        )
+    tier, optimizer = request.offload.optimizer or DEVICE_TIER, request.train.optimizer
+    plan = Plan(
+        graph=graph.label, machine=machine.label, model=request.model_identity,
+        optimizer=None if optimizer == "adamw" else optimizer, moments=request.moments,
+        offload=Offload(optimizer=tier), batch=Batch(sequence=request.train.sequence, micro=1),
+        stages=(Stage(phases=((0, 1),)),),
+    )  # fmt: skip
+    yield from step_graph_errors(plan, graph, machine)
+    if request.data.packing:
+        yield (
+            "`step_graph` = true with `data.packing`, whose rows hold as many conversations as the "
+            "host counts in each pass; leave one of them out"
+        )
+
+
 def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tuple[str, str]]:
     """Pins that no plan in phases keeps, each with the reason."""
     recompute, parallel, tier = request.recompute, request.parallel, request.offload.optimizer
     if tier is not None:
         pin = f"`offload.optimizer` = {tier}"
         yield pin, "phases offload weights and optimizer state together"
+    if request.step_graph:
+        yield "`step_graph` = true", "each step starts transfers"
     again = "every layer outside a stage's last phase is recomputed in full"
     if recompute == "none" or (recompute == "selective" and machine.devices == 1):
         yield f"`recompute` = {recompute}", again

@@ -25,7 +25,7 @@ from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum
 from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.step_state import LossScale
+from windlass.runtime.step.step_state import LossScale
 
 MANIFEST_FILE = "manifest.json"
 

@@ -19,7 +19,7 @@ from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import DTYPES, NOT_LOADED, ModelParameter, grad_accum_dtype
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.step_state import StepState
+from windlass.runtime.step.step_state import StepState
 from windlass.schema import Plan
 
 

@@ -1,4 +1,4 @@
-"""The global gradient norm of a run, for one layer at a time, and the divisor that clips by it."""
+"""The global gradient norm of a run, for one layer at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from windlass.runtime.parameters import ModelParameter
-from windlass.schema import TrainSettings
 from windlass.torch_ext import Device
 
 _HALF_BYTES = 2
@@ -24,12 +23,11 @@ class GradientNorms:
     """Norms of gradients, and their conversion to float32; it holds no state except one buffer.
 
     Args:
-        settings: the clip.
         device: device of the weights.
     """
 
-    def __init__(self, settings: TrainSettings, device: Device) -> None:
-        self._settings, self._device = settings, device
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._buffer: Tensor | None = None
         """`Float32[piece_elements]`: gradients in float32, valid until the next conversion."""
 
@@ -63,24 +61,6 @@ class GradientNorms:
         if not norms:
             return torch.zeros((), device=self._device.torch_device)
         return torch.linalg.vector_norm(torch.stack(norms))
-
-    def clip_divisor(self, norm: float, *, scale: float = 1.0) -> Tensor | None:
-        """`Float[]`: divisor that undoes the loss scale and limits the gradient norm to the clip.
-
-        Without a scale it is the reciprocal of the coefficient of `torch.nn.utils.clip_grad_norm_`;
-        None for 1.
-
-        Args:
-            norm: gradient norm, without the scale.
-            scale: what the loss was multiplied by.
-        """
-        clip, divisor = self._settings.clip, scale
-        if clip is not None and norm + 1e-6 > clip:
-            divisor *= (norm + 1e-6) / clip
-        if divisor == 1:
-            return None
-        # Filled on the device: copying a number to it would make the host wait.
-        return torch.full((), divisor, device=self._device.torch_device)
 
     def _norms_on_cpu(self, gradients: list[Tensor]) -> list[Tensor]:
         """2-norms of a layer's gradients, piece by piece, so that conversions stay in the cache."""

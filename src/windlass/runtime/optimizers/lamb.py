@@ -62,7 +62,7 @@ def apply(chunk: Chunk, ratio: Tensor | None, step: Hyperparameters) -> None:
     update = _direction(chunk, step)
     if ratio is not None:
         update.mul_(ratio)
-    chunk.master.add_(update, alpha=-step.rate)
+    chunk.master.add_(update, alpha=-step.host_rate)
     chunk.updates.add_(1)
 
 

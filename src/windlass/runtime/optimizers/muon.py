@@ -65,5 +65,5 @@ def apply(
         full_shape: rows and columns of the whole matrix.
         step: hyperparameters.
     """
-    master.mul_(1 - step.rate * step.decay)
-    master.add_(update, alpha=-step.rate * _RMS * sqrt(max(full_shape)))
+    master.mul_(1 - step.host_rate * step.decay)
+    master.add_(update, alpha=-step.host_rate * _RMS * sqrt(max(full_shape)))

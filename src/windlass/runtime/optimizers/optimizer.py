@@ -10,9 +10,8 @@ from torch import Tensor
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers import lamb, muon
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
-from windlass.runtime.optimizers.groups import rate_and_decay
-from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.schedule_free import NewestShares
+from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
 from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
@@ -41,7 +40,10 @@ class Optimizer(GradientNorms):
     def __init__(
         self, settings: TrainSettings, device: Device, moments: MomentFormat = "float32"
     ) -> None:
-        super().__init__(settings, device)
+        super().__init__(device)
+        self._settings = settings
+        self.numbers = StepNumbers(settings, device)
+        """Learning rates and the clip divisor of each step."""
         self._law = optimizer_law(settings.optimizer)
         self._update = UPDATES.get(settings.optimizer, adamw)
         averaging = averaging_of(settings)
@@ -119,11 +121,10 @@ class Optimizer(GradientNorms):
         self, step: int, clip_divisor: Tensor | None
     ) -> Callable[[str, bool], Hyperparameters]:
         """Hyperparameters of a step by a weight's name and whether it decays."""
-        rate = learning_rate(self._settings, step)
         share = 1.0 if self._shares is None else self._shares.of_step(step)
 
         def of_weight(name: str, decays: bool) -> Hyperparameters:
-            own_rate, decay = rate_and_decay(name, rate, self._settings, decays=decays)
+            own_rate, decay = self.numbers.rate_and_decay(name, step, decays=decays)
             return Hyperparameters(
                 self._settings, own_rate, decay, clip_divisor, step=step, newest_share=share
             )
@@ -134,7 +135,7 @@ class Optimizer(GradientNorms):
         self, weights: Sequence[MasterParameter], hyper: Callable[[str, bool], Hyperparameters]
     ) -> None:
         """Takes one step of an update whose elements do not read each other."""
-        groups: dict[tuple[float, float], list[MasterParameter]] = defaultdict(list)
+        groups: dict[tuple[float | Tensor, float], list[MasterParameter]] = defaultdict(list)
         for weight in sorted(weights, key=lambda weight: not weight.decays):
             own = hyper(weight.name, weight.decays)
             groups[own.rate, own.decay].append(weight)

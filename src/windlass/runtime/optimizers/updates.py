@@ -5,7 +5,7 @@ What an optimizer keeps, reads and costs is in its law, `windlass.schema.Optimiz
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class Hyperparameters(NamedTuple):
     """The hyperparameters of one step for weights of one group."""
 
     settings: TrainSettings
-    rate: float
-    """Learning rate of the step."""
+    rate: float | Tensor
+    """Learning rate of the step; `Float[]` on the device where the update is recorded."""
     decay: float
     """Weight decay."""
     clip_divisor: Tensor | None
@@ -46,6 +46,17 @@ class Hyperparameters(NamedTuple):
     """Step number, counted from 1."""
     newest_share: float = 1.0
     """Share of the newest weights in the average of a schedule-free optimizer."""
+
+    @property
+    def host_rate(self) -> float:
+        """The learning rate, for an update that takes it from the host and is never recorded.
+
+        Raises:
+            TypeError: the device has it.
+        """
+        if isinstance(self.rate, Tensor):
+            raise TypeError("this update cannot be recorded: it takes its rate from the host")
+        return self.rate
 
 
 Update = Callable[[Sequence[Chunk], list[Tensor], Hyperparameters], None]
@@ -93,7 +104,7 @@ def sgd(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters)
         grad_scale=step.clip_divisor,
         weight_decay=step.decay,
         momentum=step.settings.momentum,
-        lr=step.rate,
+        lr=cast("float", step.rate),  # its kernel reads it from the device too
         dampening=0.0,
         nesterov=step.settings.nesterov,
         maximize=False,
@@ -115,8 +126,8 @@ def lion(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperparameters
     torch._foreach_mul_(signs, 1 / step.settings.epsilon)
     torch._foreach_clamp_min_(signs, -1.0)
     torch._foreach_clamp_max_(signs, 1.0)
-    torch._foreach_mul_(masters, 1 - step.rate * step.decay)
-    torch._foreach_add_(masters, signs, alpha=-step.rate)
+    torch._foreach_mul_(masters, 1 - step.host_rate * step.decay)
+    torch._foreach_add_(masters, signs, alpha=-step.host_rate)
     torch._foreach_lerp_(means, gradients, 1 - beta2)
     _count(chunks)
 
@@ -150,8 +161,8 @@ def schedule_free(chunks: Sequence[Chunk], gradients: list[Tensor], step: Hyperp
     if step.decay:
         torch._foreach_add_(gradients, masters, alpha=step.decay)
     torch._foreach_lerp_(masters, leading, share)
-    torch._foreach_add_(masters, gradients, alpha=step.rate * (beta1 * (1 - share) - 1))
-    torch._foreach_sub_(leading, gradients, alpha=step.rate)
+    torch._foreach_add_(masters, gradients, alpha=step.host_rate * (beta1 * (1 - share) - 1))
+    torch._foreach_sub_(leading, gradients, alpha=step.host_rate)
 
 
 def _unbiased(updates: Tensor, beta: float, dtype: torch.dtype) -> Tensor:

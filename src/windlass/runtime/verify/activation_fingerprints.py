@@ -74,9 +74,9 @@ class ActivationFingerprints:
         tp_rank = hook.groups.tensor_parallel if hook.groups else TensorParallelRank(degree=1)
 
         def take(direction: PassDirection, layer: int, micro: int, values: Tensor) -> None:
-            first = compute.micro_batch_start(micro)
+            first = compute.inputs.micro_batch_start(micro)
             for row, value in enumerate(values):
-                key = FingerprintKey(compute.step, direction, layer, first + row)
+                key = FingerprintKey(compute.inputs.step, direction, layer, first + row)
                 self._pending.append((key, _fingerprint(value, tp_rank)))
 
         def forward(layer: int, micro: int) -> None:

@@ -119,14 +119,14 @@ def _with_loss_weights(
     handlers: Handlers, hook: HookContext, change: Callable[[int, int, Tensor], Tensor]
 ) -> Handlers:
     """Backward passes of (layer, micro-batch) with other weights of the losses."""
-    compute = hook.compute
+    inputs = hook.compute.inputs
 
     def changed(handler: Handler) -> Handler:
         def backward(layer: int, micro: int) -> None:
-            weights = compute.loss_weights
-            compute.loss_weights = change(layer, micro, weights)
+            weights = inputs.loss_weights
+            inputs.loss_weights = change(layer, micro, weights)
             handler(layer, micro)
-            compute.loss_weights = weights
+            inputs.loss_weights = weights
 
         return backward
 
@@ -139,7 +139,7 @@ def _skipped_update(handlers: Handlers, hook: HookContext) -> Handlers:
     target = faulty_layer(hook.plan)
 
     def update(layer: int, micro: int) -> None:
-        if layer != target or hook.compute.step != _SECOND_STEP:
+        if layer != target or hook.compute.inputs.step != _SECOND_STEP:
             handlers["update"](layer, micro)
 
     return {"update": update}
@@ -152,9 +152,9 @@ def _stale_weights(handlers: Handlers, hook: HookContext) -> Handlers:
 
     def stale(full: Tensor, shard: Tensor, part: WeightPart) -> PendingCollective:
         unshard(full, shard, part).wait()
-        if hook.compute.step == 1:
+        if hook.compute.inputs.step == 1:
             first_step[:] = [full.clone()]
-        elif hook.compute.step == _SECOND_STEP:
+        elif hook.compute.inputs.step == _SECOND_STEP:
             full.copy_(first_step[0])
         return PendingCollective(full, None)
 
@@ -184,7 +184,7 @@ def _no_tensor_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
 def _wrong_samples(handlers: Handlers, hook: HookContext) -> Handlers:
     """Gives every data-parallel rank the samples of the first."""
     del handlers
-    hook.compute.first_sample = 0
+    hook.compute.inputs.first_sample = 0
     return {}
 
 

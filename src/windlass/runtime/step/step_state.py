@@ -58,10 +58,6 @@ class StepState:
 
     tokens: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Inputs and targets, by micro-batch."""
-    dropout_keys: dict[int, Tensor] = field(default_factory=dict)
-    """Dropout keys of the samples, by micro-batch."""
-    documents: dict[int, Tensor | None] = field(default_factory=dict)
-    """Documents of the tokens of packed rows, by micro-batch; None if a row is one document."""
     outputs: dict[_Key, Tensor] = field(default_factory=dict)
     """Layer outputs, which the next layer takes as input."""
     autograd_graphs: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -74,6 +70,10 @@ class StepState:
     """Sums of scores of absent blocks over micro-batches, by layer; one for each sparse module."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Losses, by micro-batch."""
+    norms: list[Tensor] = field(default_factory=list)
+    """2-norm of each layer's gradients, taken with its update where a step does not clip."""
+    measured: Tensor | None = None
+    """`totals` of a step that clips, before its updates."""
 
     def totals(self, norms: Sequence[Tensor], weights: Tensor) -> Tensor:
         """`Float[3]`: sums of squared norms and weighted losses, and 1 for finite losses, else 0.

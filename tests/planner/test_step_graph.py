@@ -1,0 +1,71 @@
+"""Where plans record their steps, and what the prediction makes of it."""
+
+import pytest
+
+from factories import tiny_graph, tiny_machine
+from windlass import plan
+from windlass.api import Planned
+from windlass.errors import InputErrors
+from windlass.planner.choose import choose_plan
+from windlass.schema.request import ResolvedRequest, TrainSettings
+
+SIZES = ("train.batch=8", "train.sequence=512", "batch.micro=8", "compile=false", "loss=plain")
+
+
+def planned(*overrides: str, machine: str = "h100") -> Planned:
+    return plan("gpt2-124m", *SIZES, *overrides, machine=machine)
+
+
+def seconds(*overrides: str) -> float:
+    prediction = planned(*overrides).prediction
+    assert prediction is not None
+    return prediction.step_seconds
+
+
+def test_one_gpu_records_its_steps_and_no_launch_of_a_pass_or_an_update_is_exposed():
+    recorded, plain = planned(), planned("step_graph=false")
+    assert recorded.plan.step_graph is True
+    assert plain.plan.step_graph is None
+    assert plain.prediction.by_term["launch"] > 0
+    assert "launch" not in recorded.prediction.by_term
+    assert recorded.prediction.step_seconds < plain.prediction.step_seconds
+
+
+def test_recorded_steps_are_predicted_to_take_memory_for_an_evaluation_beside_them():
+    peaks = [planned(*pins).prediction.peaks[0].by_class for pins in ((), ("step_graph=false",))]
+    logits = 8 * 512 * 50257
+    assert peaks[0]["working"] - peaks[1]["working"] > 4 * logits
+    assert {**peaks[0], "working": 0} == {**peaks[1], "working": 0}
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [("train.optimizer=lion",), ("moments=int8",), ("offload.optimizer=host",), ("phases=3",)],
+    ids=" ".join,
+)
+def test_what_a_recording_cannot_hold_is_planned_without_and_refused_with_one(pins: tuple[str]):
+    if "offload" in pins[0] or "phases" in pins[0]:
+        assert planned(*pins, "memory=8GiB").plan.step_graph is None
+    else:
+        assert planned(*pins).plan.step_graph is None
+    with pytest.raises(InputErrors, match="`step_graph` = true") as raised:
+        planned(*pins, "step_graph=true")
+    assert len(raised.value.messages) == 1
+
+
+def test_a_cpu_refuses_to_record_steps_in_one_sentence():
+    graph, machine = tiny_graph(), tiny_machine()
+    train = TrainSettings(steps=1, batch=1, sequence=16)
+    request = ResolvedRequest(step_graph=True, train=train)
+    with pytest.raises(InputErrors, match="only those of kind `cuda` record steps") as raised:
+        choose_plan(request, graph, machine)
+    assert len(raised.value.messages) == 1
+
+
+def test_several_devices_record_no_steps_unless_one_of_them_is_asked_for():
+    node = "dgx-h100"
+    one = ("parallel.pipeline=1", "parallel.tensor=1", "parallel.data=1")
+    assert planned(machine=node).plan.step_graph is None
+    assert planned(*one, machine=node).plan.step_graph is True
+    with pytest.raises(InputErrors, match="on 8 devices"):
+        planned("step_graph=true", machine=node)
