@@ -21,6 +21,7 @@ ALLOWED = {
     "api/training/setup.py": "a word of the catalog: kinds that have kernels for kept blocks",
     "hardware/probe/host_devices.py": "links of GPUs, which the driver of NVIDIA tells",
     "runtime/distributed/rank_placement.py": "folders of GPU drivers, by the kind of device",
+    "program/layer_mode_errors.py": "a word of the catalog",
     "report/terminal/machine_tables.py": "a word of the catalog",
     "schema/machine.py": "a word of the catalog",
     "validation/predict_run.py": "a word of the catalog",
