@@ -33,8 +33,8 @@ def step_graph_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[st
         )
     if plan.master_weights is not None:
         yield (
-            f"{prefix} with `master_weights` = false, whose weights round by a key of each step; leave "
-            "one of them out"
+            f"{prefix} with `master_weights` = false, whose weights round by a key of each step; "
+            "leave one of them out"
         )
     if not optimizer_law(plan.optimizer).fused:
         yield (

@@ -229,6 +229,7 @@ def step_graph_faults(request: ResolvedRequest, graph: Graph, machine: Machine) 
     plan = Plan(
         graph=graph.label, machine=machine.label, model=request.model_identity,
         optimizer=None if optimizer == "adamw" else optimizer, moments=request.moments,
+        master_weights=None if request.master_weights else False,
         offload=Offload(optimizer=tier), batch=Batch(sequence=request.train.sequence, micro=1),
         stages=(Stage(phases=((0, 1),)),),
     )  # fmt: skip
