@@ -37,7 +37,7 @@ from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import mask_updates
-from windlass.runtime.step.step_graph import StepGraph
+from windlass.runtime.step_graph import StepGraph
 from windlass.runtime.store_choice import store_for
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema import Step, Timeline
@@ -169,8 +169,9 @@ class _Run:
             attention=plan.attention,
         )
         self.checkpoints = RunCheckpoints(
-            context, batches.batch, self._templates, save_layer=self._save_layer, dist=self._dist
-        )
+            context, batches.batch, self._templates, save_layer=self._save_layer,
+            rank=self._dist.rank, world_size=self._dist.world_size,
+        )  # fmt: skip
         self.store = store_for(
             context, optimizer, queue=self._queue, groups=self._groups,
             before_update=self.checkpoints.wait_for,

@@ -8,7 +8,6 @@ from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.averaged_weights import require_same_averages
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest, checkpoint_name
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.rank_context import RankContext
@@ -23,7 +22,8 @@ class RunCheckpoints:
         batch: samples of a step.
         templates: one template per layer.
         save_layer: saves the state of a layer to a file.
-        dist: the ranks of the run.
+        rank: index of this rank.
+        world_size: number of ranks.
     """
 
     def __init__(
@@ -33,15 +33,16 @@ class RunCheckpoints:
         templates: Sequence[LayerTemplate],
         *,
         save_layer: Callable[[int, Path], SavedFile | None],
-        dist: DistContext,
+        rank: int,
+        world_size: int,
     ) -> None:
         self._context, self._batch = context, batch
         self._averaging = averaging_of(context.settings)
         self._has_statistics = any(template.has_running_statistics for template in templates)
         self._saver = AsyncSaver(
             context.checkpoints, len(context.stack.layers), keep=context.settings.keep,
-            save_layer=save_layer, device=context.device, rank=dist.rank,
-            world_size=dist.world_size,
+            save_layer=save_layer, device=context.device, rank=rank,
+            world_size=world_size,
         )  # fmt: skip
         self.wait_for = self._saver.wait_for
         """Blocks until a layer, by its index, may change."""

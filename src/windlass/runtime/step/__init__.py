@@ -1,1 +1,1 @@
-"""One step: what it takes from the host, holds and leaves, and how it is recorded and replayed."""
+"""One step: what it takes from the host, what it holds, and what breaks it."""
