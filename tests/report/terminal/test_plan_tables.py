@@ -10,7 +10,7 @@ from windlass.capture.analytic import analytic_graph
 from windlass.models import model_config
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
 from windlass.schema.plan import Offload, ShardingDegrees
-from windlass.schema.request import ChosenDefault
+from windlass.schema.provenance import ChosenDefault
 from windlass.schema.sparsity import SparsityRequest
 from windlass.tracking import RunRecord
 
