@@ -13,7 +13,7 @@ from windlass.judge import NoiseFloor, diff_runs
 from windlass.record import Catalog, RunRow
 from windlass.report import run_diff_page
 
-STEPS = ("train.steps=2", "train.batch=2", "train.sequence=16", "model.layers=1")
+STEPS = ("train.steps=2", "train.batch=2", "train.sequence=16", "model.layers=1", "compile=false")
 
 
 @pytest.fixture(scope="module")

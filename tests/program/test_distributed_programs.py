@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
@@ -155,8 +155,12 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
 
 @given(drawn=distributed_plans())
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
-    """An independent count from the plan: bytes of a stage's layers, and how often they move."""
+    """An independent count from the plan: bytes of a stage's layers, and how often they move.
+
+    Where replicas divide experts, `test_expert_parallel.py` counts.
+    """
     graph, plan = drawn
+    assume(plan.parallel.expert is None)
     r, rts, shards = plan.parallel.data, plan.sharding.parameters, plan.sharding.optimizer
     t = plan.parallel.tensor
     for device in range(plan.parallel.devices):

@@ -139,12 +139,12 @@ def apply_model_arguments(
     Raises:
         ModelError: the resulting configuration is invalid; lists all reasons at once.
     """
-    errors = [
+    unknown = [
         f"unknown model argument `{name}`{did_you_mean(name, MODEL_ARGUMENTS)}"
         for name in arguments
         if name not in MODEL_ARGUMENTS
     ]
-    errors += _misplaced_arguments(config, arguments)
+    errors = list(_misplaced_arguments(config, arguments))
     valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
     experts: dict[str, Any] = {name: valid.pop(name) for name in EXPERT_ARGUMENTS if name in valid}
     if unused := unused_argument(config, experts):
@@ -156,7 +156,7 @@ def apply_model_arguments(
         for name, value in valid.items()
     }
     if errors:
-        raise _unbuildable(config.name, errors)
+        raise _unbuildable(config.name, [*unknown, *errors])
     new = replace(config, **changes)
     if new.image is not None:
         new = _with_positions(new)
@@ -171,7 +171,7 @@ def apply_model_arguments(
         share = config.rotary_width / config.head_width
         new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
     new = replace(new, experts=apply_expert_arguments(config, experts, new.width))
-    if errors := list(new.errors()):
+    if errors := [*unknown, *new.errors()]:
         raise _unbuildable(config.name, errors)
     return new
 

@@ -242,6 +242,8 @@ def smallest_of_each_family() -> list[str]:
     [
         name if name in smallest_of_each_family() else pytest.param(name, marks=pytest.mark.slow)
         for name in catalog.text_model_names()
+        if catalog.model_config(name).experts
+        is None  # whose operators torch's counter does not know
     ],
 )
 def test_flop_equal_those_of_torchs_counter_on_every_catalog_model(name: str):
