@@ -24,7 +24,7 @@ class EncodedTask(NamedTuple):
 
     task: Task
     choices: list[list[EncodedChoice]]
-    """Of each question; the windows of a whole text."""
+    """The choices of each question; the windows of a whole text."""
 
 
 def encode_task(task: Task, tokenizer: Tokenizer, longest: int | None = None) -> EncodedTask:

@@ -62,7 +62,7 @@ class TensorNames:
     def split(self, parameter: str, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
         """The sources of a parameter with their values; the inverse of `join`.
 
-        Of a source that two parameters share, it is the parameter's half.
+        A source that two parameters share is given as the half of this parameter.
 
         Args:
             parameter: its full name.

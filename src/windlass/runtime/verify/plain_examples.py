@@ -25,7 +25,7 @@ class PlainExamples:
     held_out: int
     """Examples at the end that are never trained on."""
     mean: Tensor | None
-    """Of each channel, `Float[c]`; None takes the inputs as they are."""
+    """Mean of each channel, `Float[c]`; None takes the inputs as they are."""
     std: Tensor | None
     flips: bool
     border: int
