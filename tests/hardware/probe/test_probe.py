@@ -21,6 +21,7 @@ from windlass.hardware.probe.disk_and_network import (
 from windlass.hardware.probe.matmul import (
     MeasuredProduct,
     TimedProduct,
+    converted_precisions,
     fit_product,
     fit_terms,
     matmul_rates,
@@ -41,16 +42,21 @@ def test_work_that_sleeps_takes_as_long_as_it_sleeps(watch: Stopwatch):
     assert watch.seconds(lambda: time.sleep(0.02)) == pytest.approx(0.02, rel=0.5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize(("precision", "is_converted"), [("float32", False), ("float16", True)])
 def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(
-    watch: Stopwatch, precision: Precision
+    watch: Stopwatch, precision: Precision, is_converted: bool
 ):
     calls = []
-    rate = matmul_rates(precision, watch, lambda: calls.append(1))
+    rate = matmul_rates(precision, watch, lambda: calls.append(1), is_converted=is_converted)
     sizes = [point.size for point in rate.curve.points]
     assert sizes == sorted(sizes)
     assert all(0 < point.rate <= rate.peak for point in rate.curve.points)
     assert len(calls) > len(sizes)
+
+
+def test_neither_float32_nor_a_precision_of_an_accelerator_is_converted():
+    assert "float32" not in converted_precisions(torch.device("cpu"))
+    assert not converted_precisions(torch.device("cuda"))
 
 
 def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
@@ -61,7 +67,7 @@ def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
 
 def test_sparse_products_have_a_rate_for_each_size_of_block_and_each_role(watch: Stopwatch):
     calls = []
-    rates = sparse_product_rates("bfloat16", watch, lambda: calls.append(1))
+    rates = sparse_product_rates("float32", watch, lambda: calls.append(1))
     found = {(rate.block, rate.role) for rate in rates}
     roles = ("forward", "input_gradient", "weight_gradient")
     assert found == {(block, role) for block in (16, 32, 64, 128) for role in roles}

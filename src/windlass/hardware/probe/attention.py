@@ -22,7 +22,7 @@ _ROUNDS = 3
 """Times that compiled and eager attention are measured in turn; the median ratio counts."""
 
 
-class _Sizes(NamedTuple):
+class AttentionSizes(NamedTuple):
     """What is measured on one kind of device."""
 
     tokens: int
@@ -35,19 +35,31 @@ class _Sizes(NamedTuple):
     backends: tuple[AttentionBackend, ...]
 
 
-_ON_CPU = _Sizes(
+_ON_CPU = AttentionSizes(
     2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), 2**15,
     ("flash", "math"),
 )  # fmt: skip
-_FLOAT16_ON_CPU = _Sizes(256, 128, (_TYPICAL_WIDTH,), (64, 256), 2**15, ("flash", "math"))
-_ON_ACCELERATOR = _Sizes(
+_CONVERTED_ON_CPU = AttentionSizes(256, 128, (_TYPICAL_WIDTH,), (64, 256), 2**15, ("flash", "math"))
+_ON_ACCELERATOR = AttentionSizes(
     8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192), 2**18,
     ("flash", "cudnn", "efficient", "math"),
 )  # fmt: skip
 
 
+def attention_sizes(device: torch.device, *, is_converted: bool = False) -> AttentionSizes:
+    """What is measured on a device.
+
+    Args:
+        device: the device that computes.
+        is_converted: whether the processor converts the data type to float32 first.
+    """
+    if device.type != "cpu":
+        return _ON_ACCELERATOR
+    return _CONVERTED_ON_CPU if is_converted else _ON_CPU
+
+
 def attention_rates(
-    dtype: torch.dtype, watch: Stopwatch, on_measured: Callable[[], None]
+    dtype: torch.dtype, sizes: AttentionSizes, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> tuple[AttentionRate, ...]:
     """Rates of attention in one data type, in every way that the device has a kernel for.
 
@@ -55,10 +67,10 @@ def attention_rates(
 
     Args:
         dtype: of queries, keys and values.
+        sizes: what is measured.
         watch: times the work.
         on_measured: called after each measurement.
     """
-    sizes = _sizes(dtype, watch.device)
     ways = [*product(sizes.head_widths, (True,)), (_TYPICAL_WIDTH, False)]
     return tuple(
         rate
@@ -86,7 +98,7 @@ def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
         dtype: of queries, keys and values.
         watch: times the work.
     """
-    sizes = _sizes(dtype, watch.device)
+    sizes = attention_sizes(watch.device)
     compiled = torch.compile(attend, dynamic=False)
     ratios = []
     for _ in range(_ROUNDS):
@@ -120,32 +132,21 @@ def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iter
             )
 
 
-def typical_rates(
-    rates: Sequence[AttentionRate], dtype: torch.dtype, device: torch.device
-) -> Curve:
+def typical_rates(rates: Sequence[AttentionRate], sizes: AttentionSizes) -> Curve:
     """FLOP/s of the fused kernel forward over FLOP of one call.
 
     Args:
         rates: what `attention_rates` measured.
-        dtype: in which data type.
-        device: where.
+        sizes: at which it measured them.
     """
-    sizes = _sizes(dtype, device)
     typical = next(each.forward for each in rates if each.head_width == _TYPICAL_WIDTH)
     flop = 4 * sizes.tokens * sizes.width
     return Curve(points=tuple(Point(flop * sequence, rate) for sequence, rate in typical.points))
 
 
-def _sizes(dtype: torch.dtype, device: torch.device) -> _Sizes:
-    """What is measured in a data type on a device."""
-    if device.type != "cpu":
-        return _ON_ACCELERATOR
-    return _FLOAT16_ON_CPU if dtype == torch.float16 else _ON_CPU
-
-
 def _rate(
     work: "partial[Tensor]",
-    sizes: _Sizes,
+    sizes: AttentionSizes,
     head_width: int,
     dtype: torch.dtype,
     watch: Stopwatch,
@@ -187,7 +188,7 @@ def other_attention(backend: AttentionBackend) -> OtherAttention | None:
 
 def _rates_at(
     work: "partial[Tensor]",
-    sizes: _Sizes,
+    sizes: AttentionSizes,
     head_width: int,
     sequence: int,
     dtype: torch.dtype,

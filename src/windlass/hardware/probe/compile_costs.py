@@ -1,13 +1,14 @@
 """Measures in a fresh process what compiled code costs: memory, compile time and rates of ops.
 
-`python -m windlass.hardware.probe.compile_costs DEVICE` prints `CompileCosts` as JSON. It runs in a
-process of its own because the compiler fills memory that the probing process would never free.
+`python -m windlass.hardware.probe.compile_costs DEVICE PRECISION...` prints `CompileCosts` as JSON.
+It runs in a process of its own because the compiler fills memory that the probing process would
+never free.
 """
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class CompileCosts(Document):
     op_rates: tuple[OpRate, ...]
     """Rates of ops in compiled code."""
     attention: dict[Precision, CompiledSpeed]
-    """How many times as fast compiled plain attention is, in each precision."""
+    """How many times as fast compiled plain attention is, in each precision that was asked for."""
 
 
 class _MeasuredOp(NamedTuple):
@@ -75,17 +76,19 @@ class _MeasuredOp(NamedTuple):
     """Bytes that it moves backward, in multiples of its input."""
 
 
-def measure_compile_costs(device: Device) -> CompileCosts:
+def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
     """What compiled code costs on this device, measured in a fresh process.
 
     Args:
         device: the device that runs the code.
+        precisions: those in which attention is measured.
 
     Raises:
         MachineError: the process failed; the message holds its error.
     """
+    module = "windlass.hardware.probe.compile_costs"
     result = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", "windlass.hardware.probe.compile_costs", str(device.torch_device)),
+        (sys.executable, "-m", module, str(device.torch_device), *precisions),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode:
@@ -101,10 +104,11 @@ def main() -> None:
     device.activate()
     if device.is_asynchronous:
         torch.set_default_device(device.torch_device)
-    sys.stdout.write(_measure(device).to_json() + "\n")
+    precisions = [each for each in DTYPES if each in sys.argv[2:]]
+    sys.stdout.write(_measure(device, precisions).to_json() + "\n")
 
 
-def _measure(device: Device) -> CompileCosts:
+def _measure(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
     waiting = CpuContention()
     watch = Stopwatch(
         device.torch_device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share
@@ -123,7 +127,7 @@ def _measure(device: Device) -> CompileCosts:
         ops = _CompiledOps()
         compile_seconds = time.perf_counter() - start
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
-        attention = {each: compiled_speed(DTYPES[each], watch) for each in PRECISIONS}
+        attention = {each: compiled_speed(DTYPES[each], watch) for each in precisions}
     set_memory_limit(None)
     op_rates = tuple(ops.rates(watch))
     waiting.close()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.hardware.probe.attention import attention_rates, typical_rates
+from windlass.hardware.probe.attention import attention_rates, attention_sizes, typical_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
     CACHED_BYTES,
@@ -25,7 +25,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 }  # fmt: skip
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
-"""The precisions that the planner chooses from, which are measured in full."""
+"""The precisions that the planner chooses from."""
 
 _SHAPES = (
     (16, 192, 64), (4, 512, 512), (16, 3072, 768), (32, 128, 128), (64, 1024, 1024),
@@ -36,8 +36,12 @@ _SHAPES = (
 """(m, n, k) of products in transformers: tokens, outputs and inputs, few and many of each, and
 numbers that are no power of two; those with the most outputs are models' heads."""
 
-_FLOAT16_SHAPES = ((64, 192, 192), (128, 192, 192), (256, 192, 192), (256, 320, 320))
-"""On a CPU, which takes up to a hundred times as long as in float32."""
+_FEW_SHAPES = ((64, 192, 192), (128, 192, 192), (256, 192, 192), (256, 320, 320))
+"""In a precision that the processor converts, which takes up to a hundred times as long."""
+
+_TRIAL_SHAPE = (256, 512, 512)
+_CONVERTED = 3.0
+"""How many times as long as in float32 a product takes at least in a converted precision."""
 
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
 
@@ -54,8 +58,28 @@ _OUTLIER = 0.1
 """Relative error beyond which a measurement counts less."""
 
 
+def converted_precisions(device: torch.device) -> frozenset[Precision]:
+    """The precisions that this processor has no products for: it converts each to float32 first.
+
+    Training never gains from one, and measuring it in full would take minutes. No accelerator has
+    any.
+
+    Args:
+        device: the device that computes.
+    """
+    if device.type != "cpu":
+        return frozenset()
+    watch = Stopwatch(device, budget_seconds=0.0)
+    rate = {each: _measure_product(*_TRIAL_SHAPE, each, watch).rate for each in DTYPES}
+    return frozenset(each for each in DTYPES if rate["float32"] > _CONVERTED * rate[each])
+
+
 def matmul_rates(
-    precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
+    precision: Precision,
+    watch: Stopwatch,
+    on_measured: Callable[[], None],
+    *,
+    is_converted: bool = False,
 ) -> MatmulRate:
     """Rates of matrix products and attention in one precision.
 
@@ -66,28 +90,29 @@ def matmul_rates(
         precision: precision of all operands.
         watch: times the work.
         on_measured: called after each measurement.
+        is_converted: whether the processor has no products for it; few are measured then.
     """
     on_cpu = watch.device.type == "cpu"
-    is_slow = on_cpu and precision == "float16"
     shapes: Sequence[tuple[int, int, int]] = _SHAPES if on_cpu else _ACCELERATOR_SHAPES
-    if is_slow:
-        shapes = _FLOAT16_SHAPES
+    if is_converted:
+        shapes = _FEW_SHAPES
     measured: list[MeasuredProduct] = []
     for m, n, k in shapes:
         measured.append(_measure_product(m, n, k, precision, watch))
         on_measured()
     plain = sorted(Point(each.flop, each.rate) for each in measured)
     biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
-    attention = attention_rates(DTYPES[precision], watch, on_measured)
+    sizes = attention_sizes(watch.device, is_converted=is_converted)
+    attention = attention_rates(DTYPES[precision], sizes, watch, on_measured)
     itemsize = PRECISION_BYTES[precision]
-    fits = on_cpu and not is_slow
+    fits = on_cpu and not is_converted
     return MatmulRate(
         precision=precision,
         peak=max(point.rate for point in plain),
         curve=Curve(points=tuple(plain)),
         products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if fits else (),
         biased=Curve(points=tuple(biased)),
-        attention=typical_rates(attention, DTYPES[precision], watch.device),
+        attention=typical_rates(attention, sizes),
         attention_rates=attention,
     )
 

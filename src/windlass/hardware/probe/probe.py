@@ -24,7 +24,7 @@ from windlass.hardware.probe.disk_and_network import (
     loopback_link,
 )
 from windlass.hardware.probe.host_devices import measure_host_devices
-from windlass.hardware.probe.matmul import PRECISIONS, matmul_rates
+from windlass.hardware.probe.matmul import PRECISIONS, converted_precisions, matmul_rates
 from windlass.hardware.probe.memory_bandwidth import (
     elementwise_rates,
     launch_seconds,
@@ -48,6 +48,7 @@ from windlass.schema import (
     Machine,
     MatmulRate,
     OpRate,
+    Precision,
     Tier,
 )
 from windlass.torch_ext import (
@@ -96,8 +97,11 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
     measured = device_for(f"{accelerator.kind}:{devices.slowest if devices else 0}")
     measured.activate()
     bar.label("compiled code")
-    compile_costs = measure_compile_costs(measured)
-    device, conditions = _measure_twice(bar, compile_costs, measured)
+    converted = converted_precisions(measured.torch_device)
+    compile_costs = measure_compile_costs(
+        measured, [each for each in PRECISIONS if each not in converted]
+    )
+    device, conditions = _measure_twice(bar, compile_costs, measured, converted)
     device_memory = Tier(
         name=DEVICE_TIER, capacity_bytes=capacity if devices is None else devices.free_bytes
     )
@@ -132,7 +136,10 @@ class _Conditions(NamedTuple):
 
 
 def _measure_twice(
-    bar: "_Bar", compile_costs: CompileCosts, measured: TorchDevice
+    bar: "_Bar",
+    compile_costs: CompileCosts,
+    measured: TorchDevice,
+    converted: frozenset[Precision],
 ) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
     kind = measured.torch_device
@@ -140,10 +147,10 @@ def _measure_twice(
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
     speed_checks = [speed_check_seconds(kind)]
-    _measure_device(bar, compile_costs, watch)
+    _measure_device(bar, compile_costs, watch, converted)
     speed_checks.append(speed_check_seconds(kind))
     watch.start_second_round()
-    device = _measure_device(bar, compile_costs, watch)
+    device = _measure_device(bar, compile_costs, watch, converted)
     speed_checks.append(speed_check_seconds(kind))
     share = contention.take_share() or 0.0
     contention.close()
@@ -176,13 +183,16 @@ class _Bar:
             self._progress(f"measuring {self._label}", self._done, _MEASUREMENTS)
 
 
-def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) -> Device:
+def _measure_device(
+    bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch, converted: frozenset[Precision]
+) -> Device:
     """The device with its measured rates and without its tiers.
 
     Args:
         bar: reports each measurement.
         compile_costs: what a fresh process measured.
         watch: times the work.
+        converted: precisions that the processor has no products for.
     """
     kind = watch.device.type
     on_cpu = kind == "cpu"
@@ -192,20 +202,23 @@ def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) ->
         warnings.simplefilter("ignore")
         for precision in PRECISIONS:
             bar.label(f"products in {precision}")
-            rate = matmul_rates(precision, watch, bar.step)
-            if on_cpu:
+            is_converted = precision in converted
+            rate = matmul_rates(precision, watch, bar.step, is_converted=is_converted)
+            if on_cpu and not is_converted:
                 bar.label(f"sparse products in {precision}")
                 sparse = sparse_product_rates(precision, watch, bar.step)
                 rate = rate.model_copy(update={"sparse_products": sparse})
-            measured = rate.attention_rates
-            compiled = compiled_rates(measured, compile_costs.attention[precision])
-            rate = rate.model_copy(update={"attention_rates": (*measured, *compiled)})
+            if (compiled_speed := compile_costs.attention.get(precision)) is not None:
+                measured = rate.attention_rates
+                compiled = compiled_rates(measured, compiled_speed)
+                rate = rate.model_copy(update={"attention_rates": (*measured, *compiled)})
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
         if on_cpu:
             bar.label("products in float16")
-            rates.append(matmul_rates("float16", watch, bar.step))
+            is_converted = "float16" in converted
+            rates.append(matmul_rates("float16", watch, bar.step, is_converted=is_converted))
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
         return Device(
