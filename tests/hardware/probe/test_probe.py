@@ -42,7 +42,10 @@ def test_work_that_sleeps_takes_as_long_as_it_sleeps(watch: Stopwatch):
     assert watch.seconds(lambda: time.sleep(0.02)) == pytest.approx(0.02, rel=0.5)
 
 
-@pytest.mark.parametrize(("precision", "is_converted"), [("float32", False), ("float16", True)])
+@pytest.mark.parametrize(
+    ("precision", "is_converted"),
+    [("float32", True), ("float16", True), pytest.param("float32", False, marks=pytest.mark.slow)],
+)
 def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(
     watch: Stopwatch, precision: Precision, is_converted: bool
 ):
