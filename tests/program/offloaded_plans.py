@@ -5,26 +5,38 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from factories import late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from program.frozen_graph import frozen_graph
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 
-graphs = st.one_of(
+trained_graphs = st.one_of(
     st.builds(tiny_graph, layers=st.integers(0, 6), tied=st.booleans()),
     st.builds(late_tied_graph, before=st.integers(0, 3), between=st.integers(0, 3)),
 )
 
 
 @st.composite
-def offloaded_plans(draw: st.DrawFn, *, parameters: bool | None = None) -> tuple[Graph, Plan]:
+def graphs(draw: st.DrawFn) -> Graph:
+    """A graph, in one of three the first layers frozen, and all but the last one at most."""
+    graph = draw(trained_graphs)
+    front = draw(st.sampled_from([0, 0, draw(st.integers(0, graph.layers - 2))]))
+    return frozen_graph(graph, front) if front else graph
+
+
+@st.composite
+def offloaded_plans(
+    draw: st.DrawFn, *, parameters: bool | None = None, trained: bool = False
+) -> tuple[Graph, Plan]:
     """A graph and a plan for it.
 
     Args:
         draw: hypothesis draws with it.
         parameters: whether parameters are offloaded; None draws it.
+        trained: whether no layer is frozen.
     """
-    graph = draw(graphs)
+    graph = draw(trained_graphs if trained else graphs())
     tiers = st.sampled_from(["host", "disk"])
     offloads_parameters = draw(st.booleans()) if parameters is None else parameters
     activations = draw(st.sampled_from(["device", "host"]))

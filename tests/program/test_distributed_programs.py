@@ -153,7 +153,7 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
     return sum(now and not before for before, now in pairwise(turns))
 
 
-@given(drawn=distributed_plans())
+@given(drawn=distributed_plans(trained=True))
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     """An independent count from the plan: bytes of a stage's layers, and how often they move.
 

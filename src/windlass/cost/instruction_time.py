@@ -107,6 +107,7 @@ class InstructionCosts:
                 micro == 0,
                 tied_layer,
                 selective,
+                self._graph.gradient_reach(layer),
             )
         if key not in self._cache:
             self._cache[key] = self._price(instruction, device)
@@ -126,7 +127,8 @@ class InstructionCosts:
         kind, layer, _ = instruction
         key: tuple[object, ...] = (kind, layer)
         if layer is not None and kind in LAYER_PASSES:
-            key = kind, self._kinds[layer].name, layer == 0, layer in self._selective
+            reach = self._graph.gradient_reach(layer)
+            key = kind, self._kinds[layer].name, reach, layer in self._selective
         if key not in self._communication_cache:
             self._communication_cache[key] = self._exposed_communication(instruction)
         return self._communication_cache[key]
@@ -182,7 +184,7 @@ class InstructionCosts:
         cost = with_attention(
             cost, layer_kind, plan.attention, plan.batch.sequence, selective=selective
         )
-        ops = pass_ops(kind, layer_kind, cost, first=layer == 0)
+        ops = pass_ops(kind, layer_kind, cost, reach=self._graph.gradient_reach(layer))
         return LayerPass(ops, cost, backward=kind not in ("forward", "recompute"))
 
     def _load_batch(self) -> TermSeconds:

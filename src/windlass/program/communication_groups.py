@@ -187,9 +187,15 @@ def _message_partitions(plan: Plan, graph: Graph) -> Iterator[Partition]:
 def _channels(plan: Plan, graph: Graph) -> Iterator[tuple[str, int, int]]:
     """The name of each channel, the stage that sends and the stage that receives."""
     stages = plan.parallel.pipeline
-    onward = dict.fromkeys((index % stages, (index + 1) % stages) for index in _boundaries(plan))
+    boundaries = [(index % stages, (index + 1) % stages, index) for index in _boundaries(plan)]
+    onward = dict.fromkeys((before, after) for before, after, _ in boundaries)
+    back = dict.fromkeys(
+        (after, before)
+        for before, after, index in boundaries
+        if plan.stages[index].end_layer > graph.first_trained
+    )
     yield from (("onward", before, after) for before, after in onward)
-    yield from (("back", after, before) for before, after in onward)
+    yield from (("back", after, before) for after, before in back)
     for tied in tied_across_stages(plan, graph):
         layer, owner, user = tied.user_layer, tied.owner_stage, tied.user_stage
         yield _tied_channel("recv_tied_weights", layer), owner, user

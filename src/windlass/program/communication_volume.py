@@ -90,7 +90,8 @@ class CommunicationVolume:
         kinds = rank_kinds(plan, graph, tensor_rank)
         self._kinds = tuple(kinds[each.name] for each in graph.layer_kinds())
         self._selective = selective_layers(plan)
-        self._collectives: dict[tuple[InstructionKind, str, bool], tuple[PassCollective, ...]] = {}
+        self._reach = graph.gradient_reach
+        self._collectives: dict[tuple[object, ...], tuple[PassCollective, ...]] = {}
         self._tied = {
             tied.user_layer: tied for tied in tied_across_stages(plan, graph, tensor_rank)
         }
@@ -116,7 +117,7 @@ class CommunicationVolume:
         kind, layer, _ = instruction
         if layer is None or not has_collectives(self._plan):
             return ()
-        key = kind, self._kinds[layer].name, layer in self._selective
+        key = kind, self._kinds[layer].name, layer in self._selective, self._reach(layer)
         if key not in self._collectives:
             self._collectives[key] = tuple(self._find_collectives(kind, layer))
         return self._collectives[key]
@@ -134,7 +135,7 @@ class CommunicationVolume:
         plan, layer_kind = self._plan, self._kinds[layer]
         selective = layer in self._selective
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
-        return op_collectives(pass_ops(kind, layer_kind, cost, first=layer == 0), plan)
+        return op_collectives(pass_ops(kind, layer_kind, cost, reach=self._reach(layer)), plan)
 
 
 def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> int:

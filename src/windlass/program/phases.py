@@ -94,11 +94,12 @@ def offloaded_gradient_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple
     return tuple(reversed(layers))
 
 
-def offloaded_activation_layers(plan: Plan, stage: int = 0) -> tuple[int, ...]:
+def offloaded_activation_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose outputs are offloaded between forward and backward, ascending.
 
     Only outputs between two recomputed layers of a stage are: autograd's graph of any other layer
-    holds the layer's input and output anyway, so that offloading a copy would free nothing.
+    holds the layer's input and output anyway, so that offloading a copy would free nothing. Nothing
+    waits for a backward pass before the first trained layer.
     """
     if not plan.is_offloaded("activations"):
         return ()
@@ -106,5 +107,7 @@ def offloaded_activation_layers(plan: Plan, stage: int = 0) -> tuple[int, ...]:
         layer
         for chunk in chunks_of_stage(plan, stage)
         for layer in range(plan.stages[chunk].first_layer, plan.stages[chunk].end_layer - 1)
-        if is_recomputed(plan, layer) and is_recomputed(plan, layer + 1)
+        if layer >= graph.first_trained
+        and is_recomputed(plan, layer)
+        and is_recomputed(plan, layer + 1)
     )

@@ -20,6 +20,7 @@ from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import add_gradients
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.split_backward import backward_input, backward_weight
+from windlass.runtime.step.backward_reach import BackwardReach
 from windlass.runtime.step.broken_step import BrokenStep
 from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.step.step_state import LossScale, StepState
@@ -69,22 +70,18 @@ class ComputeHandlers:
         """The parameters that each layer computes with."""
         self._templates = templates
         self._last = len(layers) - 1
-        self._embeds = any(i.kind == "forward" and i.layer == 0 for i in program.instructions)
         self._dist = dist
         self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._seed = context.seed
         self._stop = stop
-        self.recomputed_layers = frozenset(
-            i.layer for i in program.instructions if i.kind == "recompute" and i.layer is not None
+        self._reach = BackwardReach.of(program, self._last)
+        self.no_grad_layers = self._reach.forward_only.union(
+            layer for layer in self._reach.recomputed if not templates[layer].compiled
         )
-        """Layers whose forward pass runs again right before their backward pass."""
-        self.no_grad_layers = frozenset(
-            layer for layer in self.recomputed_layers if not templates[layer].compiled
-        )
-        """Recomputed layers whose first forward pass runs without autograd. Compiled layers are
-        excluded: without autograd torch compiles other code, which fuses and so rounds differently.
-        Their autograd graph is built and dropped instead."""
+        """Layers whose first forward pass runs without autograd. Recomputed layers that are
+        compiled are excluded: without autograd torch compiles other code, which fuses and so
+        rounds differently. Their autograd graph is built and dropped instead."""
         self._selective = selective_layers(plan)
         self._first_micro_batch = tuple(
             i for i in program.instructions if i.micro_batch == 0 and i.kind in _COMPILED_KINDS
@@ -161,8 +158,9 @@ class ComputeHandlers:
             if layer is not None:
                 self._store.load_layers((layer,))
             handlers[kind](layer or 0, micro or 0)
-            recomputed = kind == "forward" and layer in self.recomputed_layers
-            if layer is not None and (kind == "backward" or recomputed):
+            recomputed = kind == "forward" and layer in self._reach.recomputed
+            is_last = kind == "backward" or recomputed or layer in self._reach.forward_only
+            if layer is not None and is_last:
                 self._store.free_layers((layer,))
         self._warms_up = False
         self.begin_step(step)
@@ -216,9 +214,11 @@ class ComputeHandlers:
             with torch.no_grad():
                 output = self._call(layer, micro, self._input(layer, micro))
             self.state.outputs[layer, micro] = output
+            if layer in self._reach.forward_only:
+                self._free_input(layer, micro)
             return
         output = self._forward_with_grad(layer, micro)
-        if layer in self.recomputed_layers:
+        if layer in self._reach.recomputed:
             del self.state.autograd_graphs[layer, micro]
         if layer == self._last:
             self.state.losses[micro] = output.detach()
@@ -234,23 +234,21 @@ class ComputeHandlers:
         wanted = self._leaves(layer)
         gradient = self._output_gradient(layer, micro)
         self._free_input(layer, micro)
-        if layer > 0:
+        if layer != self._reach.first_trained:
             wanted.append(x)
-        if not output.requires_grad:
-            return  # all of the first layer is frozen
         gradients: list[Tensor | None] = list(
             torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         )
         # Memory peaks here, so nothing of the forward pass may outlive its backward pass.
         del x, output, gradient, wanted
-        if layer > 0:
+        if layer != self._reach.first_trained:
             self._pass_to_previous(layer, micro, gradients.pop())
         self.state.add_scores(layer, gradients[len(trained) :])
         del gradients[len(trained) :]
         add_gradients(trained, gradients, accumulated=self._accumulates)
 
     def _backward_input(self, layer: int, micro: int) -> None:
-        if layer == 0:
+        if layer == self._reach.first_trained:
             return  # its input needs no gradient: the weight-gradient pass does all
         x, output = self.state.autograd_graphs[layer, micro]
         gradient = self._output_gradient(layer, micro)
@@ -259,7 +257,7 @@ class ComputeHandlers:
         self._pass_to_previous(layer, micro, input_gradient)
 
     def _backward_weight(self, layer: int, micro: int) -> None:
-        if layer == 0:
+        if layer == self._reach.first_trained:
             self._backward(layer, micro)
             return
         del self.state.autograd_graphs[layer, micro]
@@ -282,10 +280,10 @@ class ComputeHandlers:
         return self.state.gradients.pop((layer, micro))
 
     def _free_input(self, layer: int, micro: int) -> None:
-        """Frees what only the backward pass of a layer still needed."""
+        """Frees what only the last pass of a layer still needed."""
         if layer > 0:
             del self.state.outputs[layer - 1, micro]
-        if layer == 0 or (layer == self._last and not self._embeds):
+        if layer == self._reach.frees_tokens:
             del self.state.tokens[micro]
 
     def _pass_to_previous(self, layer: int, micro: int, gradient: Tensor | None) -> None:
@@ -395,7 +393,9 @@ class ComputeHandlers:
     def _forward_with_grad(self, layer: int, micro: int, *, repeats: bool = False) -> Tensor:
         """The output of a forward pass that builds the autograd graph for its backward pass."""
         x = self._input(layer, micro)
-        if layer > 0:
+        # Compiled layers share their code, so that the first trained one has that of the others.
+        is_first = layer == self._reach.first_trained and not self._templates[layer].compiled
+        if layer > 0 and not is_first:
             x = x.detach().requires_grad_()
         output = self._call(layer, micro, x, repeats=repeats)
         self.state.autograd_graphs[layer, micro] = (x, output)

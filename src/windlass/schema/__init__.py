@@ -65,6 +65,7 @@ from windlass.schema.graph import (
     Collective,
     CollectiveAxis,
     CollectiveKind,
+    GradientReach,
     Graph,
     KeptBlocks,
     LayerCost,
@@ -79,13 +80,7 @@ from windlass.schema.graph import (
     Precision,
     captured_precision,
 )
-from windlass.schema.machine import (
-    MAX_CONTENTION,
-    Device,
-    Link,
-    Machine,
-    Tier,
-)
+from windlass.schema.machine import MAX_CONTENTION, Device, Link, Machine, Tier
 from windlass.schema.model_request import (
     LoraRequest,
     ModelRequest,
@@ -321,6 +316,7 @@ __all__ = [
     "FusedPass",
     "Fusion",
     "FusionLevel",
+    "GradientReach",
     "Graph",
     "InputName",
     "KeptBlocks",

@@ -13,6 +13,7 @@ from windlass.api.verify.check import Verifier, verification
 from windlass.errors import WindlassError
 from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 from windlass.models.layer_stack import materialize_layer
+from windlass.program.lowering.lower import lower
 from windlass.schema import CHECKPOINT_FOLDER
 
 MODEL, *OVERRIDES = TINY
@@ -123,6 +124,51 @@ def test_a_run_with_adapters_in_phases_has_the_bits_of_one_in_memory(with_host: 
 
     actual, expected = tensors(streamed), tensors(whole)
     assert all(torch.equal(actual[key], value) for key, value in expected.items())
+
+
+FRONT = 'train.frozen=["embedding.*", "block0.*", "block1.*", "head.*"]'
+"""The head is tied to the embedding, so that all but the last two blocks are frozen."""
+
+
+def frozen_front(home: Path, *overrides: str) -> windlass.Run:
+    words = (
+        *OVERRIDES, "model.layers=4", f"data.source={home / 'text'}", "train.steps=3",
+        "precision=float32", "compile=false", FRONT, *overrides,
+    )  # fmt: skip
+    return windlass.train(MODEL, *words, root=home / "runs")
+
+
+def test_no_backward_pass_comes_down_to_frozen_layers_at_the_front(with_host: Path) -> None:
+    whole, streamed = frozen_front(with_host, "phases=1"), frozen_front(with_host, "phases=3")
+    (program,) = lower(whole.planned.plan, whole.planned.graph)
+    backward = {i.layer for i in program.instructions if i.kind in ("backward", "recompute")}
+    assert backward == {3, 4, 5}
+    list(whole)
+    list(streamed)
+
+    actual, expected = tensors(streamed), tensors(whole)
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pins",
+    [
+        ("parallel.pipeline=3", "train.batch=6", "batch.micro=2"),
+        ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+        ("parallel.tensor=2",),
+        ("phases=3",),
+        ("compile=true", "phases=3"),
+    ],
+)
+def test_a_plan_with_a_frozen_front_equals_a_single_device(
+    with_host: Path, pins: tuple[str, ...]
+) -> None:
+    words = (*OVERRIDES, "model.layers=4", f"data.source={with_host / 'text'}", FRONT, *pins)
+    planned = verification(windlass.plan(MODEL, *words), steps=2)
+    result = Verifier(planned, with_host / "runs").verify()
+    assert result.passed, result.first_mismatch
 
 
 @pytest.mark.slow

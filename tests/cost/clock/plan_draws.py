@@ -11,6 +11,7 @@ from factories import (
     tiny_machine,
     tiny_plan,
 )
+from program.frozen_graph import frozen_graph
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.layer_mode_errors import selective_recompute_errors
 from windlass.schema.graph import Graph
@@ -27,6 +28,10 @@ GRAPHS = tuple(
         late_tied_graph(before=3, between=4),
     )
 )
+FROZEN_GRAPHS = tuple(
+    frozen_graph(graph, front) for graph in GRAPHS[:2] for front in (1, 4, graph.layers - 1)
+)
+"""Graphs whose first layers are frozen, so that no backward pass comes down to them."""
 SLOW_LINKS = tiny_machine(devices=64, runtime=1000, compiler=20_000)
 """A message takes as long as a pass of a layer."""
 FAST_LINKS = SLOW_LINKS.model_copy(

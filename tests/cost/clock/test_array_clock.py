@@ -8,6 +8,7 @@ import pytest
 
 from cost.clock.plan_draws import (
     EXPERTS,
+    FROZEN_GRAPHS,
     GRAPHS,
     MACHINES,
     OVERLAPPING,
@@ -51,12 +52,17 @@ def simulated(plan: Plan, graph: Graph, machine: Machine) -> float:
 
 
 def errors(
-    seed: int, count: int, *, accumulation: int = 0, optimizer: OtherOptimizer | None = None
+    seed: int,
+    count: int,
+    *,
+    accumulation: int = 0,
+    optimizer: OtherOptimizer | None = None,
+    graphs: tuple[Graph, ...] = GRAPHS,
 ) -> list[float]:
     """Errors of so many random plans; few micro-batches have none, but for rounding."""
     chance, found = random.Random(seed), []
     for _ in range(count):
-        graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
+        graph, machine = chance.choice(graphs), chance.choice(MACHINES)
         plan = draw(chance, graph, machine, accumulation=accumulation)
         if optimizer is not None:
             tier = plan.offload.optimizer if optimizer == "lion" else DEVICE_TIER
@@ -87,6 +93,10 @@ def test_so_does_a_step_whose_replicas_divide_experts():
         plan = draw_with_experts(chance, graph, machine)
         seconds = ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))
         assert float(seconds[0]) == pytest.approx(simulated(plan, graph, machine), rel=ROUNDING)
+
+
+def test_so_does_a_step_of_a_model_whose_first_layers_are_frozen():
+    assert max(errors(seed=4, count=40, graphs=FROZEN_GRAPHS)) < ROUNDING
 
 
 def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():

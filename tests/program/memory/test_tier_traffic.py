@@ -106,7 +106,7 @@ def test_a_step_in_three_phases_transfers_what_is_counted_by_hand():
     assert step_total(plan, graph) == {"host": (read, written)}
 
 
-@given(drawn=offloaded_plans(parameters=True))
+@given(drawn=offloaded_plans(parameters=True, trained=True))
 def test_a_step_transfers_what_the_formula_says(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     tiers: dict[str, list[int]] = {}

@@ -97,7 +97,7 @@ class ArrayClock:
         busy[0] += columns.accumulation * batch.load
         ways = batch.messages[:stages] + forward[:stages]
         if not batch.splits:
-            ways = ways + batch.messages[:stages] + backward[:stages]
+            ways = ways + passes.returned[:stages] + backward[:stages]
         before = np.cumsum(ways, axis=0) - ways
         return np.asarray((busy + before).max(axis=0) * batch.pace)
 

@@ -48,6 +48,7 @@ from windlass.schema import (
     PRECISION_BYTES,
     Batch,
     Device,
+    GradientReach,
     Graph,
     LayerCost,
     LayerKind,
@@ -75,8 +76,8 @@ PASSES: tuple[InstructionKind, ...] = (
 class LayerPrices:
     """Seconds of a graph's layers on a machine.
 
-    Layers have one column for each kind, the first layer and each owner of tied weights one of
-    their own.
+    Layers have one column for each kind and each reach of their gradient, the first layer and each
+    owner of tied weights one of their own.
 
     Args:
         base: states sequence length, moments, clipping and stack.
@@ -88,10 +89,13 @@ class LayerPrices:
         self._base, self._graph, self._machine = base, graph, machine
         names = [kind.name for kind in graph.layer_kinds()]
         owners = {owner for owned in tied_owner_layers(graph) for owner in owned}
-        columns: dict[tuple[str, int], int] = {}
+        columns: dict[tuple[str, int, GradientReach], int] = {}
         self.columns: Ints = np.array(
             [
-                columns.setdefault((name, layer if layer in {0, *owners} else -1), len(columns))
+                columns.setdefault(
+                    (name, layer if layer in {0, *owners} else -1, graph.gradient_reach(layer)),
+                    len(columns),
+                )
                 for layer, name in enumerate(names)
             ]
         )
@@ -249,7 +253,7 @@ class LayerPrices:
             kinds = self.kinds(config.tensor, config.expert, config.loss)
             for layer, each in zip(self.layers, kinds, strict=True):
                 cost = self.cost(config, each, selective=selective)
-                ops = pass_ops(kind, each, cost, first=layer == 0)
+                ops = pass_ops(kind, each, cost, reach=self._graph.gradient_reach(layer))
                 found.append((kind, layer, LayerPass(ops, cost, backward="backward" in kind)))
         return found
 
@@ -357,7 +361,7 @@ class LayerPrices:
             gather_overlapped=seconds(costs.overlapped_gather_seconds),
             reduce=updating(partial(costs.state_seconds, "reduce_grads")),
             overlapped=updating(costs.overlapped_reduce_seconds),
-            alternates=np.full(len(kinds), float(costs.alternates_reductions)),
+            alternates=updating(lambda _: float(costs.alternates_reductions)),
             update=np.array(
                 [
                     update_seconds(plan, kind, device, stack, full=full[kind.name]).total

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.arrays import Floats, Ints
+from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.clock.layer_bytes import ActivationBytes, LayerBytes, StateBytes
 from windlass.cost.clock.plan_batch import PlanBatch, distinct
 from windlass.cost.clock.plan_columns import PlanColumns
@@ -83,8 +83,12 @@ class LeastBytes:
         if selects:
             saved = np.where(selective, sizes.selective.saved, saved)
         again = np.where(full, saved, 0.0)
-        kept, last = saved - again + output, layout.bounds[1:] - 1
-        holds = self._comes + layout.by_chunk(kept) - np.where(full[last], output[last], 0.0)
+        kept, last = saved - again + output * self._waits, layout.bounds[1:] - 1
+        holds = (
+            self._comes
+            + layout.by_chunk(kept)
+            - np.where(full[last], (output * self._waits)[last], 0.0)
+        )
         inner, parted = layout.through(kept) - holds[layout.chunk_of], None
         if self._batch.splits:
             waits = saved + again + self._leaving
@@ -197,21 +201,36 @@ class LeastBytes:
     @cached_property
     def _leaving(self) -> Floats:
         """Gradient of each layer's output."""
-        leaving = self._sizes.plain.output.copy()
+        leaving = np.where(self._layout.trains[:, None], self._sizes.plain.output, 0.0)
         leaving[-1] = 0.0
         return leaving
 
     @cached_property
     def _entering(self) -> Floats:
         """Gradient of each layer's input."""
-        output = self._sizes.plain.output
-        return np.concatenate((np.zeros_like(output[:1]), output[:-1]))
+        return np.concatenate((np.zeros_like(self._leaving[:1]), self._leaving[:-1]))
+
+    @cached_property
+    def _waits(self) -> Bools:
+        """Whether a layer's output waits for a backward pass in its chunk, `[layer, 1]`.
+
+        Before the first trained layer only its input does.
+        """
+        trains, chunks = self._layout.trains, self._layout.chunk_of
+        enters = np.append(trains[1:] & ~trains[:-1] & (chunks[1:] == chunks[:-1]), False)
+        return np.asarray(trains | enters)[:, None]
 
     @cached_property
     def _comes(self) -> Floats:
-        """What a micro-batch brings to each chunk: its input and tokens, `[chunk, plan]`."""
-        comes = np.asarray(self._entering[self._layout.bounds[:-1]])
-        for chunk in {0, len(comes) - 1}:
+        """What a micro-batch brings to each chunk that waits: its input and tokens.
+
+        `[chunk, plan]`.
+        """
+        firsts, trains = self._layout.bounds[:-1], self._layout.trains
+        output = self._sizes.plain.output
+        before = np.concatenate((np.zeros_like(output[:1]), output[:-1]))
+        comes = np.where(trains[firsts][:, None], before[firsts], 0.0)
+        for chunk in {0 if trains[0] else len(comes) - 1, len(comes) - 1}:
             comes[chunk] += self._tokens
         return comes
 
@@ -235,6 +254,11 @@ class LeastBytes:
             ActivationBytes(*(rows[place, at, some, kinds] for at in range(rows.shape[1])))
             for some in (0, 1)
         )
+        if not layout.trains[0]:
+            plain, selective = (
+                ActivationBytes(each.output, *(layout.trains[:, None] * part for part in each[1:]))
+                for each in (plain, selective)
+            )
         steps, step = distinct(columns.config, columns.micro, columns.accumulation)
         looked_up = np.array(
             [self._layers.rows_bytes(columns.configs[config], *each) for config, *each in steps]
@@ -242,7 +266,8 @@ class LeastBytes:
         gradients = state.gradients + looked_up[step, kinds]
         shards = np.minimum(state.gradient_shard, gradients)
         made, made_shards, sent = gradients.copy(), shards.copy(), np.zeros_like(gradients)
-        gathered = np.where(batch.is_sharded & ~batch.reshards, state.weights, 0.0)
+        gathers = batch.is_sharded & ~batch.reshards & layout.trains[:, None]
+        gathered = np.where(gathers, state.weights, 0.0)
         for tied in batch.tied:
             gathered[tied.user] += tied.weight_bytes
             for each in (gradients, made, sent):

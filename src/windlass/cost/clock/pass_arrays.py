@@ -53,18 +53,29 @@ class PassArrays:
     @cached_property
     def sending(self) -> Floats:
         """Seconds of the message that each pass sends, `[row, plan]`; as `durations`."""
-        ahead, behind, none = self._ways
-        return np.concatenate((ahead, behind, none, none, behind, none))
+        ahead, none = self._ahead
+        back = self._shifted(self.returned)
+        return np.concatenate((ahead, back, none, none, back, none))
 
     @cached_property
     def received(self) -> Floats:
         """Seconds of the message that each pass waits for, `[row, plan]`; as `durations`."""
-        ahead, behind, none = self._ways
-        return np.concatenate((behind, ahead, none, none, ahead, none))
+        (ahead, none), back = self._ahead, self.returned
+        return np.concatenate((self._shifted(ahead), back, none, none, back, none))
 
     @cached_property
-    def _ways(self) -> tuple[Floats, Floats, Floats]:
-        """Seconds of messages to the next chunk, and to the one before; none, `[chunk, plan]`."""
+    def returned(self) -> Floats:
+        """Seconds of the gradient that each chunk gets from the next one, `[chunk, plan]`."""
+        (ahead, _), forward_chunks = self._ahead, self._batch.layout.forward_chunks
+        return np.where(np.arange(len(ahead))[:, None] >= forward_chunks, ahead, 0.0)
+
+    @cached_property
+    def _ahead(self) -> tuple[Floats, Floats]:
+        """Seconds of messages to the next chunk; and of none, `[chunk, plan]`."""
         ahead, none = self._batch.messages.copy(), np.zeros_like(self._batch.messages)
         ahead[-1] = 0.0
-        return ahead, np.concatenate((none[:1], ahead[:-1])), none
+        return ahead, none
+
+    def _shifted(self, messages: Floats) -> Floats:
+        """The same by the chunk behind each message, `[chunk, plan]`."""
+        return np.concatenate((np.zeros_like(messages[:1]), messages[:-1]))

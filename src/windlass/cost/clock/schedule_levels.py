@@ -70,9 +70,15 @@ class StagePasses(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def schedule_levels(shape: PipelineShape) -> ScheduleLevels:
-    """The passes of a step of this many micro-batches."""
-    passes = stage_passes(shape)
+def schedule_levels(shape: PipelineShape, forward_chunks: int = 0) -> ScheduleLevels:
+    """The passes of a step of this many micro-batches.
+
+    Args:
+        shape: how a step runs through the stages.
+        forward_chunks: model chunks at the front that get no gradient; their backward passes are
+            there and wait for nobody.
+    """
+    passes = stage_passes(shape, forward_chunks)
     depths = _depths(passes)
     slot, slots = _slots(passes, depths, shape.microbatches)
     order = np.argsort(depths.ravel(), kind="stable")
@@ -127,7 +133,7 @@ def _span(indices: Ints) -> Ints | slice:
 
 
 @lru_cache(maxsize=256)
-def stage_passes(shape: PipelineShape) -> StagePasses:
+def stage_passes(shape: PipelineShape, forward_chunks: int = 0) -> StagePasses:
     """All passes with their messages: an output for the next chunk, its gradient for the last."""
     schedule, pipeline, virtual_stages, micros = shape
     turns = [
@@ -142,8 +148,9 @@ def stage_passes(shape: PipelineShape) -> StagePasses:
     output, gradient = 1 + chunks * micros + micro, 1 + (shape.chunks + chunks) * micros + micro
     forward, backward = kinds == FORWARD, kinds == BACKWARD
     ahead, behind = chunks < shape.chunks - 1, chunks > 0
-    needs = np.where(forward & behind, output - micros, np.where(backward & ahead, gradient, 0))
-    sends = np.where(forward & ahead, output, np.where(backward & behind, gradient - micros, 0))
+    awaits, returns = ahead & (chunks >= forward_chunks), chunks > forward_chunks
+    needs = np.where(forward & behind, output - micros, np.where(backward & awaits, gradient, 0))
+    sends = np.where(forward & ahead, output, np.where(backward & returns, gradient - micros, 0))
     return StagePasses(kinds, micro, chunks, needs, sends)
 
 

@@ -54,6 +54,16 @@ class StageLayout:
         )
 
     @cached_property
+    def trains(self) -> Bools:
+        """Whether a backward pass comes down to each layer, `[layer]`."""
+        return np.arange(self.bounds[-1]) >= self._graph.first_trained
+
+    @cached_property
+    def forward_chunks(self) -> int:
+        """Number of model chunks at the front that no backward pass comes down to."""
+        return int((self.bounds[1:] <= self._graph.first_trained).sum())
+
+    @cached_property
     def owned(self) -> tuple[bool, ...]:
         """Whether each layer owns parameters."""
         return tuple(kind.parameter_count > 0 for kind in self._graph.layer_kinds())

@@ -83,7 +83,9 @@ class _StepWalk:
     ) -> None:
         self._batch, self._layout, self._passes = batch, batch.layout, passes
         self._ready, self._microbatches = ready, microbatches
-        schedule = schedule_levels(batch.shape._replace(microbatches=microbatches))
+        schedule = schedule_levels(
+            batch.shape._replace(microbatches=microbatches), batch.layout.forward_chunks
+        )
         self._levels = schedule.levels
         stages, plans = batch.shape.pipeline, batch.columns.count
         self._now, self._sent, self._reduced, self._gathered = np.zeros((4, stages, plans))
@@ -105,6 +107,7 @@ class _StepWalk:
 
     def ends(self, *, clips: bool) -> StageEnds:
         """When each stage ends the step."""
+        batch = self._batch
         self._send_tied_weights(None)
         for level in self._levels:
             if level.rows.size:
@@ -114,6 +117,9 @@ class _StepWalk:
                     self._first_forward(edge)
                 else:
                     self._last_backward(edge)
+        for place, tied in enumerate(batch.tied):
+            if not self._layout.trains[tied.owner]:
+                self._add_tied_gradient(place, self._layout.stage_of[tied.owner])
         if clips:
             met = np.maximum(self._now, self._reduced).max(axis=0)
             end = self._update(met + self._batch.norm, waits=False)
@@ -236,10 +242,8 @@ class _StepWalk:
         """Adds the gradient of tied weights and reduces that of a layer over replicas."""
         batch = self._batch
         for place, tied in enumerate(batch.tied):
-            if tied.owner == layer:
-                arrival = self._tied_gradients[place]
-                now = self._receive(self._now[stage], tied.gradients, arrival)
-                self._now[stage] = now + tied.adding
+            if tied.owner == layer and self._layout.trains[layer]:
+                self._add_tied_gradient(place, stage)
         if batch.reduces:
             whole, overlapped = batch.state.reduce[layer], batch.state.overlapped[layer]
             before = np.where(batch.state.alternates[layer] > 0, self._reduced[stage], 0.0)
@@ -248,6 +252,12 @@ class _StepWalk:
             ended = np.where(overlapped > 0, ended, self._reduced[stage])
             self._reduced[stage] = self._layer_reduced[layer] = ended
             self._now[stage] += whole - overlapped
+
+    def _add_tied_gradient(self, place: int, stage: int) -> None:
+        """Receives the gradient of tied weights and adds it to that of their owner."""
+        tied, arrival = self._batch.tied[place], self._tied_gradients[place]
+        now = self._receive(self._now[stage], tied.gradients, arrival)
+        self._now[stage] = now + tied.adding
 
     def _update(self, now: Floats, *, waits: bool) -> Floats:
         """End of all updates of each stage, `[stage, plan]`.

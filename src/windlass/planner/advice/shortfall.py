@@ -59,7 +59,11 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
         finest = next(phase_partitions(base, space), None)
         if finest is not None:
             plan = with_state_on(finest, largest.name, activations=True)
-            needed_bytes = min_stage_bytes(plan, plan_layer_sizes(plan, space.graph))
+            needed_bytes = min_stage_bytes(
+                plan,
+                plan_layer_sizes(plan, space.graph),
+                first_trained=space.graph.first_trained,
+            )
             fullest = max(
                 needed_bytes / budget_bytes,
                 fullest_offloaded_bytes(plan, space.graph) / largest.capacity_bytes,

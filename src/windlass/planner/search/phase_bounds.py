@@ -6,18 +6,21 @@ from typing import NamedTuple
 
 from windlass.cost import InstructionCosts
 from windlass.program import Instruction, InstructionKind, LayerSizes, PeerMap, is_recomputed
-from windlass.schema import Graph, Machine, Plan, Stage
+from windlass.schema import GradientReach, Graph, Machine, Plan, Stage
 
 
-def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes], owners: Sequence[int] = ()) -> int:
+def min_stage_bytes(
+    plan: Plan, sizes: Sequence[LayerSizes], owners: Sequence[int] = (), *, first_trained: int = 0
+) -> int:
     """Least device memory of the fullest stage, without the process itself.
 
     Args:
         plan: a plan in phases.
         sizes: sizes of its layers.
         owners: layers that own weights of the last one.
+        first_trained: the layer where the backward pass ends.
     """
-    return max(_stage_bytes(plan, stage, sizes, owners) for stage in plan.stages)
+    return max(_stage_bytes(plan, stage, sizes, owners, first_trained) for stage in plan.stages)
 
 
 def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
@@ -25,30 +28,35 @@ def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     return max(_phase_bytes(plan, (layer,)) for layer in set(sizes))
 
 
-def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+def waiting_activation_bytes(
+    plan: Plan, sizes: Sequence[LayerSizes], *, first_trained: int = 0
+) -> int:
     """Bytes of activations that wait on the fullest stage between forward and backward.
 
     All micro-batches run through all phases but the last before any of them goes backward, and
     through the last one too if another stage follows. Each has left what the previous stage has
     sent, the outputs between recomputed layers unless these are offloaded, and all that the last
-    phase keeps.
+    phase keeps. Layers before the first trained one leave nothing.
     """
     return plan.batch.accumulation * max(
-        _waiting_bytes(plan, stage, sizes) for stage in plan.stages
+        _waiting_bytes(plan, stage, sizes, first_trained) for stage in plan.stages
     )
 
 
-def _waiting_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
+def _waiting_bytes(
+    plan: Plan, stage: Stage, sizes: Sequence[LayerSizes], first_trained: int
+) -> int:
     """Bytes that one micro-batch leaves on a stage."""
+    begin_backward = max(stage.first_layer, first_trained)
     begin, end = stage.phases[-1]
     left = (
         sizes[stage.first_layer - 1].output
-        if stage.first_layer > 0 and begin > stage.first_layer
+        if begin_backward == stage.first_layer > 0 and begin > stage.first_layer
         else 0
     )
     if not plan.is_offloaded("activations"):
         left += sum(
-            layer.output for layer in sizes[stage.first_layer : max(stage.first_layer, begin - 1)]
+            layer.output for layer in sizes[begin_backward : max(begin_backward, begin - 1)]
         )
     if end < len(sizes):
         left += sum(sizes[at].saved for at in range(begin, end) if not is_recomputed(plan, at))
@@ -56,7 +64,11 @@ def _waiting_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int
 
 
 def _stage_bytes(
-    plan: Plan, stage: Stage, sizes: Sequence[LayerSizes], owners: Sequence[int]
+    plan: Plan,
+    stage: Stage,
+    sizes: Sequence[LayerSizes],
+    owners: Sequence[int],
+    first_trained: int,
 ) -> int:
     """The most that any phase holds while its last micro-batch but one runs backward.
 
@@ -70,12 +82,17 @@ def _stage_bytes(
     if count > 1 and stage.end_layer == len(sizes):
         tied = [sizes[owner] for owner in owners if first <= owner < end]
         staying += sum(each.gradients + each.sparse_rows for each in tied)
-    if first > 0:
+    if first > first_trained:
         staying += sizes[first - 1].output * count
+
+    def beside(begin: int, end: int) -> int:
+        if begin == first or end <= first_trained:
+            return 0
+        gradients = sizes[begin - 1].output if begin > first_trained else 0
+        return staying + max(0, count - 2) * gradients
+
     return max(
-        _phase_bytes(plan, sizes[begin:end])
-        + (staying + max(0, count - 2) * sizes[begin - 1].output if begin > first else 0)
-        for begin, end in stage.phases
+        _phase_bytes(plan, sizes[begin:end]) + beside(begin, end) for begin, end in stage.phases
     )
 
 
@@ -110,12 +127,12 @@ class LayerPassTimes:
         """The passes of a plan; they do not depend on its phases."""
         costs, peers = InstructionCosts(plan, graph, machine), PeerMap(plan, graph)
         kinds = tuple(graph.layer_kinds())
-        known: dict[tuple[InstructionKind, int, str, bool], float] = {}
+        known: dict[tuple[InstructionKind, int, str, GradientReach], float] = {}
 
         def seconds(kind: InstructionKind, micro: int) -> Iterator[float]:
             for layer in range(graph.layers):
                 each = Instruction(kind, layer, micro)
-                key = kind, micro, kinds[layer].name, layer == 0
+                key = kind, micro, kinds[layer].name, graph.gradient_reach(layer)
                 if key not in known:
                     exchange = (
                         costs.communication_seconds(each) if peers.is_collective(each) else 0.0

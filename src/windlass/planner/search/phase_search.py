@@ -118,7 +118,12 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
             continue
         sizes = plan_layer_sizes(base, graph)
         room = budget_bytes - machine.device.process_bytes(compiled=base.compile)
-        small = [plan for plan in several if min_stage_bytes(plan, sizes, owners) <= room]
+        first = graph.first_trained
+        small = [
+            plan
+            for plan in several
+            if min_stage_bytes(plan, sizes, owners, first_trained=first) <= room
+        ]
         if small:
             times = LayerPassTimes.of(small[0], graph, machine)
             yield from ((min_step_seconds(plan, times), plan) for plan in small)
@@ -151,10 +156,9 @@ def with_offload_tiers(
     """
     sizes, nearest = plan_layer_sizes(plan, space.graph), offload_tiers(space.machine)[0].name
     for activations in outputs:
-        if (
-            waiting_activation_bytes(with_state_on(plan, nearest, activations=activations), sizes)
-            > budget_bytes
-        ):
+        nearby = with_state_on(plan, nearest, activations=activations)
+        first = space.graph.first_trained
+        if waiting_activation_bytes(nearby, sizes, first_trained=first) > budget_bytes:
             continue
         for tier in offload_tiers(space.machine):
             offloaded = with_state_on(plan, tier.name, activations=activations)

@@ -8,6 +8,7 @@ to it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
@@ -44,10 +45,10 @@ class CollectiveInserter:
             timeline.before[timeline.first_use[layer]].append(
                 Instruction("recv_tied_weights", layer)
             )
-            timeline.after[timeline.last_gradient[tied.owner_layer]].append(
+            timeline.after[timeline.ended[tied.owner_layer]].append(
                 Instruction("send_tied_grads", layer)
             )
-        layers = sorted(self._owned, key=timeline.last_gradient.__getitem__)
+        layers = sorted(self._owned, key=timeline.ended.__getitem__)
         for layer in layers:
             if self._shards_weights:
                 timeline.after[timeline.last_use[layer]].append(Instruction("free_weights", layer))
@@ -65,11 +66,12 @@ class CollectiveInserter:
     def _reduce_position(self, layer: int, timeline: "_PassTimeline") -> int:
         """Index of the pass after which a gradient is reduced.
 
-        All previous stages wait for the gradient of this stage's input, so that is sent first.
+        All previous stages wait for the gradient of this stage's input, so that is sent first. The
+        owner of frozen tied weights, to which no pass adds, waits for nobody until all are over.
         Gradients that are offloaded, or that come from one micro-batch only, are reduced at once to
         free their memory.
         """
-        last = timeline.last_gradient[layer]
+        last = timeline.last_gradient.get(layer, timeline.end)
         if self._offloaded_gradients or self._plan.batch.accumulation == 1:
             return last
         return timeline.next_send.get(last, last)
@@ -170,6 +172,11 @@ class _PassTimeline:
                     self.last_use[target] = index
                     if kind in GRADIENT_PASSES:
                         self.last_gradient[target] = index
+
+    @cached_property
+    def ended(self) -> dict[int, int]:
+        """Last pass that adds to each layer's gradient, or that uses the layer if none does."""
+        return {**self.last_use, **self.last_gradient}
 
     def __iter__(self) -> Iterator[Instruction]:
         for index, instruction in enumerate(self._passes):

@@ -86,7 +86,8 @@ class _ResidentStage:
         self._owned = owned_layers(plan, graph, stage)
         self._trained = trained_layers(plan, graph, stage)
         self._recomputed = self._inserter.tensors.recomputed_layers
-        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, stage))
+        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, graph, stage))
+        self._first_trained = graph.first_trained
 
     def step(self) -> Iterator[Instruction]:
         """The instructions of one step."""
@@ -114,8 +115,10 @@ class _ResidentStage:
         first, end = self._chunks[item.chunk]
         if item.kind == "forward":
             yield from self._forward(first, end, item.micro_batch)
+        elif end <= self._first_trained:
+            return  # no backward pass comes so far down
         elif item.kind == "backward_weight":
-            for layer in reversed(range(first, end)):
+            for layer in reversed(range(max(first, self._first_trained), end)):
                 yield Instruction("backward_weight", layer, item.micro_batch)
         else:
             yield from self._backward(first, end, item)
@@ -135,11 +138,11 @@ class _ResidentStage:
     def _backward(self, first: int, end: int, item: PipelinePass) -> Iterator[Instruction]:
         if end < self._end:
             yield Instruction("receive", end - 1, item.micro_batch)
-        for layer in reversed(range(first, end)):
+        for layer in reversed(range(max(first, self._first_trained), end)):
             if layer - 1 in self._offloaded_outputs:
                 yield Instruction("reload_activation", layer - 1, item.micro_batch)
             if layer in self._recomputed:
                 yield Instruction("recompute", layer, item.micro_batch)
             yield Instruction(item.kind, layer, item.micro_batch)
-        if first > 0:
+        if first > self._first_trained:
             yield Instruction("send", first - 1, item.micro_batch)

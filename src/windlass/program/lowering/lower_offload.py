@@ -68,7 +68,11 @@ class _OffloadedStage:
         self._resident = resident_layers(plan, graph, stage)
         self._deferred = deferred_update_layers(plan, graph, stage)
         self._offloaded_gradients = frozenset(offloaded_gradient_layers(plan, graph, stage))
-        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, stage))
+        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, graph, stage))
+        self._first_trained = graph.first_trained
+        ends = [end for _, end in self._phases]
+        self._lowest = sum(end <= graph.first_trained for end in ends)
+        """The first phase that has a backward pass; one more than there are if none has."""
         self._inserter = CollectiveInserter(plan, graph, stage)
         self._recomputed = self._inserter.tensors.recomputed_layers
         self._shards_weights = plan.sharding.parameters > 1
@@ -122,9 +126,13 @@ class _OffloadedStage:
         used.update(layers)
 
     def _all_backward(self) -> Iterator[Instruction]:
-        for phase in reversed(range(self._last + 1)):
+        if self._lowest > self._last:
+            for layer in self._only(0, self._last):
+                yield Instruction("prefetch_weights", layer)
+            yield from self._free(self._only(self._last, 0))
+        for phase in reversed(range(self._lowest, self._last + 1)):
             if phase > 0:
-                for layer in reversed(self._only(phase - 1, phase)):
+                for layer in reversed(self._only(self._below(phase), phase)):
                     yield Instruction("prefetch_weights", layer)
             if phase < self._last:
                 yield from self._inserter.unshard(reversed(self._only(phase, phase + 1)))
@@ -136,13 +144,20 @@ class _OffloadedStage:
             if phase > 0:
                 yield from self._free(self._freed_after_backward(phase))
 
+    def _below(self, phase: int) -> int:
+        """The phase whose weights are there once a phase has run backward.
+
+        Below the lowest one that does, that is the first, which begins the next step.
+        """
+        return phase - 1 if phase > self._lowest else 0
+
     def _freed_after_backward(self, phase: int) -> tuple[int, ...]:
         """The layers that are freed after a phase's backward passes.
 
         Where weights are sharded these are the layers that an earlier phase uses again; the others
         were freed at their last use.
         """
-        layers = self._only(phase, phase - 1)
+        layers = self._only(phase, self._below(phase))
         if not self._shards_weights:
             return layers
         used_earlier = {layer for needed in self._needs[:phase] for layer in needed}
@@ -174,11 +189,11 @@ class _OffloadedStage:
         first, end = self._phases[phase]
         if end == self._end_layer and not self._has_loss:
             yield Instruction("receive", end - 1, micro_batch)
-        for layer in reversed(range(first, end)):
+        for layer in reversed(range(max(first, self._first_trained), end)):
             if layer - 1 in self._offloaded_outputs:
                 yield Instruction("reload_activation", layer - 1, micro_batch)
             if layer in self._recomputed:
                 yield Instruction("recompute", layer, micro_batch)
             yield Instruction("backward", layer, micro_batch)
-        if first == self._first_layer and first > 0:
+        if first == self._first_layer and first > self._first_trained:
             yield Instruction("send", first - 1, micro_batch)

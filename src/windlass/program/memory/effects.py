@@ -173,6 +173,7 @@ class InstructionEffects:
             tensors.kinds[layer],
             before,
             is_end,
+            tensors.graph.gradient_reach(layer),
             layer in tensors.recomputed_layers,
             layer in tensors.selective,
             layer in tensors.layer_set,

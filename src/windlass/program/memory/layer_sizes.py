@@ -1,6 +1,6 @@
 """Layer sizes: bytes of a layer's parameters, state and activations for one micro-batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -111,14 +111,17 @@ def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[La
     """
     kinds = rank_kinds(plan, graph, tensor_rank)
     selective = selective_layers(plan)
-    cache: dict[tuple[str, bool], LayerSizes] = {}
-    for index, kind in enumerate(graph.layer_kinds()):
-        key = kind.name, index in selective
-        if key not in cache:
-            cache[key] = layer_kind_sizes(plan, kinds[kind.name], selective=index in selective)
-    return tuple(
-        cache[kind.name, index in selective] for index, kind in enumerate(graph.layer_kinds())
-    )
+    cache: dict[tuple[str, bool, bool], LayerSizes] = {}
+    keys = [
+        (kind.name, index in selective, graph.gradient_reach(index) == "nothing")
+        for index, kind in enumerate(graph.layer_kinds())
+    ]
+    for name, is_selective, runs_forward_only in dict.fromkeys(keys):
+        sizes = layer_kind_sizes(plan, kinds[name], selective=is_selective)
+        if runs_forward_only:
+            sizes = replace(sizes, saved=0, backward_peak=0)
+        cache[name, is_selective, runs_forward_only] = sizes
+    return tuple(cache[key] for key in keys)
 
 
 def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) -> LayerSizes:

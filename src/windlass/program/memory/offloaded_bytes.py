@@ -62,12 +62,12 @@ def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[Offl
             for layer in deferred
         ),
     )
-    yield "activations", _peak_output_bytes(plan, stage, sizes)
+    yield "activations", _peak_output_bytes(plan, graph, stage, sizes)
 
 
-def _peak_output_bytes(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
+def _peak_output_bytes(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """Most bytes of offloaded outputs at once."""
-    offloaded = offloaded_activation_layers(plan, stage)
+    offloaded = offloaded_activation_layers(plan, graph, stage)
     if plan.is_offloaded("parameters"):  # all micro-batches run forward before the first backward
         return sum(sizes[layer].output for layer in offloaded) * plan.batch.accumulation
     chunks = [plan.stages[chunk] for chunk in chunks_of_stage(plan, stage)]

@@ -28,9 +28,19 @@ class PassEffects:
     def forward(self, layer: int, micro_batch: int) -> Effect:
         """The first forward pass."""
         makes: tuple[TensorId, ...] = (TensorId("output", layer, micro_batch),)
+        if layer < self._tensors.first_trained:
+            effect = self._forward_effect(layer, micro_batch, makes)
+            return effect._replace(frees=self._forward_frees(layer, micro_batch))
         if layer not in self._tensors.recomputed_layers:
             makes += (TensorId("saved activations", layer, micro_batch),)
         return self._forward_effect(layer, micro_batch, makes)
+
+    def _forward_frees(self, layer: int, micro_batch: int) -> tuple[TensorId, ...]:
+        """What a layer before the first trained one frees, since no backward pass needs it."""
+        if layer > 0:
+            return (self._input(layer, micro_batch),)
+        keeps_targets = self._tensors.last_layer in self._tensors.layer_set
+        return () if keeps_targets else (TensorId("tokens", None, micro_batch),)
 
     def recompute(self, layer: int, micro_batch: int) -> Effect:
         """The forward pass right before the backward pass."""
@@ -43,7 +53,7 @@ class PassEffects:
         sums, makes = self._split_sums(layer, has_gradient)
         reads = self._backward_reads(layer, micro_batch)
         frees = self._backward_frees(layer, micro_batch)
-        if layer > 0:
+        if layer > self._tensors.first_trained:
             makes = (*makes, TensorId("output gradient", layer - 1, micro_batch))
         reads = (*self._tensors.pass_weights(layer), *reads, *sums)
         return Effect(reads, makes, frees, self._backward_working(layer, makes))
@@ -51,7 +61,7 @@ class PassEffects:
     def backward_input(self, layer: int, micro_batch: int) -> Effect:
         """The input-gradient part of a backward pass, which the layer before waits for."""
         makes: tuple[TensorId, ...] = (TensorId("inner gradients", layer, micro_batch),)
-        if layer > 0:
+        if layer > self._tensors.first_trained:
             makes = (*makes, TensorId("output gradient", layer - 1, micro_batch))
         reads = (*self._tensors.pass_weights(layer), *self._backward_reads(layer, micro_batch))
         peak = self._tensors.sizes[layer].backward_peak
@@ -69,9 +79,11 @@ class PassEffects:
     def starts_backward(self, layer: int) -> bool:
         """Whether the output of a layer's first forward pass is the root of its own backward.
 
-        Not if the layer is recomputed, or if its backward runs on another stage.
+        Not if the layer is recomputed, if its backward runs on another stage, or if it has none.
         """
-        return layer in self._tensors.layer_set and layer not in self._tensors.recomputed_layers
+        tensors = self._tensors
+        has_backward = layer in tensors.layer_set and layer >= tensors.first_trained
+        return has_backward and layer not in tensors.recomputed_layers
 
     def _forward_effect(self, layer: int, micro_batch: int, makes: tuple[TensorId, ...]) -> Effect:
         tensors = self._tensors
@@ -111,7 +123,8 @@ class PassEffects:
             frees.append(TensorId("output gradient", layer, micro_batch))
         if layer > 0 and not self.starts_backward(layer - 1):
             frees.append(self._input(layer, micro_batch))
-        if layer == 0 or (layer == last and 0 not in self._tensors.layer_set):
+        needs_inputs = 0 in self._tensors.layer_set and not self._tensors.first_trained
+        if layer == 0 or (layer == last and not needs_inputs):
             frees.append(TensorId("tokens", None, micro_batch))
         return tuple(frees)
 

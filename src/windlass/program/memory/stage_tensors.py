@@ -25,7 +25,7 @@ class StageTensors:
     """
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
-        self.plan = plan
+        self.plan, self.graph = plan, graph
         self.layers = layers_of_stage(plan, stage)
         self.layer_set = frozenset(self.layers)
         self.last_layer = graph.layers - 1
@@ -35,11 +35,16 @@ class StageTensors:
             for layer in range(self.last_layer)
             if (layer in self.layer_set) != (layer + 1 in self.layer_set)
         )
-        """The layers whose outputs cross to or from another stage."""
+        """The layers whose outputs cross to or from another stage; their gradients cross back from
+        `first_trained` on."""
         self.kinds = tuple(run.kind for run in graph.layer_runs for _ in range(run.count))
         self.sizes = plan_layer_sizes(plan, graph)
+        self.first_trained = graph.first_trained
+        """The layer where the backward pass ends, of any stage; those before it have none."""
         self.recomputed_layers = frozenset(
-            layer for layer in self.layers if is_recomputed(plan, layer)
+            layer
+            for layer in self.layers
+            if layer >= self.first_trained and is_recomputed(plan, layer)
         )
         """Layers that run their full forward again before their backward."""
         self.selective = selective_layers(plan)
@@ -54,7 +59,7 @@ class StageTensors:
             for item in self.tied_as_user.values()
         }
         self._owners = tied_owner_layers(graph)
-        self._transfer_buffer_bytes = _transfer_buffer_bytes(plan, stage, self.sizes)
+        self._transfer_buffer_bytes = _transfer_buffer_bytes(plan, graph, stage, self.sizes)
         self._token_bytes = plan.batch.micro * graph.example_bytes(
             plan.batch.sequence, plan.parameter_itemsize
         )
@@ -140,9 +145,11 @@ class StageTensors:
         return by_name.get(tensor.name, sizes.output)
 
 
-def _transfer_buffer_bytes(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
+def _transfer_buffer_bytes(
+    plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]
+) -> int:
     """The largest offloaded output and, for files, two bounce buffers; 0 if none is offloaded."""
-    offloaded = offloaded_activation_layers(plan, stage)
+    offloaded = offloaded_activation_layers(plan, graph, stage)
     largest = max((sizes[layer].output for layer in offloaded), default=0)
     uses_bounce_buffers = largest > 0 and plan.offload.activations != HOST_TIER
     return largest + (2 * BOUNCE_BYTES if uses_bounce_buffers else 0)

@@ -232,7 +232,7 @@ def _verify_flush(program: Program, plan: Plan, effects: InstructionEffects) -> 
 def _due_work(
     plan: Plan, graph: Graph, stage: int, effects: InstructionEffects
 ) -> Iterator[Instruction]:
-    offloaded = offloaded_activation_layers(plan, stage)
+    offloaded = offloaded_activation_layers(plan, graph, stage)
     owned = owned_layers(plan, graph, stage)
     for micro_batch in range(plan.batch.accumulation):
         yield from _due_of_micro_batch(plan, effects, offloaded, micro_batch)
@@ -265,14 +265,19 @@ def _due_of_micro_batch(
         backward = ("backward_input", "backward_weight")
     if effects.tensors.loads_batches:
         yield Instruction("load_batch", None, micro_batch)
+    first_trained = effects.tensors.first_trained
     for layer in effects.tensors.layers:
         yield Instruction("forward", layer, micro_batch)
-        yield from (Instruction(kind, layer, micro_batch) for kind in backward)
+        if layer >= first_trained:
+            yield from (Instruction(kind, layer, micro_batch) for kind in backward)
     for layer in effects.recomputed_layers:
         yield Instruction("recompute", layer, micro_batch)
     for layer in effects.tensors.boundaries:
-        yield Instruction("send", layer, micro_batch)
-        yield Instruction("receive", layer, micro_batch)
+        is_local = layer in effects.tensors.layer_set
+        if is_local or layer >= first_trained:
+            yield Instruction("send", layer, micro_batch)
+        if not is_local or layer >= first_trained:
+            yield Instruction("receive", layer, micro_batch)
     for layer in offloaded:
         yield Instruction("offload_activation", layer, micro_batch)
         yield Instruction("reload_activation", layer, micro_batch)
