@@ -58,6 +58,17 @@ def test_a_deeper_gpt_takes_larger_batches_and_a_lower_rate() -> None:
     assert few["train.learning_rate"] > many["train.learning_rate"]
 
 
+def test_a_run_smaller_than_any_that_the_law_was_fitted_to_takes_the_rate_of_the_smallest() -> None:
+    few, more = (
+        depth_settings(depth, tokens_per_weight=4, vocabulary=1024, sequence=128)
+        for depth in (2, 4)
+    )
+
+    assert few["train.learning_rate"] == more["train.learning_rate"]
+    # Section 3.1 of the paper: 0.3118 (1e17)^-0.125.
+    assert few["train.learning_rate"] == pytest.approx(0.3118 / 10 ** (17 / 8), rel=0.01)
+
+
 def test_a_dial_or_an_override_leaves_no_target_that_was_measured_without_it() -> None:
     assert training_plan("gpt-depth=2").target is not None
     assert training_plan("gpt-depth=3").target is None
