@@ -16,23 +16,23 @@ def planned(*overrides: str, machine: str = "h100") -> Planned:
     return plan("gpt2-124m", *SIZES, *overrides, machine=machine)
 
 
-def seconds(*overrides: str) -> float:
-    prediction = planned(*overrides).prediction
-    assert prediction is not None
-    return prediction.step_seconds
+RECORDED = "step_graph=true"
 
 
-def test_one_gpu_records_its_steps_and_no_launch_of_a_pass_or_an_update_is_exposed():
-    recorded, plain = planned(), planned("step_graph=false")
-    assert recorded.plan.step_graph is True
-    assert plain.plan.step_graph is None
+def test_no_plan_records_its_steps_unless_that_is_asked_for():
+    assert planned().plan.step_graph is None
+    assert planned(RECORDED).plan.step_graph is True
+
+
+def test_recorded_steps_expose_no_launch_of_a_pass_or_an_update():
+    recorded, plain = planned(RECORDED), planned()
     assert plain.prediction.by_term["launch"] > 0
     assert "launch" not in recorded.prediction.by_term
     assert recorded.prediction.step_seconds < plain.prediction.step_seconds
 
 
 def test_recorded_steps_are_predicted_to_take_memory_for_an_evaluation_beside_them():
-    peaks = [planned(*pins).prediction.peaks[0].by_class for pins in ((), ("step_graph=false",))]
+    peaks = [planned(*pins).prediction.peaks[0].by_class for pins in ((RECORDED,), ())]
     logits = 8 * 512 * 50257
     assert peaks[0]["working"] - peaks[1]["working"] > 4 * logits
     assert {**peaks[0], "working": 0} == {**peaks[1], "working": 0}
@@ -43,13 +43,9 @@ def test_recorded_steps_are_predicted_to_take_memory_for_an_evaluation_beside_th
     [("train.optimizer=lion",), ("moments=int8",), ("offload.optimizer=host",), ("phases=3",)],
     ids=" ".join,
 )
-def test_what_a_recording_cannot_hold_is_planned_without_and_refused_with_one(pins: tuple[str]):
-    if "offload" in pins[0] or "phases" in pins[0]:
-        assert planned(*pins, "memory=8GiB").plan.step_graph is None
-    else:
-        assert planned(*pins).plan.step_graph is None
+def test_what_a_recording_cannot_hold_is_refused_in_one_sentence(pins: tuple[str]):
     with pytest.raises(InputErrors, match="`step_graph` = true") as raised:
-        planned(*pins, "step_graph=true")
+        planned(*pins, RECORDED)
     assert len(raised.value.messages) == 1
 
 
@@ -62,10 +58,9 @@ def test_a_cpu_refuses_to_record_steps_in_one_sentence():
     assert len(raised.value.messages) == 1
 
 
-def test_several_devices_record_no_steps_unless_one_of_them_is_asked_for():
+def test_a_node_records_the_steps_of_one_of_its_devices():
     node = "dgx-h100"
     one = ("parallel.pipeline=1", "parallel.tensor=1", "parallel.data=1")
-    assert planned(machine=node).plan.step_graph is None
-    assert planned(*one, machine=node).plan.step_graph is True
+    assert planned(RECORDED, *one, machine=node).plan.step_graph is True
     with pytest.raises(InputErrors, match="on 8 devices"):
-        planned("step_graph=true", machine=node)
+        planned(RECORDED, machine=node)

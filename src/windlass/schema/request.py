@@ -311,7 +311,7 @@ class Request(RequestTable):
     slower on a GPU; planning never chooses it."""
     step_graph: bool | None = None
     """Record the work of a step once and replay it as a whole (CUDA graphs), on one CUDA device.
-    None means where that can be done."""
+    Planning never chooses it: no GPU has run it. None leaves it to a plan file."""
     recompute: Recompute | None = None
     """Activation checkpointing: recompute nothing, all but the large matrix products, or whole
     layers in the backward pass."""

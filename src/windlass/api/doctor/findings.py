@@ -1,5 +1,6 @@
 """What a check of `windlass doctor` is, and what it may find."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from windlass.api.machines import Progress
 from windlass.document import Document
 from windlass.schema import CheckGroup, Measurement, RingRate
 from windlass.torch_ext import Device, device_for
+
+_TIMED = 8
 
 
 class WorkerTask(Document):
@@ -88,3 +91,15 @@ def compare(results: dict[str, tuple[Tensor, Tensor]], tolerance: float) -> str:
             )
         worst = max(worst, error)
     return f"error {worst:.1e}, at most {tolerance:.1e}"
+
+
+def shortest_seconds(device: Device, work: Callable[[], object]) -> float:
+    """The shortest time of some calls, after one that does not count."""
+    times: list[float] = []
+    for _ in range(_TIMED + 1):
+        device.synchronize()
+        start = time.perf_counter()
+        work()
+        device.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

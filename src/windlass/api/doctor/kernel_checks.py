@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention
-from torch.optim.adamw import adamw
 
 from windlass.api.doctor.findings import (
     Check,
@@ -19,7 +18,9 @@ from windlass.api.doctor.findings import (
     WorkerTask,
     WrongResultError,
     compare,
+    shortest_seconds,
 )
+from windlass.api.doctor.recording_checks import recorded_work
 from windlass.api.machines import Progress
 from windlass.models import build_layer_stack, fuse_loss
 from windlass.schema import MomentFormat
@@ -43,8 +44,6 @@ _NO_KERNEL = ("No available kernel", "No viable backend")
 """torch's words where a backend does not exist for a device or for such sizes."""
 _SIDE, _ACCELERATOR_SIDE = 1024, 4096
 """Side of the square product that is timed, on a CPU and on an accelerator."""
-_TIMED = 8
-_RECORDED_STEPS = 3
 _SLOWER = 1.5
 """Times an eager layer from which a compiled one counts as slow."""
 _UPDATE = "update torch, or its GPU driver: kernels of this version are wrong on this device"
@@ -82,7 +81,7 @@ def kernel_checks(task: WorkerTask, _: Progress) -> tuple[Check, ...]:
             for moments in ("bfloat16", "int8")
         ),
         Check("compiled layer", partial(_compiled_layer, device), _COMPILER),
-        Check("recorded steps", partial(_recorded_steps, device), "set `step_graph=false`"),
+        Check("recorded work", partial(recorded_work, device), "leave `step_graph` out"),
     )
 
 
@@ -101,7 +100,7 @@ def _product(device: Device, dtype: torch.dtype) -> Finding:
     )
     side = _ACCELERATOR_SIDE if device.is_asynchronous else _SIDE
     x = torch.ones(side, side, device=device.torch_device, dtype=dtype)
-    seconds = _seconds(device, lambda: x @ x)
+    seconds = shortest_seconds(device, lambda: x @ x)
     return Finding(f"{format_flop_rate(2 * side**3 / seconds)}, {error}")
 
 
@@ -221,56 +220,6 @@ def _moments(device: Device, moments: MomentFormat) -> Finding:
     return Finding(f"{differing} of {2 * len(first)} differ from the CPU's, {error}")
 
 
-def _recorded_steps(device: Device) -> Finding:
-    """Passes and fused updates of a layer, recorded once and replayed with other numbers."""
-    if not device.can_record:
-        raise NotAvailableError(f"torch records no work of `{device.kind}`")
-    torch.manual_seed(0)
-    start = _random(64, 64).float()
-    inputs = [_random(8, 64).float() for _ in range(_RECORDED_STEPS)]
-
-    def train(*, recorded: bool) -> tuple[Tensor, float]:
-        step = _AdamWStep(device, start)
-        step.run()  # kernels are loaded before they are recorded
-        run: Callable[[], None] = step.run
-        if recorded:
-            run = device.record(step.run).replay
-        for index, x in enumerate(inputs):
-            device.to_device(x, into=step.x)
-            step.rate.fill_(1e-2 / (index + 1))
-            run()
-        return step.weight.detach(), _seconds(device, run)
-
-    weight, seconds = train(recorded=True)
-    expected, plain_seconds = train(recorded=False)
-    # The timing has repeated the last step, equally often.
-    error = compare({"the weight": (weight, expected)}, _TOLERANCES[torch.float32])
-    return Finding(f"{seconds / plain_seconds:.2f} x the time of unrecorded ones, {error}")
-
-
-class _AdamWStep:
-    """A step of one linear layer by the fused update, which reads its rate from the device."""
-
-    def __init__(self, device: Device, start: Tensor) -> None:
-        there = device.torch_device
-        self.x = torch.zeros(8, len(start), device=there)
-        self.weight = start.to(there).clone().requires_grad_()
-        self.rate = torch.full((), 1e-2, device=there)
-        self._moments = [torch.zeros_like(self.weight.detach()) for _ in range(2)]
-        self._count = torch.zeros((), device=there)
-
-    def run(self) -> None:
-        """Submits the step."""
-        loss = linear(self.x, self.weight).square().mean()
-        (gradient,) = torch.autograd.grad(loss, self.weight)
-        with torch.no_grad():
-            adamw(
-                [self.weight], [gradient], [self._moments[0]], [self._moments[1]], [],
-                [self._count], fused=True, amsgrad=False, beta1=0.9, beta2=0.95, lr=self.rate,
-                weight_decay=0.1, eps=1e-8, maximize=False,
-            )  # fmt: skip
-
-
 def _compiled_layer(device: Device) -> Finding:
     model = {"layers": 1, "width": 128, "heads": 4, "vocabulary": 257, "sequence": 128}
     stack = build_layer_stack("gpt-tiny", model, device="cpu")
@@ -287,9 +236,9 @@ def _compiled_layer(device: Device) -> Finding:
             f"tensor {index}": pair for index, pair in enumerate(zip(result, expected, strict=True))
         }
         error = compare(pairs, _TOLERANCES[torch.float32])
-        ratio = _seconds(device, lambda: _forward_backward(compiled, layer, x, gradient)) / (
-            _seconds(device, lambda: _forward_backward(layer, layer, x, gradient))
-        )
+        ratio = shortest_seconds(
+            device, lambda: _forward_backward(compiled, layer, x, gradient)
+        ) / (shortest_seconds(device, lambda: _forward_backward(layer, layer, x, gradient)))
     return Finding(
         f"{ratio:.2f} x the time of the eager one, compiled in {compile_seconds:.1f} s, {error}",
         slow=_COMPILER if ratio > _SLOWER else None,
@@ -304,18 +253,6 @@ def _forward_backward(
     x = x.detach().requires_grad_()
     output = call(x)
     return [output, *torch.autograd.grad(output, [x, *layer.parameters()], gradient)]
-
-
-def _seconds(device: Device, work: Callable[[], object]) -> float:
-    """The shortest time of some calls, after one that does not count."""
-    times: list[float] = []
-    for _ in range(_TIMED + 1):
-        device.synchronize()
-        start = time.perf_counter()
-        work()
-        device.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
 
 
 def _random(*shape: int) -> Tensor:

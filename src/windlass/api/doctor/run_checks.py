@@ -10,6 +10,7 @@ from windlass.api.doctor.findings import (
     WorkerTask,
     WrongResultError,
 )
+from windlass.api.doctor.recording_checks import recorded_run, require_recording
 from windlass.api.judging.judge import judge
 from windlass.api.local_validation.isolated_process import run_isolated
 from windlass.api.local_validation.validated_run import RUN_FOLDER, measure_plan
@@ -31,7 +32,7 @@ _DRIFT = 1.25
 """Times by which the machine's speed may differ from that of its kept measurement."""
 _LEAST_OF_PEAK = 0.5
 """Share of the published peak of an accelerator below which its products count as slow."""
-_TINY = (
+TINY = (
     "model.layers=4", "model.width=32", "model.heads=2", "model.vocabulary=257",
     "data.tokenizer=byte", "train.sequence=32", "train.batch=8", "batch.micro=2",
 )  # fmt: skip
@@ -57,6 +58,11 @@ _PLANS: dict[str, tuple[int, tuple[str, ...]]] = {
 }  # fmt: skip
 """Kinds of plans: how many devices they take, and what pins them."""
 _AXES = ("pipeline", "tensor", "data")
+ONE_PLAN = (
+    *(f"parallel.{axis}=1" for axis in _AXES),
+    "compile=false", "recompute=none", "loss=plain", "attention=flash", "phases=1",
+)  # fmt: skip
+"""Pins that leave nothing open which could change a bit."""
 _TRAINED_STEPS = 20
 _CPU_MODEL, _ACCELERATOR_MODEL = ("gpt-tiny",), ("gpt2-124m", "train.batch=4")
 """What is trained beside its prediction, on a CPU and on an accelerator."""
@@ -71,8 +77,10 @@ def machine_checks(_: WorkerTask, progress: Progress) -> tuple[Check, ...]:
 def plan_checks(task: WorkerTask, _: Progress) -> tuple[Check, ...]:
     """Kinds of plans beside a plain run on one device; each first proved free of deadlock."""
     way_out = "report it with this file; until then `windlass check` tells which plans are right"
-    return tuple(
-        Check(name, partial(_plan_beside_one_device, task, name), way_out) for name in _PLANS
+    recorded = partial(recorded_run, task, ("gpt-tiny", *TINY, *ONE_PLAN, *_numerics(task)))
+    return (
+        *(Check(name, partial(_plan_beside_one_device, task, name), way_out) for name in _PLANS),
+        Check("recorded steps", recorded, "leave `step_graph` out; report it with this file"),
     )
 
 
@@ -80,7 +88,11 @@ def step_checks(task: WorkerTask, progress: Progress) -> tuple[Check, ...]:
     """Steps of a small model, as the usual command trains it, beside their prediction."""
     model = _CPU_MODEL if task.device == "cpu" else _ACCELERATOR_MODEL
     way_out = "train with `windlass train` and ask `windlass judge` for more; report it"
-    return (Check(model[0], partial(_steps, task, model, progress), way_out),)
+    recorded = (*model, "step_graph=true", *(f"parallel.{axis}=1" for axis in _AXES))
+    return (
+        Check(model[0], partial(_steps, task, model, progress), way_out),
+        Check(f"{model[0]}, recorded", partial(_recorded_steps, task, recorded, progress), way_out),
+    )
 
 
 def _rates(progress: Progress) -> Finding:
@@ -141,12 +153,10 @@ def _plan_beside_one_device(task: WorkerTask, name: str) -> Finding:
     if task.devices < needed:
         raise NotAvailableError(f"it needs {needed} devices")
     on_cpu = task.device == "cpu"
-    # A GPU sums in one order only if told so, and is predicted for measured precisions only.
-    numerics = () if on_cpu else ("precision=float32", "deterministic=true")
     keep = frozenset[str]() if on_cpu else frozenset({"precision"})
     single = (f"parallel.{axis}=1" for axis in _AXES if f"parallel.{axis}" not in "".join(pins))
     planned = verification(
-        plan("gpt-tiny", *_TINY, *single, *pins, *numerics), steps=_STEPS, keep=keep
+        plan("gpt-tiny", *TINY, *single, *pins, *_numerics(task)), steps=_STEPS, keep=keep
     )
     folder = task.folder / re.sub(r"[^a-z0-9]+", "-", name)
     folder.mkdir()
@@ -161,11 +171,21 @@ def _plan_beside_one_device(task: WorkerTask, name: str) -> Finding:
     return Finding(f"equal to one device: {count} values, {_STEPS} steps, error {worst:.1e}")
 
 
+def _numerics(task: WorkerTask) -> tuple[str, ...]:
+    """A GPU sums in one order only if told so, and is predicted for measured precisions only."""
+    return () if task.device == "cpu" else ("precision=float32", "deterministic=true")
+
+
+def _recorded_steps(task: WorkerTask, model: tuple[str, ...], progress: Progress) -> Finding:
+    require_recording(task.computes_on())
+    return _steps(task, model, progress)
+
+
 def _steps(task: WorkerTask, model: tuple[str, ...], progress: Progress) -> Finding:
     progress(f"planning {model[0]}", 0, None)
     planned = plan(*model, progress=progress)
     progress(f"training {model[0]}", 0, None)
-    folder = task.folder / "steps"
+    folder = task.folder / ("recorded-steps" if planned.plan.step_graph else "steps")
     folder.mkdir()
     run = measure_plan(planned, folder, least_steps=_TRAINED_STEPS)
     verdict = judge(folder / RUN_FOLDER, root=folder)

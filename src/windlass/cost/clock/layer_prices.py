@@ -156,7 +156,6 @@ class LayerPrices:
                     parameters=sharding[0], optimizer=sharding[1], reshard=config.reshard
                 ),
                 "offload": _offload(optimizer=config.optimizer_tier),
-                "step_graph": self._step_graph(config),
                 "batch": _batch(
                     sequence=self._base.batch.sequence,
                     micro=micro,
@@ -165,10 +164,6 @@ class LayerPrices:
                 "stages": self._stages,
             }
         )
-
-    def _step_graph(self, config: LayerConfig) -> Literal[True] | None:
-        """Whether steps are recorded, as plans of one device say that offload nothing."""
-        return self._base.step_graph if config.optimizer_tier == DEVICE_TIER else None
 
     def passes(
         self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
@@ -218,7 +213,7 @@ class LayerPrices:
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(
             self._base.batch.sequence, config.precision, config.compiled, config.context or 1,
-            bool(self._base.deterministic), bool(self._step_graph(config)),
+            bool(self._base.deterministic), bool(self._base.step_graph),
             padded_vocabulary(self._graph, config.tensor, config.loss),
         )  # fmt: skip
         in_turn = self._machine.execution_model == "bulk-synchronous"

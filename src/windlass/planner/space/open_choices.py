@@ -14,14 +14,12 @@ from windlass.planner.space.options import (
     offload_tiers,
     precisions,
 )
-from windlass.planner.space.pins import uses_one_device
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import (
     context_errors,
     offloaded_optimizer_errors,
     selective_recompute_errors,
-    step_graph_errors,
     tensor_parallel_errors,
 )
 from windlass.schema import (
@@ -267,7 +265,7 @@ class OpenChoices:
     def base(self) -> Plan:
         """A plan with everything that the request pins for all plans."""
         stack, optimizer = self.machine.stack, self.request.train.optimizer
-        plan = Plan(
+        return Plan(
             graph=self.graph.label,
             machine=self.machine.label,
             stack=None if stack is None else stack.name,
@@ -276,22 +274,12 @@ class OpenChoices:
             master_weights=None if self.request.master_weights else False,
             ema=self.request.train.ema,
             deterministic=True if self.request.deterministic else None,
+            step_graph=True if self.request.step_graph else None,
             # In float16 the norm says whether a step counts, before any weight changes.
             clip=self.request.train.clip is not None or self.request.precision == "float16",
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )
-        return plan.model_copy(update={"step_graph": True}) if self._records(plan) else plan
-
-    def _records(self, plan: Plan) -> bool:
-        """Whether plans that keep everything in device memory record their steps."""
-        request, machine = self.request, self.machine
-        is_alone = machine.devices == 1 or uses_one_device(request)
-        if request.step_graph is not None or not is_alone or machine.stack is not None:
-            return bool(request.step_graph)
-        if request.sparsity is not None or request.data.packing:
-            return False
-        return not any(step_graph_errors(plan, self.graph, machine))
 
     def chunk_bounds(self, chunks: int) -> tuple[int, ...]:
         """First layer of each model chunk, and the number of layers."""

@@ -90,7 +90,6 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
                     "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
                     "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
                     "stages": stages_of(parallel.pipeline, mode),
-                    "step_graph": None,
                 }
             )
 

@@ -270,9 +270,6 @@ class PlanSpace(OpenChoices):
                     reshard=layer.reshard,
                 ),
                 "offload": Offload(optimizer=layer.optimizer_tier),
-                "step_graph": (
-                    self.base.step_graph if layer.optimizer_tier == DEVICE_TIER else None
-                ),
                 "batch": Batch(
                     sequence=self.sequence,
                     micro=int(columns.micro[row]),
