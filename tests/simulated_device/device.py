@@ -14,7 +14,7 @@ from simulated_device.operations import Operations
 from simulated_device.schedules import Schedule
 from simulated_device.simulation import Simulation, Site
 from simulated_device.streams import SimulatedEvent, SimulatedStream
-from simulated_device.tensor import DEVICE, SimulatedTensor
+from simulated_device.tensor import DEVICE
 from windlass.torch_ext import Device, Event, RecordedWork, Stream
 
 
@@ -83,11 +83,6 @@ class SimulatedDevice(Device):
     def synchronize(self) -> None:
         """Blocks the host until all work is done."""
         self.simulation.synchronize_all()
-
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Keeps a tensor's memory, once freed, until a stream's work so far is done."""
-        held = cast("SimulatedTensor", tensor)
-        self.simulation.hold(held.allocation, cast("SimulatedStream", stream))
 
     can_record = True
 

@@ -52,15 +52,13 @@ class Allocation:
     """The pool of the recording that allocated it; None for memory of the device at large."""
     nothing: int = _NOTHING
     """The byte that it is full of where nothing was written."""
-    holders: list[SimulatedStream] = field(default_factory=list)
-    """Streams that were told to hold it."""
     _uses: list[_Use] = field(default_factory=list)
 
     def __del__(self) -> None:
         if self.simulation is not None:
             # A copy without owner: this one must not be kept alive by what it leaves behind.
             left = Allocation(
-                self.home, self.content, None, self.pool, self.nothing, self.holders, self._uses
+                self.home, self.content, None, self.pool, self.nothing, self._uses
             )
             self.simulation.freed(left)
 
@@ -98,7 +96,6 @@ class Allocation:
             f"before {_named(self.home)} waited for it"
             for use in self._uses
             if use.stream is not self.home
-            and use.stream not in self.holders
             and max(clock.get(use.stream.index, 0), host.get(use.stream.index, 0)) < use.tick
         ]
 

@@ -23,7 +23,7 @@ _LIMIT = 20
 """Faults that are kept."""
 
 Site = tuple[str, ...]
-"""What waits or holds, and the lines of the library from which it was called."""
+"""What waits, and the lines of the library from which it was called."""
 
 
 class Simulation:
@@ -45,14 +45,12 @@ class Simulation:
         """What the host has waited for."""
         self._running_thread: int | None = None
         """The thread that does put-off work now, under the lock."""
-        self._held: list[tuple[list[Token], Allocation]] = []
-        """Freed memory that streams were told to hold."""
         self._recording: SimulatedGraph | None = None
         self._recorded_stream: SimulatedStream | None = None
         self.replays = 0
         """How often recorded work was submitted."""
         self.sites: Counter[Site] = Counter()
-        """How often each site has waited or held."""
+        """How often each site has waited."""
         self.faults: list[str] = []
         """What was done wrong, in words."""
         self.operations = 0
@@ -195,8 +193,7 @@ class Simulation:
             home = allocation.home
             for fault in allocation.uses_unknown_to(home.clock, self._host):
                 self.report(fault)
-            self._held.append(([self._token_of(s) for s in allocation.holders], allocation))
-            self._reuse_freed()
+            home.queue.append(allocation.poison)
 
     def _freed_in_pool(self, allocation: Allocation, pool: Pool) -> None:
         """Memory of a recording, which only that one uses again, or a later one with its pool."""
@@ -204,12 +201,6 @@ class Simulation:
             self._recording.add_reuse(allocation)
         else:
             pool.freed.append(allocation)
-
-    def hold(self, allocation: Allocation, stream: SimulatedStream) -> None:
-        """Keeps memory, once freed, until the work of a stream so far is done."""
-        with self.lock:
-            if not self._is_dropped("hold"):
-                allocation.holders.append(stream)
 
     def report(self, fault: str) -> None:
         """Keeps a fault, and the line of the library that caused it."""
@@ -253,14 +244,6 @@ class Simulation:
     def _take_turn(self) -> None:
         if not self.is_running():
             self._turn(self)
-            self._reuse_freed()
-
-    def _reuse_freed(self) -> None:
-        """Overwrites freed memory that no stream has to hold any more."""
-        for tokens, allocation in list(self._held):
-            if all(token.is_done for token in tokens):
-                self._held.remove((tokens, allocation))
-                allocation.home.queue.append(allocation.poison)
 
     def _token_of(self, stream: SimulatedStream) -> Token:
         token = Token(stream)

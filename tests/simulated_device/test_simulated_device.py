@@ -84,20 +84,6 @@ def test_memory_freed_before_its_stream_waits_is_reported_and_overwritten():
         assert any("was freed" in fault for fault in device.simulation.faults)
 
 
-def test_memory_that_is_held_outlives_its_tensor(device: SimulatedDevice):
-    side = device.new_stream()
-    x = ones(device)
-    side.wait_stream(device.current_stream())
-    with device.use_stream(side):
-        y = x + 1
-    device.hold(x, side)
-    del x
-    device.current_stream().synchronize()
-    device.current_stream().wait_stream(side)
-    assert total(y) == 2 * ELEMENTS
-    assert device.simulation.faults == []
-
-
 def test_a_copy_to_pinned_memory_is_there_once_its_event_is(device: SimulatedDevice):
     host, event = torch.zeros(ELEMENTS), device.new_event()
     device.register_host_memory(host)

@@ -108,13 +108,6 @@ class Device:
         """Blocks the host until all work in all streams is done."""
         self._module.synchronize(self.torch_device)
 
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Keeps the memory of a tensor, once freed, until a stream's work so far is done.
-
-        Needed where another stream than the one that allocated a tensor uses it last.
-        """
-        tensor.record_stream(cast("torch.Stream", stream))
-
     # Memory.
 
     def memory_allocated(self) -> int:

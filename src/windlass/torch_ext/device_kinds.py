@@ -59,9 +59,6 @@ class CpuDevice(Device):
     def synchronize(self) -> None:
         """Does nothing."""
 
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Does nothing: no work is left."""
-
     def memory_allocated(self) -> int:
         """Resident memory of the process in bytes."""
         return resident_bytes()
@@ -164,9 +161,6 @@ class MpsDevice(Device):
     def synchronize(self) -> None:
         """Blocks the host until all work is done."""
         torch.mps.synchronize()
-
-    def hold(self, tensor: Tensor, stream: Stream) -> None:
-        """Does nothing: later work in the only stream runs later."""
 
     def memory_allocated(self) -> int:
         """Bytes of live tensors."""
