@@ -57,9 +57,7 @@ class Allocation:
     def __del__(self) -> None:
         if self.simulation is not None:
             # A copy without owner: this one must not be kept alive by what it leaves behind.
-            left = Allocation(
-                self.home, self.content, None, self.pool, self.nothing, self._uses
-            )
+            left = Allocation(self.home, self.content, None, self.pool, self.nothing, self._uses)
             self.simulation.freed(left)
 
     def poison(self) -> None:
