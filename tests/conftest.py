@@ -34,13 +34,14 @@ _GROUPS = {
         "runtime/test_tensor_parallel.py",
     ),
     "capture": ("capture/",),
+    "launches": ("runtime/test_launches.py",),
     "transformers": (
         "api/training/test_export.py",
         "models/huggingface/test_pretrained_weights.py",
     ),
 }
 """Tests that one worker takes: those that start several ranks, some of which must act within
-seconds and would starve each other, those that share captured graphs, and those that import
+seconds and would starve each other, those that share captured graphs or counted launches, and those that import
 `transformers`, which takes seconds."""
 
 

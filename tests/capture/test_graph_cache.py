@@ -2,20 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from factories import catalog_graph
 from windlass.capture.graph_cache import graph_key, load_graph, save_graph
-from windlass.models.layer_stack import LayerStack
-from windlass.schema.graph import Graph
 
 
-def test_a_cached_graph_is_loaded_equal(
-    tmp_path: Path, captured: Callable[..., tuple[LayerStack, Graph]]
-):
-    _, graph = captured("gpt-tiny", layers=2)
+def test_a_cached_graph_is_loaded_equal(tmp_path: Path):
+    graph = catalog_graph("gpt-tiny", layers=2)
 
     save_graph(tmp_path / "graphs", "a1b2", graph)
 
@@ -33,10 +29,8 @@ def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | 
     assert load_graph(tmp_path, "key") is None
 
 
-def test_a_cached_graph_with_a_changed_digit_is_no_graph(
-    tmp_path: Path, captured: Callable[..., tuple[LayerStack, Graph]]
-):
-    save_graph(tmp_path, "key", captured("gpt-tiny", layers=2)[1])
+def test_a_cached_graph_with_a_changed_digit_is_no_graph(tmp_path: Path):
+    save_graph(tmp_path, "key", catalog_graph("gpt-tiny", layers=2))
     path = tmp_path / "key.graph"
     path.write_text(path.read_text().replace('"count":2', '"count":3'))
 

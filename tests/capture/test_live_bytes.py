@@ -1,14 +1,15 @@
-"""A graph predicts the bytes that torch allocates."""
+"""A graph predicts the bytes that torch allocates.
 
-from collections.abc import Callable
+Graphs are the computed ones, which equal captured ones: `analytic/test_graph.py`.
+"""
 
 import pytest
 import torch
 from measured_memory import measure_memory
 
+from factories import catalog_graph
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack
-from windlass.schema.graph import Graph, LayerCost
+from windlass.schema.graph import LayerCost
 
 FAMILIES = {
     "gpt-tiny": {"layers": 1},
@@ -39,10 +40,10 @@ def relative_error(predicted: float, low: float, high: float) -> float:
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_eager_layer_takes_the_bytes_that_its_graph_predicts(
-    captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
+    name: str, index: int, precision: str
 ):
     stack = build_layer_stack(name, FAMILIES[name], device="cpu", seed=0)
-    _, graph = captured(name, **FAMILIES[name])
+    graph = catalog_graph(name, **FAMILIES[name])
     cost = graph.kinds[stack.kinds[index]].cost(precision, compiled=False)
 
     measured = measure_memory(
@@ -72,10 +73,10 @@ def test_an_eager_layer_takes_the_bytes_that_its_graph_predicts(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "index"), [("gpt2-124m", 1), ("gpt2-124m", 2), ("llama-tiny", 1)])
 def test_a_compiled_layer_takes_the_bytes_that_its_graph_predicts(
-    captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
+    name: str, index: int, precision: str
 ):
     stack = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
-    _, graph = captured(name, layers=1)
+    graph = catalog_graph(name, layers=1)
     cost = graph.kinds[stack.kinds[index]].cost(precision, compiled=True)
 
     measured = measure_memory(

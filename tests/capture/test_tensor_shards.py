@@ -9,9 +9,8 @@ import torch.distributed as dist
 from measured_memory import MeasuredMemory, measure_memory
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from windlass.capture.analytic import analytic_graph, analytic_tensor_shards
-from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
-from windlass.models import catalog
+from factories import catalog_graph
+from windlass.capture.capture_layers import capture_tensor_shards
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
@@ -20,44 +19,33 @@ from windlass.models.tensor_parallel.shard_params import param_shards
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
 from windlass.schema.tensor_grid import TensorGrid, grid_columns
 
-Captured = Callable[..., tuple[LayerStack, Graph]]
+Sharded = Callable[..., tuple[LayerStack, Graph]]
 
 SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
 GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 672}
 FAMILIES = {"gpt-tiny": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
-COMPUTED = ("gpt-neox-20b", "llama-tiny")
 GRID = TensorGrid(2, 2)
 UNEVEN = {**SMALL, "vocabulary": 3001}
 MICRO, SEQUENCE, WIDTH = 3, 128, 256
 
 
 @pytest.fixture(scope="module")
-def sharded(captured: Captured) -> Callable[..., tuple[LayerStack, Graph]]:
+def sharded() -> Sharded:
     """`sharded(name, 2, 4, layers=1)`: a stack without memory, and its graph at degrees 2 and 4.
 
-    The graphs of grouped heads and of parallel blocks are computed: `analytic/test_graph.py` shows
-    that they equal the captured ones, which take ten seconds each.
+    The graph is the computed one, which equals a captured one: `analytic/test_graph.py`.
     """
-    cache: dict[str, tuple[LayerStack, Graph]] = {}
 
-    def capture(name: str, *degrees: int, **arguments: int) -> tuple[LayerStack, Graph]:
-        key = f"{name} {degrees} {arguments}"
-        if key not in cache and name in COMPUTED and GRID in degrees:
-            stack = build_layer_stack(name, arguments, device="meta", seed=0)
-            config = catalog.apply_model_arguments(catalog.model_config(name), arguments)
-            graph = analytic_tensor_shards(config, analytic_graph(config), degrees)
-            cache[key] = stack, graph
-        elif key not in cache:
-            stack, graph = captured(name, **arguments)
-            cache[key] = stack, capture_tensor_shards(stack, graph, degrees)
-        return cache[key]
+    def computed(name: str, *degrees: int, **arguments: int) -> tuple[LayerStack, Graph]:
+        stack = build_layer_stack(name, arguments, device="meta", seed=0)
+        return stack, catalog_graph(name, *degrees, **arguments)
 
-    return capture
+    return computed
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pass_of_a_block_all_gathers_and_reduce_scatters_all_tokens_twice(
-    sharded: Captured, name: str
+    sharded: Sharded, name: str
 ):
     """Each moves `b s d` numbers. Source: Korthikanti et al. 2022, arXiv:2205.05198, 4.2.2."""
     stack, graph = sharded(name, 2, 4, GRID, **FAMILIES[name])
@@ -74,7 +62,7 @@ def test_a_pass_of_a_block_all_gathers_and_reduce_scatters_all_tokens_twice(
                 assert all(each.nbytes.at(MICRO, SEQUENCE) == full for each in found)
 
 
-def test_a_block_in_a_grid_communicates_tokens_in_columns_and_features_in_rows(sharded: Captured):
+def test_a_block_in_a_grid_communicates_tokens_in_columns_and_features_in_rows(sharded: Sharded):
     """With 2 rows and 2 columns: `d/c` of each token, and `f/r` of the sharded features."""
     stack, graph = sharded("gpt-tiny", 2, 4, GRID, **SMALL)
     cost = graph.shard(GRID).kinds[stack.kinds[1]].cost("float32", compiled=False)
@@ -100,7 +88,7 @@ def test_a_block_in_a_grid_communicates_tokens_in_columns_and_features_in_rows(s
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_embedding_all_reduces_its_rows_and_the_head_all_gathers_its_input(
-    sharded: Captured, name: str
+    sharded: Sharded, name: str
 ):
     stack, graph = sharded(name, 2, 4, GRID, **FAMILIES[name])
     kinds = graph.shard(2).kinds
@@ -127,7 +115,7 @@ def collectives(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[st
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_ranks_together_do_the_products_and_attention_of_the_full_layer(
-    sharded: Captured, name: str
+    sharded: Sharded, name: str
 ):
     _, graph = sharded(name, 2, 4, GRID, **FAMILIES[name])
     for degree in (2, 4, GRID):
@@ -136,9 +124,10 @@ def test_all_ranks_together_do_the_products_and_attention_of_the_full_layer(
 
 
 @pytest.mark.parametrize("degree", [2, 4, GRID])
-def test_a_rank_has_the_parameters_of_its_shards_even_of_an_uneven_vocabulary(degree: int):
-    stack = build_layer_stack("gpt-tiny", UNEVEN, device="meta", seed=0)
-    graph = capture_tensor_shards(stack, capture_graph(stack), (degree,))
+def test_a_rank_has_the_parameters_of_its_shards_even_of_an_uneven_vocabulary(
+    sharded: Sharded, degree: int
+):
+    stack, graph = sharded("gpt-tiny", degree, **UNEVEN)
     for index in range(degree):
         kinds = graph.shard(degree, index).kinds
         for at, kind in enumerate(stack.kinds):
@@ -151,11 +140,11 @@ def test_a_rank_has_the_parameters_of_its_shards_even_of_an_uneven_vocabulary(de
             }
 
 
-def test_degrees_that_are_impossible_are_recorded_with_a_fix(sharded: Captured):
-    _, graph = sharded("llama-tiny", 3, 8, **GROUPED)
+def test_degrees_that_are_impossible_are_recorded_with_a_fix(sharded: Sharded):
+    graph = capture_tensor_shards(*sharded("llama-tiny", **GROUPED), (3, 8))
     assert not graph.tensor_shards
     assert all("use a degree that divides" in graph.unshardable[degree][0] for degree in (3, 8))
-    _, short = sharded("gpt-tiny", 4, **{**SMALL, "sequence": 16})
+    short = capture_tensor_shards(*sharded("gpt-tiny", **{**SMALL, "sequence": 16}), (4,))
     assert short.unshardable[4] == (
         (
             "model `gpt-tiny` takes sequences of at most 16 tokens, must take 21 to be captured on "
@@ -164,7 +153,7 @@ def test_degrees_that_are_impossible_are_recorded_with_a_fix(sharded: Captured):
     )
 
 
-def test_a_sharded_embedding_looks_up_rows_as_the_full_one_does(sharded: Captured):
+def test_a_sharded_embedding_looks_up_rows_as_the_full_one_does(sharded: Sharded):
     stack, graph = sharded("gpt-tiny", 2, 4, GRID, **SMALL)
     kinds = [graph.shard(degree).kinds[stack.kinds[0]] for degree in (1, 2, 4)]
     assert all(kind.is_embedding for kind in kinds)
@@ -189,7 +178,7 @@ def groups() -> Iterator[tuple[str, str, str]]:
 
 
 def measured_and_predicted(
-    sharded: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision, *,
+    sharded: Sharded, groups: tuple[str, str, str], name: str, index: int, precision: Precision, *,
     compiled: bool, selective: bool = False, degree: int = 4,
 ) -> tuple[MeasuredMemory, LayerCost]:  # fmt: skip
     """Measured bytes of the first of four ranks of a layer, and its predicted cost."""
@@ -232,7 +221,7 @@ def peaks(cost: LayerCost) -> tuple[float, float]:
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 @pytest.mark.parametrize("degree", [4, GRID], ids=str)
 def test_an_eager_rank_takes_the_bytes_that_its_graph_predicts(
-    sharded: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision,
+    sharded: Sharded, groups: tuple[str, str, str], name: str, index: int, precision: Precision,
     degree: int,
 ):  # fmt: skip
     measured, cost = measured_and_predicted(
@@ -254,7 +243,7 @@ def test_an_eager_rank_takes_the_bytes_that_its_graph_predicts(
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 @pytest.mark.parametrize("degree", [4, GRID], ids=str)
 def test_a_rank_with_selective_checkpointing_saves_the_bytes_that_its_graph_predicts(
-    sharded: Captured, groups: tuple[str, str, str], name: str, precision: Precision, degree: int
+    sharded: Sharded, groups: tuple[str, str, str], name: str, precision: Precision, degree: int
 ):
     measured, cost = measured_and_predicted(
         sharded, groups, name, 1, precision, compiled=False, selective=True, degree=degree
@@ -273,7 +262,7 @@ def test_a_rank_with_selective_checkpointing_saves_the_bytes_that_its_graph_pred
 @pytest.mark.parametrize("index", [1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_compiled_rank_takes_the_bytes_that_its_graph_predicts(
-    sharded: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision
+    sharded: Sharded, groups: tuple[str, str, str], name: str, index: int, precision: Precision
 ):
     torch.compiler.reset()  # after many other compilations in one process torch runs things eagerly
     measured, cost = measured_and_predicted(sharded, groups, name, index, precision, compiled=True)

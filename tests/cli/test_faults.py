@@ -54,6 +54,7 @@ def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
     assert weights(folder) == weights(whole)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_after_its_parent_is_killed_and_a_rank_killed_or_stopped(
     surroundings: Surroundings, tmp_path: Path, whole: Path
 ) -> None:

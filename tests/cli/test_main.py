@@ -15,6 +15,9 @@ from command_line import Windlass
 from windlass.cli import console as output
 from windlass.cli.main import main
 
+TOO_LARGE = ("gpt-tiny", "model.layers=1", "model.vocabulary=257", "--memory", "1MiB")
+"""A small model and less memory than any plan of it needs."""
+
 
 def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) -> None:
     done = refused("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "memory=3 GiBB")
@@ -124,7 +127,7 @@ def test_planning_and_help_answer_without_torch(surroundings: dict[str, str]) ->
 
 
 def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Windlass) -> None:
-    done = windlass("fit", "gpt-tiny", "--memory", "24MiB")
+    done = windlass("fit", *TOO_LARGE)
 
     assert done.returncode == 1
     assert done.stdout.startswith("no")
@@ -133,7 +136,7 @@ def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Wind
 
 
 def test_a_model_that_does_not_fit_is_not_trained(refused: Windlass) -> None:
-    done = refused("train", "gpt-tiny", "--memory", "24MiB")
+    done = refused("train", *TOO_LARGE)
 
     assert done.returncode == 2
     assert "what would help" in done.stderr
@@ -149,7 +152,7 @@ def test_help_describes_each_command_in_the_order_of_use(windlass: Windlass) -> 
 
 def test_json_is_for_other_programs_and_agrees_with_the_exit_code(windlass: Windlass) -> None:
     yes = windlass("fit", "gpt-tiny", "--json")
-    no = windlass("fit", "gpt-tiny", "--memory", "24MiB", "--json")
+    no = windlass("fit", *TOO_LARGE, "--json")
     planned = windlass("plan", "gpt-tiny", "--json")
     runs = windlass("runs", "--json")
 

@@ -62,7 +62,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     return plans
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(case=cases, share=st.floats(0.9, 2))
 def test_the_choice_is_the_fastest_of_all_plans_that_fit(
     case: tuple[Graph, int, list[str]], share: float

@@ -138,24 +138,24 @@ def compared(
     return choice.plan
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
     exhaustive(seed, pins=4)
 
 
 def test_optimizer_state_is_offloaded_if_that_is_fastest_of_all_simulated_plans():
-    homes = [exhaustive_away(seed, pins=5) for seed in range(8)]
+    homes = [exhaustive_away(seed, pins=5) for seed in range(3)]
     assert set(homes) == {"device", "host"}
 
 
 @pytest.mark.slow
 def test_it_is_so_in_a_hundred_cases():
-    for seed in range(8, 108):
+    for seed in range(3, 103):
         exhaustive_away(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12, 212))
+@pytest.mark.parametrize("seed", range(6, 206))
 def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
     exhaustive(seed)
 
@@ -239,7 +239,7 @@ def test_a_pinned_plan_has_a_rank_and_a_loss():
 
 
 def test_the_chosen_plan_is_the_fastest_with_stragglers_too():
-    for seed in range(4):
+    for seed in range(2):
         chance = random.Random(seed)
         two = machine(4, chance.choice([1e9, 1e10])).model_copy(
             update={"hosts": 2, "devices_per_host": 2, "stragglers": chance.choice([0.05, 0.5])}

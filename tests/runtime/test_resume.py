@@ -305,7 +305,7 @@ def test_a_killed_run_in_phases_resumes_bit_identically(killed: Callable[..., No
 
 
 def test_a_run_killed_in_updates_of_its_masks_resumes_bit_identically(killed: Callable[..., None]):
-    killed(2, 5, sparsity=changes_at_every_step("rigl"))
+    killed(1, 5, sparsity=changes_at_every_step("rigl"))
 
 
 @pytest.mark.slow

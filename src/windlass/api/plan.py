@@ -368,12 +368,15 @@ def _outcome(
     """The outcome of the search, and the graph with the shards that it took."""
     resolved, _ = resolve_defaults(request, graph, machine)
     graph, result = _search(resolved, graph, machine, objects, progress)
-    if not result.fits:
+    if result is None:
         for batch in _fitting_batches(request, resolved, graph, machine):
             smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
-            attempt = planner.choose_plan(smaller, graph, machine, every_grid=True)
-            if attempt.fits:
+            attempt = planner.choose_fitting_plan(smaller, graph, machine, every_grid=True)
+            if attempt is not None:
                 return graph, KeptPlan(result=attempt, most_sequences=batch)
+        # Searched once more, for advice: that takes longer than the search.
+        every_grid = _opens_grids(resolved, machine)
+        result = planner.choose_plan(resolved, graph, machine, every_grid=every_grid)
     return graph, KeptPlan(result=result, most_sequences=None)
 
 
@@ -385,7 +388,8 @@ def _fitting_batches(
     if not batches:
         return ()
     smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1])
-    return batches if planner.choose_plan(smallest, graph, machine, every_grid=True).fits else ()
+    fits = planner.choose_fitting_plan(smallest, graph, machine, every_grid=True) is not None
+    return batches if fits else ()
 
 
 def _search(
@@ -394,22 +398,27 @@ def _search(
     machine: Machine,
     objects: PlannedObjects,
     progress: Progress | None,
-) -> tuple[Graph, PlanningResult]:
-    """The result of the search, and the graph with the shards that it took.
+) -> tuple[Graph, PlanningResult | None]:
+    """The result of the search, None if nothing fits, and the graph with the shards that it took.
 
     Capturing the shards of a grid takes seconds. So the grids that need least memory are captured
     only where nothing fits in those that are quickest.
     """
-    for every_grid in (False, True):
+    for every_grid in (False, True) if _opens_grids(request, machine) else (False,):
         graph = capture_open_tensor_degrees(
             request, graph, machine, every_grid=every_grid, objects=objects, progress=progress
         )
         if progress is not None:
             progress("searching", 0, None)
-        result = planner.choose_plan(request, graph, machine, every_grid=every_grid)
-        if result.fits or machine.devices == 1 or request.parallel.tensor is not None:
-            break
-    return graph, result
+        result = planner.choose_fitting_plan(request, graph, machine, every_grid=every_grid)
+        if result is not None:
+            return graph, result
+    return graph, None
+
+
+def _opens_grids(request: ResolvedRequest, machine: Machine) -> bool:
+    """Whether tensor-parallel grids are open beside the quickest ones."""
+    return machine.devices > 1 and request.parallel.tensor is None
 
 
 def _planned_as_given(

@@ -2,6 +2,7 @@ from .advice.alternatives import (
     alternatives,
 )
 from .choose import (
+    choose_fitting_plan,
     choose_plan,
 )
 from .defaults import (
@@ -37,6 +38,7 @@ __all__ = [
     "Explanation",
     "PlanningResult",
     "alternatives",
+    "choose_fitting_plan",
     "choose_plan",
     "downscale_plan",
     "every_tensor_degree",

@@ -94,6 +94,37 @@ def choose_plan(
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
+    space, budget_bytes = _possible_space(request, graph, machine, every_grid=every_grid)
+    fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
+    if not fastest.best:
+        return _nothing_fits(space, fastest, budget_bytes)
+    return _fits(space, fastest, budget_bytes)
+
+
+@gc_paused()
+def choose_fitting_plan(
+    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool = False
+) -> PlanningResult | None:
+    """What `choose_plan` returns, but None if nothing fits: advice takes longer than the search.
+
+    Args:
+        request: as of `choose_plan`.
+        graph: as of `choose_plan`.
+        machine: as of `choose_plan`.
+        every_grid: as of `choose_plan`.
+
+    Raises:
+        InputErrors: the request asks for something impossible.
+    """
+    space, budget_bytes = _possible_space(request, graph, machine, every_grid=every_grid)
+    fastest = fastest_plans(space, budget_bytes)
+    return _fits(space, fastest, budget_bytes) if fastest.best else None
+
+
+def _possible_space(
+    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool
+) -> tuple[PlanSpace, int]:
+    """What is open, and the device memory budget."""
     request = without_excluded_phases(request, graph, machine)
     space = PlanSpace(request, graph, machine, every_grid)
     _require_possible(space)
@@ -102,16 +133,17 @@ def choose_plan(
         # On this machine a run must stay within what was asked, also where it takes more than is
         # predicted.
         budget_bytes = round(request.memory / (1 + MEMORY_ERROR))
-    fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
-    if not fastest.best:
-        return _nothing_fits(space, fastest, budget_bytes)
-    result = _result(space, fastest, budget_bytes)
+    return space, budget_bytes
+
+
+def _fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
+    """The result with the fastest plan, which keeps every pin."""
     plan = fastest.best[0][0]
-    broken = tuple(broken_pins(request, plan))
+    broken = tuple(broken_pins(space.request, plan))
     if broken:  # Every pin is kept, or refused before the search: this is a bug of ours.
         words = ", ".join(f"`{key}` = {planned}, not {asked}" for key, asked, planned in broken)
         raise RuntimeError(f"the chosen plan breaks its request: {words}")
-    return result
+    return _result(space, fastest, budget_bytes)
 
 
 def _require_possible(space: PlanSpace) -> None:

@@ -35,7 +35,7 @@ from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.tensor_grid import TensorGrid
 
-SAMPLED = 14
+SAMPLED = 8
 """Plans of the default suite."""
 
 GRIDS = (TensorGrid(2, 2), TensorGrid(4, 2), TensorGrid(2, 4), TensorGrid(1, 4))

@@ -105,24 +105,38 @@ class _Advisor:
                 cost=0.0,
             )
 
-    def _shorter(self, *, keeps_pins: bool) -> Iterator[Change]:
-        """The longest sequence that fits, found by halving; if need be with other pins dropped."""
-        request, sequence = self._request, self._request.train.sequence // 2
+    def _shorter(self, *, keeps_pins: bool) -> list[Change]:
+        """The longest sequence that fits, found by halving; if need be with other pins dropped.
+
+        A shorter sequence never needs more memory. So the shortest is tried first: where not even
+        that fits, which is the most work to find out, no other is tried.
+        """
         if self._space.graph.examples is not None:
-            return
-        while sequence >= _MIN_SEQUENCE:
-            train = request.train.model_copy(update={"sequence": sequence})
-            shorter = request.model_copy(update={"train": train})
-            override = f"train.sequence={sequence}"
-            best = self._fastest(shorter)
-            found = [] if best is None else [self._change((override,), best)]
-            if not (found or keeps_pins):
-                found = [
-                    replace(each, overrides=(*each.overrides, override))
-                    for each in self._alternatives(shorter, 1)[:1]
-                ]
-            yield from found
-            sequence = 0 if found else sequence // 2
+            return []
+        lengths = [self._request.train.sequence // 2]
+        while lengths[-1] >= 2 * _MIN_SEQUENCE:
+            lengths.append(lengths[-1] // 2)
+        if lengths[-1] < _MIN_SEQUENCE or not (
+            shortest := self._with_sequence(lengths[-1], keeps_pins=keeps_pins)
+        ):
+            return []
+        longer = (self._with_sequence(each, keeps_pins=keeps_pins) for each in lengths[:-1])
+        return next(filter(None, longer), shortest)
+
+    def _with_sequence(self, sequence: int, *, keeps_pins: bool) -> list[Change]:
+        """The change to a shorter sequence; none if it does not fit."""
+        train = self._request.train.model_copy(update={"sequence": sequence})
+        shorter = self._request.model_copy(update={"train": train})
+        override = f"train.sequence={sequence}"
+        best = self._fastest(shorter)
+        if best is not None:
+            return [self._change((override,), best)]
+        if keeps_pins:
+            return []
+        return [
+            replace(each, overrides=(*each.overrides, override))
+            for each in self._alternatives(shorter, 1)[:1]
+        ]
 
     def _alternatives(self, request: ResolvedRequest, count: int) -> tuple[Change, ...]:
         """Plans of different kinds that fit this budget."""
