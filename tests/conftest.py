@@ -41,8 +41,8 @@ _GROUPS = {
     ),
 }
 """Tests that one worker takes: those that start several ranks, some of which must act within
-seconds and would starve each other, those that share captured graphs or counted launches, and those that import
-`transformers`, which takes seconds."""
+seconds and would starve each other, those that share captured graphs or counted launches, and those
+that import `transformers`, which takes seconds."""
 
 
 # Before xdist reads the groups.
