@@ -144,13 +144,13 @@ def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
 
 
 def test_optimizer_state_is_offloaded_if_that_is_fastest_of_all_simulated_plans():
-    homes = [exhaustive_away(seed, pins=5) for seed in range(3)]
+    homes = [exhaustive_away(seed, pins=5) for seed in range(3, 8)]
     assert set(homes) == {"device", "host"}
 
 
 @pytest.mark.slow
 def test_it_is_so_in_a_hundred_cases():
-    for seed in range(3, 103):
+    for seed in (*range(3), *range(8, 105)):
         exhaustive_away(seed)
 
 
