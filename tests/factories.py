@@ -235,12 +235,14 @@ def tiny_machine(
     devices: int = 1,
     runtime: int | str = 0,
     compiler: int | str = 0,
+    bfloat16: float = 2e11,
 ) -> Machine:
-    """One host of `devices` equal processors; bfloat16 products run at twice the rate of float32.
+    """One host of `devices` equal processors; float32 products run at 1e11 FLOP/s.
 
+    `bfloat16` is the rate of products in that precision.
     `host` and `disk` are the capacities of offload tiers; None for none.
     """
-    rates = {"float32": 1e11, "bfloat16": 2e11}
+    rates = {"float32": 1e11, "bfloat16": bfloat16}
     return Machine(
         name="tiny",
         devices_per_host=devices,

@@ -13,7 +13,8 @@ from windlass.schema.rates import AttentionRate, Curve, Point
 def made_cache(factory: pytest.TempPathFactory, name: str, *, disk: str | None) -> Path:
     """A folder for `XDG_CACHE_HOME` whose machine `here` has 8 GiB of memory.
 
-    Its rate of plain attention is too slow to be chosen.
+    Its rates of plain attention and of bfloat16 are too slow to be chosen: processors without
+    instructions for bfloat16 take ten times as long for a test in it.
 
     All workers share it, so that each graph is captured and each library is built once.
 
@@ -24,7 +25,7 @@ def made_cache(factory: pytest.TempPathFactory, name: str, *, disk: str | None) 
     """
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    machine = tiny_machine(memory="8 GiB", host=disk)
+    machine = tiny_machine(memory="8 GiB", host=disk, bfloat16=1e10)
     memory, *offload = machine.device.tiers
     tiers = (memory, *(tier.model_copy(update={"name": "disk"}) for tier in offload))
     slow = Curve(points=(Point(256.0, 1e9),))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -172,6 +173,22 @@ def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(
     assert latest_checkpoint(folder).manifest.step == 1
     assert saver.newest_step == 1
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+
+
+def test_a_folder_that_is_deleted_during_a_save_ends_it_without_an_error_and_stays_so(
+    layers: tuple[ResidentLayer, ...], folder: Path
+):
+    def delete(index: int, to: Path) -> SavedFile | None:
+        if index == 1:
+            shutil.rmtree(folder)
+        return param_store.write_layer(layers[index], to)
+
+    saver = AsyncSaver(folder, len(layers), keep=2, save_layer=delete, device=device_for("cpu"))
+    save(saver, 1)
+    saver.close()
+
+    assert saver.newest_step is None
+    assert not folder.exists()
 
 
 def test_an_unfinished_checkpoint_is_ignored_and_removed(saver: AsyncSaver, folder: Path):

@@ -131,8 +131,15 @@ class AsyncSaver:
             StorageError: the disk is full or read-only.
         """
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.result()
+        except FileNotFoundError:
+            if self._folder.exists():
+                raise
+            # The run folder was deleted during the save: its journal says so.
+        else:
             self.newest_step = self._pending_step
 
     def newest_after_save(self) -> int | None:
