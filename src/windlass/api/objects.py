@@ -12,9 +12,25 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from windlass.atomic_files import atomic_write, cache_folder
-from windlass.errors import DataError, RequestError
-from windlass.models import ModelArgument, has_config, is_users_own
-from windlass.schema import Graph, ModelIdentity, ModelRequest, Request, ResolvedRequest
+from windlass.errors import DataError, ModelError, RequestError
+from windlass.models import (
+    PROCESSOR_FILE,
+    ModelArgument,
+    has_config,
+    image_processor,
+    is_huggingface,
+    is_users_own,
+    tokenizer_file,
+)
+from windlass.schema import (
+    DataRequest,
+    ExampleShape,
+    Graph,
+    ModelIdentity,
+    ModelRequest,
+    Request,
+    ResolvedRequest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +41,9 @@ if TYPE_CHECKING:
 
 IN_MEMORY = "memory"
 """The source of data that were passed as tensors."""
+_IMAGE_SHAPE = ("channels", "height", "width")
+_DIGITS = "digits"
+"""The images that a model of images is trained on by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,3 +288,72 @@ def _function(loss: "Callable[[Tensor, Tensor], Tensor]") -> "Callable[[Tensor, 
         return loss(logits, targets)
 
     return call
+
+
+def with_own_data(request: ResolvedRequest, graph: Graph) -> ResolvedRequest:
+    """The request with data that its model can take, as far as it leaves them open.
+
+    A Hugging Face model has a tokenizer of its own. A model of images is trained on images of its
+    shape, by default scikit-learn's digits, and one of Hugging Face on pixels as it knows them.
+
+    Args:
+        request: what is asked for.
+        graph: the model's graph, which says what it takes.
+
+    Raises:
+        RequestError: a model of images is asked to take text.
+        ModelError: a file beside a Hugging Face model cannot be read, or is of other images.
+    """
+    name, data = request.model.name, request.data
+    if graph.examples is not None:
+        return request.model_copy(update={"data": _with_own_images(name, data, graph.examples)})
+    if not is_huggingface(name) or "tokenizer" in data.model_fields_set:
+        return request
+    file = tokenizer_file(name)
+    if file is None:
+        return request
+    data = data.model_copy(update={"tokenizer": str(file)})
+    return request.model_copy(update={"data": data})
+
+
+def _with_own_images(name: str, data: DataRequest, examples: ExampleShape) -> DataRequest:
+    """The request for images of a model's shape.
+
+    Raises:
+        RequestError: text is asked for.
+        ModelError: a file beside a Hugging Face model cannot be read, or is of other images.
+    """
+    if data.source == IN_MEMORY or len(examples.inputs) != len(_IMAGE_SHAPE):
+        return data
+    given = data.model_fields_set
+    if "format" in given and data.format != "images":
+        raise RequestError(
+            f"`data.format` = {data.format}, and the model takes images; leave it out, or set "
+            "`data.format=images`"
+        )
+    own: dict[str, object] = {"format": "images"}
+    if "source" not in given:
+        own["source"] = _DIGITS
+    if data.image_shape is None:
+        own["image_shape"] = examples.inputs
+    if data.image_mean is None and data.image_std is None:
+        own |= _own_pixels(name, examples.inputs[0])
+    return DataRequest.model_validate(data.model_dump(include=given) | own)
+
+
+def _own_pixels(name: str, channels: int) -> dict[str, object]:
+    """Mean and deviation of the pixels that a Hugging Face model knows; none of other models.
+
+    Raises:
+        ModelError: the file that says them cannot be read, or has them of other channels.
+    """
+    processor = image_processor(name) if is_huggingface(name) else None
+    if processor is None or not processor.mean:
+        return {}
+    if len(processor.mean) != channels:
+        raise ModelError(
+            f"`{PROCESSOR_FILE}` beside `{name}` has {len(processor.mean)} numbers as "
+            f"`image_mean`, and the model takes images of {channels} channels; set "
+            "`data.image_mean` and `data.image_std`"
+        )
+    return {"image_mean": processor.mean, "image_std": processor.std}

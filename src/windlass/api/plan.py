@@ -15,16 +15,15 @@ from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_ke
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
 from windlass.api.objects import (
-    IN_MEMORY,
     NO_OBJECTS,
     PlannedObjects,
     name_of_model,
     with_data,
     with_examples,
+    with_own_data,
 )
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
 from windlass.errors import PlanError, RequestError
-from windlass.models import is_huggingface, tokenizer_file
 from windlass.planner import (
     Explanation,
     PlanningResult,
@@ -35,8 +34,6 @@ from windlass.planner import (
 from windlass.report import plan_notebook
 from windlass.schema import (
     ChosenDefault,
-    DataRequest,
-    ExampleShape,
     Graph,
     Machine,
     Plan,
@@ -50,9 +47,6 @@ from windlass.sparsity import describe_leg, last_step_of_leg
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_IMAGE_SHAPE = ("channels", "height", "width")
-_DIGITS = "digits"
-"""The images that a model of images is trained on by default."""
 _NEAREST_SHOWN = 4
 """Plans for several devices that a message names as nearest to fitting, if none fits."""
 
@@ -298,7 +292,7 @@ def plan_request(
     if progress is not None:
         progress("searching", 1, 1)
     return Planned(
-        request=_with_own_data(resolved, graph),
+        request=with_own_data(resolved, graph),
         graph=graph,
         machine=target,
         result=result,
@@ -307,46 +301,6 @@ def plan_request(
         objects=objects,
         is_kept=kept is not None,
     )
-
-
-def _with_own_data(request: ResolvedRequest, graph: Graph) -> ResolvedRequest:
-    """The request with data that its model can take, as far as it leaves them open.
-
-    A Hugging Face model has a tokenizer of its own. A model of images is trained on images of its
-    shape, by default scikit-learn's digits.
-    """
-    name, data = request.model.name, request.data
-    if graph.examples is not None:
-        return request.model_copy(update={"data": _with_own_images(data, graph.examples)})
-    if not is_huggingface(name) or "tokenizer" in data.model_fields_set:
-        return request
-    file = tokenizer_file(name)
-    if file is None:
-        return request
-    data = data.model_copy(update={"tokenizer": str(file)})
-    return request.model_copy(update={"data": data})
-
-
-def _with_own_images(data: DataRequest, examples: ExampleShape) -> DataRequest:
-    """The request for images of a model's shape.
-
-    Raises:
-        RequestError: text is asked for.
-    """
-    if data.source == IN_MEMORY or len(examples.inputs) != len(_IMAGE_SHAPE):
-        return data
-    given = data.model_fields_set
-    if "format" in given and data.format != "images":
-        raise RequestError(
-            f"`data.format` = {data.format}, and the model takes images; leave it out, or set "
-            "`data.format=images`"
-        )
-    own: dict[str, object] = {"format": "images"}
-    if "source" not in given:
-        own["source"] = _DIGITS
-    if data.image_shape is None:
-        own["image_shape"] = examples.inputs
-    return DataRequest.model_validate(data.model_dump(include=given) | own)
 
 
 def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
@@ -429,7 +383,7 @@ def _planned_as_given(
     graph, machine = context.graph, context.machine
     resolved, defaults = resolve_defaults(context.request, graph, machine)
     return Planned(
-        request=_with_own_data(resolved, graph),
+        request=with_own_data(resolved, graph),
         graph=graph,
         machine=machine,
         result=planner.result_of_given_plan(context.plan, resolved, graph, machine),

@@ -12,6 +12,7 @@ from .build import (
 from .catalog import (
     ModelArgument,
     apply_model_arguments,
+    apply_resnet_arguments,
     has_config,
     is_causal,
     is_residual,
@@ -72,6 +73,10 @@ from .huggingface.gguf_layout import (
 from .huggingface.gguf_vocabulary import (
     GgufVocabulary,
     gguf_vocabulary,
+)
+from .huggingface.image_processor import (
+    PROCESSOR_FILE,
+    image_processor,
 )
 from .huggingface.model_folder import (
     find_model_folder,
@@ -146,6 +151,7 @@ from .transformer import (
 __all__ = [
     "EXPERTS_NOT_CUT",
     "IGNORE_INDEX",
+    "PROCESSOR_FILE",
     "Attention",
     "BlockLayout",
     "ExpertConfig",
@@ -170,6 +176,7 @@ __all__ = [
     "TransformerConfig",
     "all_gather",
     "apply_model_arguments",
+    "apply_resnet_arguments",
     "attend",
     "balance_buffers",
     "block_shard_error",
@@ -188,6 +195,7 @@ __all__ = [
     "gguf_layout",
     "gguf_vocabulary",
     "has_config",
+    "image_processor",
     "in_loss_precision",
     "is_adapter",
     "is_causal",

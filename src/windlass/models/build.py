@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.errors import ModelError
 from windlass.models.catalog import (
@@ -23,6 +23,7 @@ from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters, is_adapter
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
+from windlass.models.images.image_config import ResNetConfig
 from windlass.models.images.resnet import build_resnet
 from windlass.models.init_weights import set_parameter
 from windlass.models.layer_stack import (
@@ -39,6 +40,7 @@ from windlass.schema import LoraRequest, SparsityRequest
 
 _FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss")
 """Arguments that leave the shape of every weight as it is."""
+_SIZE = "input_shape"
 
 
 def build_layer_stack(
@@ -88,7 +90,13 @@ def build_layer_stack(
     if is_residual(name):
         others = (lora, sparsity, sharding_rules)
         return _residual_stack(
-            name, arguments, device=device, seed=seed, frozen=frozen, others=others
+            name,
+            arguments,
+            device=device,
+            seed=seed,
+            frozen=frozen,
+            others=others,
+            weightless=weightless,
         )
     config = apply_model_arguments(model_config(name), arguments)
     refuse_sparse_experts(config, sparse=sparsity is not None)
@@ -163,8 +171,9 @@ def _residual_stack(
     seed: int,
     frozen: tuple[str, ...] | None,
     others: tuple[object, ...],
+    weightless: bool,
 ) -> LayerStack:
-    """The layer stack of a residual network of the catalog.
+    """The layer stack of a residual network.
 
     Args:
         name: its name.
@@ -173,9 +182,11 @@ def _residual_stack(
         seed: random seed of all weights.
         frozen: patterns of the names of frozen weights.
         others: what only transformers take, None each.
+        weightless: whether the files with a Hugging Face model's weights are left alone.
 
     Raises:
         ModelError: an argument is none of it, or it is asked for what only transformers take.
+        InputErrors: every tensor of a Hugging Face folder that does not fit.
     """
     config = resnet_config(name)
     if config is None or any(other is not None for other in others):
@@ -183,11 +194,17 @@ def _residual_stack(
             f"`{name}` is a residual network, whose convolutions take no adapter, no sparsity and "
             "no `model.sharding_rules`; leave them out"
         )
+    is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
+    if is_pretrained:
+        # Its convolutions take images of any size.
+        _require_own_shape(name, {key: arguments[key] for key in arguments if key != _SIZE}, None)
     config = apply_resnet_arguments(config, arguments)
     with torch.device("meta"):
         module = build_resnet(config)
     freeze_weights(module, name, frozen or ())
     stack = layer_stack_from_module(module, name, input_shape=config.image)
+    if is_pretrained and not weightless:
+        stack = _with_pretrained_weights(stack, config)
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
@@ -231,15 +248,26 @@ def _require_own_shape(
         )
 
 
-def _with_pretrained_weights(stack: LayerStack, config: TransformerConfig) -> LayerStack:
-    """The stack, which reads its weights from the folder that its configuration is from."""
-    parameters = {
+def _with_pretrained_weights(
+    stack: LayerStack, config: TransformerConfig | ResNetConfig
+) -> LayerStack:
+    """The stack, which reads its weights from the folder that its configuration is from.
+
+    The running statistics of a residual network are in its folder, too.
+    """
+    tensors: dict[str, Tensor] = {
         f"{name}.{path}": parameter
         for name, layer in zip(stack.names, stack.layers, strict=True)
         for path, parameter in layer.named_parameters(remove_duplicate=False)
         if not is_adapter(path)
     }
-    return replace(stack, weights=open_pretrained(config, parameters, stack.tied_weights))
+    if isinstance(config, ResNetConfig):
+        tensors |= {
+            f"{name}.{path}": buffer
+            for name, layer in zip(stack.names, stack.layers, strict=True)
+            for path, buffer in layer.named_buffers()
+        }
+    return replace(stack, weights=open_pretrained(config, tensors, stack.tied_weights))
 
 
 def _make_trainable(

@@ -16,8 +16,12 @@ from windlass.models.experts.arguments import (
     unused_argument,
 )
 from windlass.models.huggingface.model_folder import is_huggingface
-from windlass.models.huggingface.read_config import huggingface_config
-from windlass.models.images.image_config import ResNetConfig
+from windlass.models.huggingface.read_config import (
+    huggingface_config,
+    huggingface_resnet,
+    is_huggingface_resnet,
+)
+from windlass.models.images.image_config import ResNetConfig, with_image_positions
 
 ModelArgument = int | float | str | tuple[int, ...]
 """A value that a request gives for an argument of a model."""
@@ -60,7 +64,7 @@ def model_config(name: str) -> TransformerConfig:
     entry.setdefault("ffn", 4 * entry["width"])
     if "image" in entry:
         entry |= {"image": tuple(entry["image"]), "vocabulary": entry.pop("classes")}
-        return _with_positions(TransformerConfig(name=name, sequence=1, **entry))
+        return with_image_positions(TransformerConfig(name=name, sequence=1, **entry))
     if "rope_scaling" in entry:
         entry["rope_scaling"] = RopeScaling(**entry["rope_scaling"])
     if "experts" in entry:
@@ -71,7 +75,13 @@ def model_config(name: str) -> TransformerConfig:
 
 
 def resnet_config(name: str) -> ResNetConfig | None:
-    """The configuration of a residual network of the catalog; None for any other model."""
+    """The configuration of a residual network, by a name or `hf:DIR`; None for any other model.
+
+    Raises:
+        ModelError: there is no such folder, or its model cannot be built.
+    """
+    if is_huggingface(name):
+        return huggingface_resnet(name)
     if not is_residual(name):
         return None
     entry = _whole_entry(name)
@@ -81,7 +91,13 @@ def resnet_config(name: str) -> ResNetConfig | None:
 
 
 def is_residual(name: str) -> bool:
-    """Whether a name is that of a residual network of the catalog."""
+    """Whether a name is that of a residual network of the catalog, or of a Hugging Face folder.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    if is_huggingface(name):
+        return is_huggingface_resnet(name)
     return _tables()["models"].get(name, {}).get("family") == _RESIDUAL
 
 
@@ -122,11 +138,6 @@ def _whole_entry(name: str) -> dict[str, Any]:
     return {**_tables()["families"][entry["family"]], **entry}
 
 
-def _with_positions(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of a model of images with as many positions as these have."""
-    return replace(config, sequence=config.positions_of_image if config.patch > 0 else 1)
-
-
 def apply_model_arguments(
     config: TransformerConfig, arguments: Mapping[str, ModelArgument]
 ) -> TransformerConfig:
@@ -157,9 +168,7 @@ def apply_model_arguments(
     }
     if errors:
         raise _unbuildable(config.name, [*unknown, *errors])
-    new = replace(config, **changes)
-    if new.image is not None:
-        new = _with_positions(new)
+    new = with_image_positions(replace(config, **changes))
     if "ffn" not in valid:
         new = replace(new, ffn=round(config.ffn * new.width / config.width))
     if "kv_heads" not in valid and config.kv_heads == config.heads:
@@ -218,7 +227,7 @@ def takes_images(name: str) -> bool:
 
 def has_config(name: str) -> bool:
     """Whether a model is a transformer of the catalog or of a Hugging Face folder."""
-    return is_huggingface(name) or (name in model_names() and not is_residual(name))
+    return (is_huggingface(name) or name in model_names()) and not is_residual(name)
 
 
 def is_users_own(name: str) -> bool:

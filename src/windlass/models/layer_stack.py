@@ -43,13 +43,13 @@ class WeightSource(Protocol):
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Full names of the parameters that it has; others are drawn."""
+        """Full names of the parameters and buffers that it has; others are drawn."""
 
     def read(self, parameter: str) -> Tensor:
-        """The values of a parameter by its full name, in the type that they are stored in."""
+        """The values of a tensor by its full name, in the type that they are stored in."""
 
     def dtype(self, parameter: str) -> torch.dtype:
-        """The floating-point type that `read` gives."""
+        """The type that `read` gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +274,9 @@ def _real_layer(
         if path not in empty:
             values = stack.weights.read(f"{name}.{path}").to(parameter.dtype)
             set_parameter(real, path, nn.Parameter(values, parameter.requires_grad))
+    for path, buffer in real.named_buffers():
+        if f"{name}.{path}" in stack.weights.parameters:
+            buffer.copy_(stack.weights.read(f"{name}.{path}"))
     return real
 
 

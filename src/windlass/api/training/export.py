@@ -12,7 +12,16 @@ from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run_files import planned_from_record
 from windlass.errors import CheckpointError, RequestError
-from windlass.models import apply_model_arguments, has_config, model_config
+from windlass.models import (
+    ResNetConfig,
+    TransformerConfig,
+    apply_model_arguments,
+    apply_resnet_arguments,
+    has_config,
+    is_residual,
+    model_config,
+    resnet_config,
+)
 from windlass.schema import (
     CHECKPOINT_FOLDER,
     MERGED_CHECKPOINT_FOLDER,
@@ -136,14 +145,14 @@ def _write(
     if target.format == "safetensors":
         export_weights(checkpoint, stack, target.path)
         return
-    if not has_config(identity.name):
+    if not (has_config(identity.name) or is_residual(identity.name)):
         raise RequestError(
             f"`{identity.name}` is a model of your own, which `transformers` does not know; export "
             "it as one file (`--to FILE.safetensors`)"
         )
-    config = apply_model_arguments(model_config(identity.name), model_arguments(identity))
+    config = _config(identity)
     if target.format == "peft":
-        if identity.lora is None:
+        if identity.lora is None or isinstance(config, ResNetConfig):
             raise RequestError(
                 "the run trained no adapter (`lora.rank`); export its weights by `--to hf:DIR`"
             )
@@ -158,6 +167,19 @@ def _write(
         _write_gguf(target.path, checkpoint, stack, layout)
 
 
+def _config(identity: ModelIdentity) -> TransformerConfig | ResNetConfig:
+    """The configuration that a model was trained in.
+
+    Raises:
+        ModelError: it cannot be built any more.
+    """
+    arguments = model_arguments(identity)
+    residual = resnet_config(identity.name)
+    if residual is not None:
+        return apply_resnet_arguments(residual, arguments)
+    return apply_model_arguments(model_config(identity.name), arguments)
+
+
 def _write_gguf(
     path: Path, checkpoint: "Checkpoint", stack: "LayerStack", layout: "ExportLayout"
 ) -> None:
@@ -168,7 +190,7 @@ def _write_gguf(
     tokenizer = layout.files.get(TOKENIZER_FILE)
     vocabulary = None
     if tokenizer is not None:
-        vocabulary = gguf_vocabulary(tokenizer, layout.names.config.vocabulary)
+        vocabulary = gguf_vocabulary(tokenizer, layout.names.transformer.vocabulary)
     export_gguf(
         checkpoint, stack, gguf_layout(layout), vocabulary, path, settings=layout.token_settings
     )

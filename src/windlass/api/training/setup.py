@@ -190,7 +190,8 @@ def require_pretrained_model(planned: Planned) -> None:
     if folder is None:
         return
     planned.objects.stack(request.model_identity, seed=request.train.seed)
-    if planned.objects.examples is None and "tokenizer" not in request.data.model_fields_set:
+    takes_tokens = planned.objects.examples is None and planned.graph.examples is None
+    if takes_tokens and "tokenizer" not in request.data.model_fields_set:
         raise DataError(
             f"`{folder}` has no `tokenizer.json`, and the weights know the tokens of their own "
             "tokenizer alone; write it by `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from windlass.atomic_files import read_regular_file
 from windlass.errors import ModelError
-from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import find_family
+from windlass.models.huggingface.image_fields import ModelConfig
+from windlass.models.huggingface.image_processor import PROCESSOR_FILE
 from windlass.models.huggingface.model_folder import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -21,7 +22,7 @@ from windlass.models.huggingface.model_folder import (
 )
 from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
-    FLOAT_TYPES,
+    TYPES,
     StoredTensor,
     list_tensors,
     read_tensor,
@@ -31,7 +32,7 @@ from windlass.models.huggingface.write_config import config_content
 _CARRIED_FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "generation_config.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt",
-    "merges.txt", "chat_template.jinja", "chat_template.json",
+    "merges.txt", "chat_template.jinja", "chat_template.json", PROCESSOR_FILE,
 )  # fmt: skip
 """Small files of a folder that belong to its model whatever its weights are."""
 
@@ -117,9 +118,9 @@ class ExportLayout:
 
     def _typed(self, name: str, value: Tensor) -> Tensor:
         stored = self.base.get(name)
-        if stored is None or FLOAT_TYPES[stored.dtype] == value.dtype:
+        if stored is None or TYPES[stored.dtype] == value.dtype:
             return value
-        typed = value.to(FLOAT_TYPES[stored.dtype])
+        typed = value.to(TYPES[stored.dtype])
         if not value.is_meta and typed.isinf().any() and not value.isinf().any():
             raise ModelError(
                 f"`{name}` has values that its own type, {stored.dtype}, cannot hold; export it as "
@@ -129,7 +130,7 @@ class ExportLayout:
 
 
 def export_layout(
-    config: TransformerConfig, tied: Mapping[str, str], *, tokenizer: Path | None
+    config: ModelConfig, tied: Mapping[str, str], *, tokenizer: Path | None
 ) -> ExportLayout:
     """How a model is written: as its own folder has it, or as the type that has its shape.
 

@@ -39,6 +39,11 @@ class FieldRule:
     """The value is twice the furthest distance of a token that is seen."""
     of: str | None = None
     """Property that is written in place of the field, which may be None."""
+    names_each: str | None = None
+    """The key is a table that names each of them by its number; the value is how many there are.
+    Those that have no name get this one, in which `{n}` is the number."""
+    inverse: str | None = None
+    """Key of a table that gives the number of each of these names."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -51,7 +56,8 @@ class TensorRule:
     """The tensors of a Hugging Face model that one parameter of ours is made of."""
 
     sources: tuple[str, ...]
-    """Their names, in the order in which their rows are joined; `{n}` is a block's number."""
+    """Their names, in the order in which their rows are joined; `{n}` is a block's number, and `{s}`
+    that of its stage in a residual network, whose blocks are counted in their stages."""
     layout: Layout | None = None
     half: Literal["first", "second"] | None = None
     """Which half of the rows of the one source it is; the other is another parameter of ours."""
@@ -82,6 +88,8 @@ class Family:
     model_type: str
     is_like: str | None
     """The type whose table this one's adds to; None if it stands alone."""
+    network: Literal["transformer", "resnet"]
+    """Which of our networks it is."""
     architecture: str
     """Class of `transformers` that has these tensors."""
     prefix: str
@@ -104,8 +112,8 @@ class Family:
     gguf: GgufTable | None = None
     """None if no GGUF file of this type can be written."""
 
-    def rule(self, parameter: str) -> tuple[TensorRule, int | None]:
-        """The rule for a parameter of ours, and the number of its block.
+    def rule(self, parameter: str) -> tuple[TensorRule, Mapping[str, str]]:
+        """The rule for a parameter of ours, and the numbers of its block, by their letters.
 
         Args:
             parameter: its full name; halves of a block may be layers of their own.
@@ -114,16 +122,16 @@ class Family:
             ModelError: models of this type have no such parameter.
         """
         match = _BLOCK.match(parameter)
-        number = int(match[1]) if match else None
+        numbers = {key: number for key, number in match.groupdict().items() if number} if match else {}
         name = parameter if match is None else f"block.{parameter[match.end() :]}"
-        for pattern, whole in _HALVES:
+        for pattern, whole in () if name in self.tensors else _HALVES:
             name = pattern.sub(whole, name)
         if name not in self.tensors:
             raise ModelError(f"`{self.model_type}` models of Hugging Face have no `{parameter}`")
-        return self.tensors[name], number
+        return self.tensors[name], numbers
 
 
-_BLOCK = re.compile(r"block(\d+)\.")
+_BLOCK = re.compile(r"(?:stage(?P<s>\d+)_)?block(?P<n>\d+)\.")
 _HALVES = (
     (re.compile(r"^(block\.\w+)\.branch\."), r"\1."),
     (re.compile(r"^(block\.\w+)\.norm\."), r"\1_norm."),
@@ -159,6 +167,7 @@ def _family(model_type: str) -> Family:
     return Family(
         model_type=model_type,
         is_like=_tables()[model_type].get("like"),
+        network=table.get("network", "transformer"),
         architecture=table["architecture"],
         prefix=table["prefix"],
         fixed=table["fixed"],

@@ -38,7 +38,7 @@ class GgufLayout:
 
     def constants(self) -> Iterator[tuple[str, Tensor]]:
         """How many times slower each of Llama 3.1's angles is than without scaling, `[k'/2]`."""
-        config = self.names.config
+        config = self.names.transformer
         scaling = config.rope_scaling
         if scaling is not None and scaling.type == "llama3":
             width, base = config.rotated_width, config.rotary_base
@@ -59,13 +59,13 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
         ModelError: no GGUF file of its type can be written.
         InputErrors: every setting of the model that such a file cannot say.
     """
-    family, config = layout.names.family, layout.names.config
-    table = family.gguf
+    family, table = layout.names.family, layout.names.family.gguf
     if table is None:
         raise ModelError(
-            f"`{config.name}` is a `{family.model_type}`, of which no GGUF file is written; export "
+            f"`{layout.names.config.name}` is a `{family.model_type}`, of which no GGUF file is written; export "
             "it as a folder (`--to hf:DIR`)"
         )
+    config = layout.names.transformer
     errors = [*_not_expressed(table, config)]
     if errors:
         raise InputErrors(errors)

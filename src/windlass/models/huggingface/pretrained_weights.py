@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from windlass.errors import InputErrors
-from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import find_family
+from windlass.models.huggingface.image_fields import ModelConfig
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,
+    TYPES,
     StoredTensor,
     list_tensors,
     read_tensor,
@@ -30,7 +31,8 @@ class PretrainedWeights:
     """Every tensor of the folder, by its name there."""
     names: TensorNames
     parameters: frozenset[str]
-    """Full names of our parameters that the folder has; others, as those of adapters, are drawn."""
+    """Full names of our parameters and buffers that the folder has; others, as those of adapters,
+    are drawn."""
 
     def read(self, parameter: str) -> Tensor:
         """The values of one parameter of ours, in the type that they are stored in.
@@ -43,18 +45,19 @@ class PretrainedWeights:
 
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives; of several tensors in several types, the widest."""
-        types = [FLOAT_TYPES[self.stored[name].dtype] for name in self.names.sources(parameter)]
+        types = [TYPES[self.stored[name].dtype] for name in self.names.sources(parameter)]
         return reduce(torch.promote_types, types)
 
 
 def open_pretrained(
-    config: TransformerConfig, parameters: Mapping[str, Tensor], tied: Mapping[str, str]
+    config: ModelConfig, parameters: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> PretrainedWeights:
     """The weights of the folder that a configuration was read from.
 
     Args:
         config: its name is `hf:DIR`.
-        parameters: every parameter of the base model by full name, on any device.
+        parameters: every parameter of the base model by full name, on any device, and every buffer
+            that its folder has.
         tied: full name of each tied parameter, and that of its owner.
 
     Raises:
@@ -89,8 +92,9 @@ def _disagreements(
         yield from _unequal_copies(weights, copies, sources)
         halves = 1 if weights.names.half(name) is None else 2
         for source, part in weights.names.split(name, parameter.to("meta")):
-            rows, *others = part.shape
-            yield from _misfit(weights, source, (halves * rows, *others))
+            rows, others = part.shape[:1], part.shape[1:]
+            shape = (*(halves * row for row in rows), *others)
+            yield from _misfit(weights, source, shape, is_float=part.is_floating_point())
     family = weights.names.family
     for name in weights.stored:
         if name not in known and not name.endswith(family.unread_tensors):
@@ -100,14 +104,18 @@ def _disagreements(
             )
 
 
-def _misfit(weights: PretrainedWeights, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+def _misfit(
+    weights: PretrainedWeights, name: str, shape: tuple[int, ...], *, is_float: bool
+) -> Iterator[str]:
+    known = FLOAT_TYPES if is_float else {"I64": torch.int64}
     stored = weights.stored.get(name)
     if stored is None:
         yield f"`{weights.folder}` has no `{name}`, which its `config.json` asks for"
     elif stored.shape != shape:
         yield f"`{name}` is {list(stored.shape)}, and by its `config.json` {list(shape)}"
-    elif stored.dtype not in FLOAT_TYPES:
-        yield f"`{name}` is {stored.dtype}; weights are read as {', '.join(FLOAT_TYPES)}"
+    elif stored.dtype not in known:
+        what = "weights are" if is_float else "counters are"
+        yield f"`{name}` is {stored.dtype}; {what} read as {', '.join(known)}"
 
 
 def _unequal_copies(

@@ -7,10 +7,24 @@ from typing import Any
 
 from windlass.errors import ModelError
 from windlass.models.config import ExpertConfig, RopeScaling, TransformerConfig
-from windlass.models.huggingface.families import Family, FieldRule, find_family
+from windlass.models.huggingface.families import (
+    Family,
+    FieldRule,
+    find_family,
+    model_types,
+)
+from windlass.models.huggingface.image_fields import IMAGE, ModelConfig, count_names, join_image
+from windlass.models.huggingface.image_processor import image_processor
 from windlass.models.huggingface.model_folder import find_model_folder
+from windlass.models.images.image_config import ResNetConfig, with_image_positions
 
-_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS: Mapping[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple[int, ...]: "whole numbers",
+    int | tuple[int, ...]: "a whole number, or height and width",
+}
 SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "original_sequence", "low_frequency", "high_frequency"),
@@ -22,15 +36,16 @@ SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
 _SCALING = "rope_scaling."
 _EXPERTS = "experts."
 _FIELD_TYPES = (
-    {field.name: field.type for field in fields(TransformerConfig)}
+    {field.name: field.type for field in (*fields(ResNetConfig), *fields(TransformerConfig))}
     | {f"{_SCALING}{field.name}": field.type for field in fields(RopeScaling)}
     | {f"{_EXPERTS}{field.name}": field.type for field in fields(ExpertConfig)}
+    | {f"{IMAGE}channels": int, f"{IMAGE}side": int | tuple[int, ...]}
 )
 _REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
 def huggingface_config(name: str) -> TransformerConfig:
-    """The configuration of a model of Hugging Face.
+    """The configuration of a transformer of Hugging Face.
 
     Dropout is a setting of training, not of the model: it is 0 unless `model.dropout` says more.
 
@@ -38,8 +53,54 @@ def huggingface_config(name: str) -> TransformerConfig:
         name: `hf:DIR`, or `hf:DIR/config.json`.
 
     Raises:
-        ModelError: there is no such model, its type is unknown, or it is of a shape that cannot be
-            built; lists all reasons at once.
+        ModelError: there is no such model, its type is unknown, it is no transformer, or it is of a
+            shape that cannot be built; lists all reasons at once.
+    """
+    config = _read_config(name)
+    if not isinstance(config, TransformerConfig):
+        raise ModelError(f"`{name}` is a residual network, not a transformer; name a transformer")
+    return config
+
+
+def huggingface_resnet(name: str) -> ResNetConfig | None:
+    """The configuration of a residual network of Hugging Face; None for a transformer.
+
+    Its images are those that `preprocessor_config.json` beside it asks for, or have 224 pixels a
+    side.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: as `huggingface_config` says.
+    """
+    config = _read_config(name)
+    if not isinstance(config, ResNetConfig):
+        return None
+    processor = image_processor(name)
+    if processor is None or processor.sides is None:
+        return config
+    return replace(config, image=(config.image[0], *processor.sides))
+
+
+def is_huggingface_resnet(name: str) -> bool:
+    """Whether a model of Hugging Face is a residual network, by its `model_type` alone.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    model_type = find_model_folder(name).read_config().get("model_type")
+    return model_type in model_types() and find_family(model_type).network == "resnet"
+
+
+def _read_config(name: str) -> ModelConfig:
+    """The configuration of a model of Hugging Face.
+
+    Raises:
+        ModelError: as `huggingface_config` says.
     """
     folder = find_model_folder(name)
     content = folder.read_config()
@@ -56,7 +117,7 @@ def huggingface_config(name: str) -> TransformerConfig:
 
 def config_from_values(
     family: Family, content: Mapping[str, Any], name: str, source: str
-) -> tuple[TransformerConfig | None, list[str]]:
+) -> tuple[ModelConfig | None, list[str]]:
     """The configuration that a `config.json` describes, and all that is wrong with it.
 
     Args:
@@ -73,7 +134,12 @@ def config_from_values(
     entry, missing = _read_fields(family, values)
     if missing:
         return None, [*errors, *missing]
-    config = _without_usual(TransformerConfig(name=name, source=source, **entry))
+    config: ModelConfig
+    if family.network == "resnet":
+        config = ResNetConfig(name=name, source=source, **entry)
+    else:
+        config = _without_usual(TransformerConfig(name=name, source=source, **entry))
+        config = with_image_positions(config)
     return config, [*errors, *config.errors()]
 
 
@@ -95,15 +161,19 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             shares[name] = value
             continue
         if value is not None:
-            entry[name] = value
+            entry[name] = tuple(value) if isinstance(value, list) else value
         elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
     _join_rope_scaling(entry)
     _join_experts(entry)
     if not errors:
+        join_image(entry)
+    if not errors and family.network == "transformer":
         _halve_windows(family, entry)
         entry.setdefault("ffn", 4 * entry["width"])
         entry.setdefault("kv_heads", entry["heads"])
+        if "image" in entry:
+            entry.setdefault("sequence", 1)
         base = TransformerConfig(name="", **entry)
         for name, share in () if base.errors() else shares.items():
             entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
@@ -145,6 +215,8 @@ def _join_experts(entry: dict[str, Any]) -> None:
 
 def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:
     """The key of a field that stands in a `config.json`, and its value or the default."""
+    if rule.names_each is not None:
+        return rule.key, count_names(values, rule.key) or rule.default
     for key in rule.keys:
         if values.get(key) is not None or (rule.nullable and key in values):
             return key, values[key]
@@ -201,6 +273,13 @@ def _as_key(value: object) -> str:
 def _wrong_kind(name: str, rule: FieldRule, value: object) -> str | None:
     """What a value must be and is not; None if it is right."""
     wanted = float if rule.share_of else _FIELD_TYPES[name]
+    if isinstance(value, list) and wanted in (tuple[int, ...], int | tuple[int, ...]):
+        length = 2 if wanted != tuple[int, ...] else len(value)
+        right = len(value) == length and all(type(each) is int for each in value)
+        return None if right else _KINDS[wanted]
+    if wanted == tuple[int, ...]:
+        return _KINDS[wanted]
+    wanted = int if wanted == int | tuple[int, ...] else wanted
     kind = next((kind for kind in (bool, int, float) if wanted in (kind, kind | None)), None)
     if kind is None:
         return None

@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face model that make each parameter of ours, joined and split again."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, Layout
+from windlass.models.huggingface.image_fields import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class TensorNames:
     """Names and layouts of one model's tensors in Hugging Face, by parameter of ours."""
 
     family: Family
-    config: TransformerConfig
+    config: ModelConfig
     has_prefix: bool = True
     """Whether names begin with the family's prefix."""
     has_older_names: bool = False
@@ -28,17 +29,17 @@ class TensorNames:
         Raises:
             ModelError: models of this type have no such parameter.
         """
-        rule, block = self.family.rule(parameter)
-        names = tuple(self._name(source, block) for source in rule.sources)
-        if rule.layout != "experts" or self.config.experts is None:
+        rule, numbers = self.family.rule(parameter)
+        names = tuple(self._name(source, numbers) for source in rule.sources)
+        if rule.layout != "experts" or self.transformer.experts is None:
             return names
-        experts = range(self.config.experts.count)
+        experts = range(self.transformer.experts.count)
         return tuple(name.replace("{e}", str(e)) for name in names for e in experts)
 
     def copies(self, parameter: str) -> tuple[str, ...]:
         """Further names under which a parameter may stand."""
-        rule, block = self.family.rule(parameter)
-        return tuple(self._name(copy, block) for copy in rule.copies)
+        rule, numbers = self.family.rule(parameter)
+        return tuple(self._name(copy, numbers) for copy in rule.copies)
 
     def join(self, parameter: str, tensors: Sequence[Tensor]) -> Tensor:
         """Our parameter, from its sources in their order, `[rows columns]` or `[rows]` each."""
@@ -53,7 +54,7 @@ class TensorNames:
             return tensor
         if layout == "transposed":
             return tensor.t().contiguous()
-        return tensor[_row_order(layout, self.config)]
+        return tensor[_row_order(layout, self.transformer)]
 
     def half(self, parameter: str) -> Literal["first", "second"] | None:
         """Which half of its source a parameter is; None if it is all of it."""
@@ -82,17 +83,30 @@ class TensorNames:
         if layout == "experts":
             return tuple(zip(self.sources(parameter), value.contiguous().unbind(), strict=True))
         if layout not in (None, "transposed") and not value.is_meta:
-            value = value[_row_order(layout, self.config).argsort()]
+            value = value[_row_order(layout, self.transformer).argsort()]
         names = self.sources(parameter)
         if len(names) == 1:
             return ((names[0], value.contiguous()),)
-        config = self.config
+        config = self.transformer
         query, kv = config.heads * config.head_width, config.kv_heads * config.head_width
         parts = (part.contiguous() for part in value.split((query, kv, kv)))
         return tuple(zip(names, parts, strict=True))
 
-    def _name(self, pattern: str, block: int | None) -> str:
-        name = pattern.replace("{n}", str(block))
+    @property
+    def transformer(self) -> TransformerConfig:
+        """The sizes of a transformer, which alone has heads and experts.
+
+        Raises:
+            TypeError: it is another network.
+        """
+        if not isinstance(self.config, TransformerConfig):
+            raise TypeError(f"`{self.config.name}` is no transformer")
+        return self.config
+
+    def _name(self, pattern: str, numbers: Mapping[str, str]) -> str:
+        name = pattern
+        for key, number in numbers.items():
+            name = name.replace(f"{{{key}}}", number)
         if self.has_older_names:
             for end, older in self.family.older_names.items():
                 if name.endswith(end):
@@ -101,7 +115,7 @@ class TensorNames:
 
 
 def names_in_folder(
-    family: Family, config: TransformerConfig, stored: Collection[str]
+    family: Family, config: ModelConfig, stored: Collection[str]
 ) -> TensorNames:
     """The names that a folder has for a model's tensors.
 

@@ -18,6 +18,8 @@ FLOAT_TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
 }  # fmt: skip
 """Types of weights by their names in safetensors."""
+TYPES = FLOAT_TYPES | {"I64": torch.int64}
+"""These, and that of counters among buffers."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from windlass.errors import ModelError
 from windlass.models.config import RopeScaling, TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
+from windlass.models.huggingface.image_fields import IMAGE, ModelConfig, image_part
 from windlass.models.huggingface.read_config import SCALING_NUMBERS, config_from_values
+from windlass.models.images.image_config import ResNetConfig
 
 NOT_SHAPE = ("name", "source", "dropout", "split_blocks", "sparsity")
 """Fields that no `config.json` says, because they do not change what a trained model computes."""
@@ -17,7 +19,7 @@ _TRAINING_OF_EXPERTS: Mapping[str, Any] = {"balance_loss": 0.0}
 """Fields of experts that do not change what a trained model computes."""
 
 
-def config_content(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
+def config_content(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """The family of a model of ours, and the `config.json` that it is read from as it is.
 
     Raises:
@@ -34,10 +36,13 @@ def config_content(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None:
+def _content(family: Family, config: ModelConfig) -> dict[str, Any] | None:
     """The keys of a family for a configuration; None if it cannot be of that family."""
+    if (family.network == "resnet") != isinstance(config, ResNetConfig):
+        return None
     if any(_field(config, name) != value for name, value in family.fixed.items()):
         return None
+    scaling = config.rope_scaling if isinstance(config, TransformerConfig) else None
     content: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -48,29 +53,35 @@ def _content(family: Family, config: TransformerConfig) -> dict[str, Any] | None
         value = _their_value(rule, _field(config, rule.of or name), config)
         if value is None and ours is not None:
             return None
-        for key in _written_keys(name, rule, config.rope_scaling):
+        for key in _written_keys(name, rule, scaling):
             _put(content, key, value)
+        if rule.inverse is not None:
+            _put(content, rule.inverse, {each: int(number) for number, each in value.items()})
     for key, allowed in family.only.items():
         if allowed and key.partition(".")[0] in (key, *content):
             _put(content, key, allowed[0])
     return content | {"dtype": "float32"}
 
 
-def _field(config: TransformerConfig, name: str) -> Any:  # noqa: ANN401  any field
+def _field(config: ModelConfig, name: str) -> Any:  # noqa: ANN401  any field
     """A field or property; a dot leads into one that may be None."""
+    if name.startswith(IMAGE):
+        return image_part(config, name.removeprefix(IMAGE))
     value: Any = config
     for part in name.split("."):
         value = None if value is None else getattr(value, part)
     return value
 
 
-def _their_value(rule: FieldRule, value: Any, config: TransformerConfig) -> Any:  # noqa: ANN401
+def _their_value(rule: FieldRule, value: Any, config: ModelConfig) -> Any:  # noqa: ANN401
+    if rule.names_each is not None:
+        return {str(n): rule.names_each.format(n=n) for n in range(value)}
     if rule.share_of is not None:
         return value / getattr(config, rule.share_of)
     if rule.counts_both_sides and value is not None:
         return 2 * (value - 1)
     if rule.values is None:
-        return value
+        return list(value) if isinstance(value, tuple) else value
     if isinstance(value, tuple):
         return [_key_of(rule.values, each) for each in value]
     return _key_of(rule.values, value)
@@ -100,11 +111,14 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
     content[leaf] = value
 
 
-def _is_read_as(family: Family, content: Mapping[str, Any], config: TransformerConfig) -> bool:
+def _is_read_as(family: Family, content: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether a `config.json` is read as a configuration."""
     again, errors = config_from_values(family, content, config.name, config.source)
     if again is None or errors:
         return False
+    if isinstance(config, ResNetConfig) or isinstance(again, ResNetConfig):
+        # A residual network takes images of any size.
+        return again == replace(config, image=again.image)
     shapes = [
         {name: value for name, value in asdict(each).items() if name not in NOT_SHAPE}
         for each in (again, config)

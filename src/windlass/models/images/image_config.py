@@ -1,9 +1,11 @@
-"""Hyperparameters of residual networks (this module does not import torch)."""
+"""Hyperparameters of models of images (this module does not import torch)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
+
+from windlass.models.config import TransformerConfig
 
 Stem = Literal["imagenet", "small"]
 """How a residual network begins. `imagenet`: a convolution of 7 x 7 and a pooling, which both halve
@@ -53,3 +55,13 @@ class ResNetConfig:
             yield f"`widths` {list(self.widths)} must be multiples of 4 with bottlenecks"
         if prod(self.image) < 1:
             yield f"an image of {list(self.image)} has no pixel"
+
+
+def with_image_positions(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of a model of images with as many positions as these have.
+
+    One of tokens stays as it is.
+    """
+    if config.image is None:
+        return config
+    return replace(config, sequence=config.positions_of_image if config.patch > 0 else 1)

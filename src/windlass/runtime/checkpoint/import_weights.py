@@ -16,10 +16,11 @@ from windlass.runtime.checkpoint.checkpoint import (
     layer_file,
 )
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, stream_tensors
+from windlass.runtime.parameters import persistent_buffers
 
 
 def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Checkpoint:
-    """Writes a checkpoint of weights alone, in the types that they are stored in.
+    """Writes a checkpoint of weights and running statistics alone, in the types that they are stored in.
 
     One parameter at a time is in memory.
 
@@ -40,7 +41,7 @@ def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Check
         temporary.mkdir(parents=True)
         for index in range(len(stack.layers)):
             file = temporary / layer_file(index)
-            stream_tensors(file, dict(_parameters(stack, index)), _values(stack, index))
+            stream_tensors(file, dict(_tensors(stack, index)), _values(stack, index))
             files[file.name] = FileChecksum(bytes=file.stat().st_size, sha256=hash_file(file))
         complete = manifest.model_copy(update={"files": files}).with_checksum()
         atomic_write(temporary / MANIFEST_FILE, complete.to_json())
@@ -50,8 +51,8 @@ def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Check
     return Checkpoint(path=path, manifest=complete)
 
 
-def _parameters(stack: LayerStack, index: int) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter that a layer owns, on the meta device, by its name in a checkpoint."""
+def _tensors(stack: LayerStack, index: int) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor that a layer owns, on the meta device, by its name in a checkpoint."""
     if stack.weights is None:
         return
     name = stack.names[index]
@@ -59,9 +60,12 @@ def _parameters(stack: LayerStack, index: int) -> Iterator[tuple[str, Tensor]]:
         full_name = f"{name}.{path}"
         if full_name not in stack.tied_weights:
             yield f"weight/{full_name}", parameter.to(stack.weights.dtype(full_name))
+    for full_name, buffer in persistent_buffers(name, stack.layers[index]).items():
+        if full_name in stack.weights.parameters:
+            yield f"buffer/{full_name}", buffer.to(stack.weights.dtype(full_name))
 
 
 def _values(stack: LayerStack, index: int) -> Iterator[Tensor]:
-    for key, _ in _parameters(stack, index):
+    for key, _ in _tensors(stack, index):
         if stack.weights is not None:
-            yield stack.weights.read(key.removeprefix("weight/"))
+            yield stack.weights.read(key.partition("/")[2])

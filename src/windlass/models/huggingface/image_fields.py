@@ -1,0 +1,55 @@
+"""Images in a `config.json`: channels and sides, which are one field of ours, and names of classes.
+
+Shape letters: c channels, h and w pixels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from windlass.models.config import TransformerConfig
+from windlass.models.images.image_config import ResNetConfig
+
+ModelConfig = TransformerConfig | ResNetConfig
+"""A configuration of ours that a `config.json` may describe."""
+IMAGE = "image."
+"""Begins the names of the parts of the field `image`."""
+_USUAL_SIDE = 224
+"""Pixels of a side where a `config.json` says none, as a residual network's."""
+
+
+def join_image(entry: dict[str, Any]) -> None:
+    """Makes one field `(c, h, w)` of those that say which images a model takes, if it takes some.
+
+    Args:
+        entry: fields by name, changed in place.
+    """
+    parts = {name: entry.pop(name) for name in tuple(entry) if name.startswith(IMAGE)}
+    if parts:
+        side = parts.get(f"{IMAGE}side", _USUAL_SIDE)
+        sides = (side, side) if isinstance(side, int) else tuple(side)
+        entry["image"] = (parts[f"{IMAGE}channels"], *sides)
+
+
+def image_part(config: ModelConfig, part: str) -> int | list[int] | None:
+    """The channels or the sides of the images that a model takes; None if it takes tokens.
+
+    Args:
+        config: the model.
+        part: `channels`, or `side`, which is one number if height and width are equal.
+    """
+    if config.image is None:
+        return None
+    channels, height, width = config.image
+    if part == "channels":
+        return channels
+    return height if height == width else [height, width]
+
+
+def count_names(values: Mapping[str, Any], key: str) -> int | None:
+    """Entries of a table of names; None if there is no such table.
+
+    Args:
+        values: a file's values, by keys with dots.
+        key: the table's key.
+    """
+    return sum(name.startswith(f"{key}.") for name in values) or None

@@ -1,0 +1,76 @@
+"""What the file beside a Hugging Face model says of its images: their side, mean and deviation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.errors import ModelError
+from windlass.models.huggingface.model_folder import find_model_folder, read_json
+
+PROCESSOR_FILE = "preprocessor_config.json"
+_LEVELS = 255
+"""Value of the brightest pixel; ours are divided by it before the mean is subtracted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageProcessor:
+    """How images become what a model takes, as `(pixel / 255 - mean) / std`."""
+
+    sides: tuple[int, int] | None
+    """Height and width in pixels; None if they are not said."""
+    mean: tuple[float, ...]
+    """Of each channel, of pixels up to 1; empty if it is not said."""
+    std: tuple[float, ...]
+
+
+def image_processor(name: str) -> ImageProcessor | None:
+    """What the folder of a model says of its images; None if it says nothing.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: there is no such model, or the file cannot be read.
+    """
+    path = find_model_folder(name).config.with_name(PROCESSOR_FILE)
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    try:
+        mean, std = _normalization(content)
+        return ImageProcessor(sides=_sides(content), mean=mean, std=std)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(f"`{path}` cannot be read: {error}") from None
+
+
+def _sides(content: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width of what the model takes: those that are cut out, else those scaled to."""
+    crops = content.get("do_center_crop", "crop_size" in content)
+    size = content.get("crop_size") if crops else None
+    size = content.get("size") if size is None else size
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        both = (size.get("height", edge), size.get("width", edge))
+    else:
+        both = (size, size)
+    if None in both:
+        return None
+    height, width = (int(side) for side in both)
+    return height, width
+
+
+def _normalization(content: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, for pixels that are divided by 255."""
+    factor = float(content.get("rescale_factor") or 1 / _LEVELS)
+    if content.get("do_rescale") is False:
+        factor = 1.0
+    mean, std = (tuple(map(float, content.get(f"image_{each}") or ())) for each in ("mean", "std"))
+    if content.get("do_normalize") is False:
+        mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+    if any(value <= 0 for value in std) or len(mean) != len(std):
+        raise ValueError(f"`image_mean` {mean} and `image_std` {std} do not go together")
+    # (factor * pixel - mean) / std, with both sides of the fraction divided by 255 * factor.
+    scale = _LEVELS * factor
+    if scale == 1:
+        return mean, std
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
