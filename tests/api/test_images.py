@@ -105,3 +105,32 @@ def test_digits_are_learned_and_their_accuracy_is_kept(train: Train):
 def test_ranks_do_not_share_batch_norms(train: Train):
     with pytest.raises(PlanError, match="keeps running statistics"):
         train("resnet-tiny", "parallel.data=2", "batch.micro=4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit-tiny", "resnet-18"])
+def test_a_trained_model_of_images_goes_to_transformers_and_back(
+    train: Train, home: Path, model: str
+):
+    from transformers import AutoModelForImageClassification
+
+    words = ("model.input_shape=[3,8,8]", "model.classes=10")
+    run = train(model, *words)
+    list(run)
+    folder = home / "out"
+    windlass.export(run.folder, to=f"hf:{folder}", root=home / "runs")
+
+    theirs, report = AutoModelForImageClassification.from_pretrained(
+        folder, output_loading_info=True
+    )
+    again = train(f"hf:{folder}", "model.input_shape=[3,8,8]" if model == "resnet-18" else "seed=0")
+    list(again)
+
+    assert not any(report.values())
+    before = theirs.state_dict()
+    windlass.export(again.folder, to=f"hf:{home / 'back'}", root=home / "runs")
+    after = AutoModelForImageClassification.from_pretrained(home / "back").state_dict()
+    assert before.keys() == after.keys()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert any("weight" in name for name in moved)
+    assert (model == "resnet-18") == any("running_mean" in name for name in moved)

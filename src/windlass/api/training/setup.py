@@ -13,7 +13,13 @@ from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import DataError, MachineError, PlanError
-from windlass.models import find_model_folder, is_causal, is_huggingface, is_users_own
+from windlass.models import (
+    find_model_folder,
+    is_causal,
+    is_huggingface,
+    is_pretrained,
+    is_users_own,
+)
 from windlass.program import (
     Program,
     lower,
@@ -213,9 +219,12 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
         _require_shape(planned, tokens)
         if tokens.vocabulary > planned.graph.vocabulary:
             if not tokens.has_tokens:
+                way_out = f"set `model.classes={tokens.vocabulary}`"
+                if is_pretrained(planned.request.model.name):
+                    way_out = "its weights are of these; take data of its own classes"
                 raise PlanError(
                     f"the data have {tokens.vocabulary} classes, and the model "
-                    f"{planned.graph.vocabulary}; set `model.classes={tokens.vocabulary}`"
+                    f"{planned.graph.vocabulary}; {way_out}"
                 )
             raise PlanError(
                 f"the data have token ids up to {tokens.vocabulary - 1}, and the model has "

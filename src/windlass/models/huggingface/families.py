@@ -56,8 +56,8 @@ class TensorRule:
     """The tensors of a Hugging Face model that one parameter of ours is made of."""
 
     sources: tuple[str, ...]
-    """Their names, in the order in which their rows are joined; `{n}` is a block's number, and `{s}`
-    that of its stage in a residual network, whose blocks are counted in their stages."""
+    """Their names, in the order in which their rows are joined; `{n}` is a block's number. In a
+    residual network it is counted in its stage, whose number is `{s}`."""
     layout: Layout | None = None
     half: Literal["first", "second"] | None = None
     """Which half of the rows of the one source it is; the other is another parameter of ours."""
@@ -122,7 +122,9 @@ class Family:
             ModelError: models of this type have no such parameter.
         """
         match = _BLOCK.match(parameter)
-        numbers = {key: number for key, number in match.groupdict().items() if number} if match else {}
+        numbers = (
+            {key: number for key, number in match.groupdict().items() if number} if match else {}
+        )
         name = parameter if match is None else f"block.{parameter[match.end() :]}"
         for pattern, whole in () if name in self.tensors else _HALVES:
             name = pattern.sub(whole, name)

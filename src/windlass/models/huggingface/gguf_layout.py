@@ -62,8 +62,8 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
     family, table = layout.names.family, layout.names.family.gguf
     if table is None:
         raise ModelError(
-            f"`{layout.names.config.name}` is a `{family.model_type}`, of which no GGUF file is written; export "
-            "it as a folder (`--to hf:DIR`)"
+            f"`{layout.names.config.name}` is a `{family.model_type}`, of which no GGUF file is "
+            "written; export it as a folder (`--to hf:DIR`)"
         )
     config = layout.names.transformer
     errors = [*_not_expressed(table, config)]

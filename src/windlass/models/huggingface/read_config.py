@@ -166,18 +166,26 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             errors.append(f"`{key}` is missing")
     _join_rope_scaling(entry)
     _join_experts(entry)
-    if not errors:
-        join_image(entry)
-    if not errors and family.network == "transformer":
-        _halve_windows(family, entry)
-        entry.setdefault("ffn", 4 * entry["width"])
-        entry.setdefault("kv_heads", entry["heads"])
-        if "image" in entry:
-            entry.setdefault("sequence", 1)
-        base = TransformerConfig(name="", **entry)
-        for name, share in () if base.errors() else shares.items():
-            entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
+    if errors:
+        return entry, errors
+    join_image(entry)
+    if family.network == "transformer":
+        _complete_transformer(family, entry, shares)
     return entry, errors
+
+
+def _complete_transformer(
+    family: Family, entry: dict[str, Any], shares: Mapping[str, float]
+) -> None:
+    """Adds the fields of a transformer that follow from others, in place."""
+    _halve_windows(family, entry)
+    entry.setdefault("ffn", 4 * entry["width"])
+    entry.setdefault("kv_heads", entry["heads"])
+    if "image" in entry:
+        entry.setdefault("sequence", 1)
+    base = TransformerConfig(name="", **entry)
+    for name, share in () if base.errors() else shares.items():
+        entry[name] = int(getattr(base, str(family.fields[name].share_of)) * share)
 
 
 def _without_usual(config: TransformerConfig) -> TransformerConfig:

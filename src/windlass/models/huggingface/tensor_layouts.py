@@ -114,9 +114,7 @@ class TensorNames:
         return name if self.has_prefix else name.removeprefix(self.family.prefix)
 
 
-def names_in_folder(
-    family: Family, config: ModelConfig, stored: Collection[str]
-) -> TensorNames:
+def names_in_folder(family: Family, config: ModelConfig, stored: Collection[str]) -> TensorNames:
     """The names that a folder has for a model's tensors.
 
     Args:

@@ -20,7 +20,7 @@ from windlass.runtime.parameters import persistent_buffers
 
 
 def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Checkpoint:
-    """Writes a checkpoint of weights and running statistics alone, in the types that they are stored in.
+    """Writes a checkpoint of weights and running statistics alone, in the types of their files.
 
     One parameter at a time is in memory.
 
