@@ -116,9 +116,9 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: ModelConfig)
     again, errors = config_from_values(family, content, config.name, config.source)
     if again is None or errors:
         return False
-    if isinstance(config, ResNetConfig) or isinstance(again, ResNetConfig):
+    if isinstance(config, ResNetConfig):
         # A residual network takes images of any size.
-        return again == replace(config, image=again.image)
+        return isinstance(again, ResNetConfig) and again == replace(config, image=again.image)
     shapes = [
         {name: value for name, value in asdict(each).items() if name not in NOT_SHAPE}
         for each in (again, config)
