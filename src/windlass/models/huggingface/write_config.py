@@ -119,6 +119,8 @@ def _is_read_as(family: Family, content: Mapping[str, Any], config: ModelConfig)
     if isinstance(config, ResNetConfig):
         # A residual network takes images of any size.
         return isinstance(again, ResNetConfig) and again == replace(config, image=again.image)
+    if isinstance(again, ResNetConfig):
+        return False
     shapes = [
         {name: value for name, value in asdict(each).items() if name not in NOT_SHAPE}
         for each in (again, config)
