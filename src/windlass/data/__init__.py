@@ -39,6 +39,7 @@ from windlass.data.mlm_masking import (
 )
 from windlass.data.packing import (
     DocumentBatches,
+    MaskedBatches,
 )
 from windlass.data.pixels import (
     PixelScale,
@@ -90,6 +91,7 @@ __all__ = [
     "ExampleArray",
     "ExampleBatches",
     "ExampleDataset",
+    "MaskedBatches",
     "MlmMasking",
     "PixelScale",
     "ReadAhead",

@@ -31,9 +31,13 @@ class MlmMasking:
     ignore_index: int
     """Target of a token that is not predicted."""
 
+    def target_counts(self, lengths: TokenRow) -> TokenRow:
+        """Number of targets of sequences of such lengths; at least one each."""
+        return np.maximum(1, np.rint(_TARGET_SHARE * lengths).astype(np.int64))
+
     def masked_positions(self, length: int, *key: int) -> TokenRow:
         """Unordered positions of the targets in a sequence of `length` tokens; at least one."""
-        count = max(1, round(_TARGET_SHARE * length))
+        count = int(self.target_counts(np.array(length)))
         return keyed_permutation(length, *key)(np.arange(count, dtype=np.int64))
 
     def mask(self, row: TokenRow, *key: int) -> tuple[TokenRow, TokenRow]:

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from windlass.data.batches import Batches
 from windlass.data.examples import ExampleArray, ExampleBatches
-from windlass.data.packing import DocumentBatches
+from windlass.data.packing import DocumentBatches, MaskedBatches
 
-TrainingBatches = Batches | ExampleBatches | DocumentBatches
-"""The samples of every step: windows of text, examples such as images, or conversations."""
+TrainingBatches = Batches | ExampleBatches | DocumentBatches | MaskedBatches
+"""The samples of every step: windows of text, examples such as images, conversations, or packed
+documents."""
 
 Examples = tuple[ExampleArray, ExampleArray]
 """Inputs and targets of a micro-batch."""

@@ -131,8 +131,6 @@ class Conversations:
 
     train_weights: npt.NDArray[np.float32]
     held_out_weights: npt.NDArray[np.float32]
-    held_out_documents: DocumentIndex
-    """Document index of the held-out split."""
     template: ChatTemplate
     """The template that rendered them."""
 
@@ -150,6 +148,7 @@ class TokenDataset:
     """Bytes of text that each held-out token stands for, 0 for an end of text, `Int[token]`."""
     documents: DocumentIndex
     """Document index of the training split."""
+    held_out_documents: DocumentIndex
     conversations: "Conversations | None" = None
     """What else there is of conversations; None is text."""
     tokenizer: Tokenizer
@@ -187,6 +186,7 @@ def open_dataset(folder: Path) -> TokenDataset | None:
             held_out=_mapped(folder / token_file("held_out"), np.dtype(meta.dtype)),
             held_out_bytes=_mapped(folder / HELD_OUT_BYTES_FILE, LENGTH_TYPE),
             documents=_documents(folder, "train"),
+            held_out_documents=_documents(folder, "held_out"),
             conversations=_conversations(folder) if meta.chat_template else None,
             tokenizer=tokenizer,
             meta=meta,
@@ -252,7 +252,6 @@ def _conversations(folder: Path) -> Conversations:
     return Conversations(
         train_weights=_mapped(folder / weights_file("train"), WEIGHT_TYPE),
         held_out_weights=_mapped(folder / weights_file("held_out"), WEIGHT_TYPE),
-        held_out_documents=_documents(folder, "held_out"),
         template=find_chat_template(str(folder / TOKENIZER_FILE), None),
     )
 

@@ -17,12 +17,13 @@ from windlass.models.modules import (
     Projection,
     build_norm,
 )
+from windlass.models.packing.documents import SeesDocuments, positions_in_documents
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 SEGMENTS = 2
 
 
-class BertEmbedding(nn.Module, TensorShardable):
+class BertEmbedding(SeesDocuments, TensorShardable):
     """Sum of token, position and segment embeddings, normalised."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -35,8 +36,12 @@ class BertEmbedding(nn.Module, TensorShardable):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
-        positions = self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
-        return self.dropout(self.norm(self.tokens(tokens) + positions))
+        if self.documents is None:
+            positions = self.positions.weight[: tokens.shape[1]]
+        else:
+            positions = self.positions.weight[positions_in_documents(self.documents)]
+        embedded = self.tokens(tokens) + (positions + self.segments.weight[0])
+        return self.dropout(self.norm(embedded))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the vocabulary's rows."""

@@ -64,8 +64,8 @@ class DataRequest(RequestTable):
     """What becomes of a conversation that is longer than a sequence: its end is cut off
     (`truncate`), or it is left out (`drop`)."""
     packing: bool = False
-    """Whether conversations share sequences, in which none sees another and the positions of each
-    begin at 0."""
+    """Whether conversations, or the documents of a text whose masked tokens are learned, share
+    sequences, in which none sees another and the positions of each begin at 0."""
     tokenizer: Name = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
     vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
@@ -123,7 +123,8 @@ class DataRequest(RequestTable):
 
 _HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have"}
 _KEYS_OF_FORMATS: tuple[tuple[tuple[DataFormat, ...], tuple[str, ...], str], ...] = (
-    (("chat",), ("chat_template", "long_documents", "packing"), "conversations"),
+    (("chat",), ("chat_template", "long_documents"), "conversations"),
+    (("text", "chat"), ("packing",), "documents to pack"),
     (
         ("images",),
         ("image_field", "label_field", "image_shape", "image_mean", "image_std", "flips", "border"),

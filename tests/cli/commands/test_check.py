@@ -77,6 +77,27 @@ MODERN = (
 )  # fmt: skip
 
 
+PACKED = (
+    "bert-tiny", "model.layers=3", "model.width=32", "model.heads=2", "train.sequence=256",
+    "model.vocabulary=258", "data.tokenizer=byte", "data.limit_bytes=65536", "train.batch=4",
+    "data.packing=true", "compile=false",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("phases=3",),
+        ("parallel.pipeline=2",),
+        ("parallel.tensor=2",),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+    ],
+)
+def test_check_verifies_packed_masked_text(words: tuple[str, ...], windlass: Windlass) -> None:
+    assert_equal_to_one_device(windlass, *PACKED, *words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["parallel.pipeline=2", "parallel.tensor=2", "phases=3"])
 def test_check_verifies_local_and_global_attention_in_turn(words: str, windlass: Windlass) -> None:

@@ -91,10 +91,7 @@ def test_long_conversations_lose_their_end_or_are_left_out_and_are_counted(
 ):
     tokens = conversations()
     lengths = np.concatenate(
-        [
-            np.diff(index.starts)
-            for index in (tokens.documents, tokens.conversations.held_out_documents)
-        ]
+        [np.diff(index.starts) for index in (tokens.documents, tokens.held_out_documents)]
     )
     longer = int((lengths - 1 > 64).sum())
     cut = DocumentBatches(tokens, sequence=64, batch=2, seed=0)

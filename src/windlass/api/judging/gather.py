@@ -11,8 +11,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.setup import load_run_tokens, make_batches, prepare_data
+from windlass.api.training.setup import load_run_tokens, prepare_data
 from windlass.document import Document
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.judge import (

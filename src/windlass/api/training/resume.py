@@ -11,6 +11,7 @@ from windlass.api.objects import PlannedObjects
 from windlass.api.plan import Planned, plan_request
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
+from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.instrumentation import LoopHooks, never_stop
 from windlass.api.training.legs import request_at_step, start_of_leg
 from windlass.api.training.parent import remove_merged_checkpoint
@@ -27,7 +28,6 @@ from windlass.api.training.run_files import (
 )
 from windlass.api.training.setup import (
     load_run_tokens,
-    make_batches,
     make_training_loop,
     prepare_data,
     requested_text_fingerprint,

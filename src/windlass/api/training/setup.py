@@ -3,11 +3,12 @@
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from windlass.api.machines import HERE, Progress
 from windlass.api.plan import Planned
 from windlass.api.run_tasks import load_run_tasks
+from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.api.training.local_launch import train_local_ranks
@@ -45,8 +46,6 @@ from windlass.tracking import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data import (
-        Batches,
-        DocumentBatches,
         ExampleDataset,
         TokenDataset,
         TrainingBatches,
@@ -345,83 +344,6 @@ def prepare_batches(planned: Planned) -> "TrainingBatches":
         DataError: the text is missing, empty or too short.
     """
     return make_batches(planned, prepare_data(planned.request, None))
-
-
-@overload
-def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches | DocumentBatches": ...
-@overload
-def make_batches(
-    planned: Planned, tokens: "TokenDataset | ExampleDataset"
-) -> "TrainingBatches": ...
-def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "TrainingBatches":
-    """The batches of a run, from its tokens.
-
-    Raises:
-        DataError: the text is too short, or the conversations have no answer.
-        PlanError: conversations for a model that predicts masked tokens, or packed ones for a
-            model of the user's own.
-    """
-    from windlass.data import DocumentBatches, ExampleBatches, ExampleDataset
-
-    settings = planned.request.train
-    if isinstance(tokens, ExampleDataset):
-        return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
-    if tokens.conversations is None:
-        return make_windows(planned, tokens)
-    if not is_causal(planned.request.model.name):
-        raise PlanError(
-            f"`{planned.request.model.name}` predicts masked tokens, and answers are learned by "
-            "models that predict each next token; take one of those, or `data.format=text`"
-        )
-    data = planned.request.data
-    if data.packing and (planned.objects.names or is_users_own(planned.request.model.name)):
-        raise PlanError(
-            "`data.packing` needs attention that keeps documents apart, and a model of your own is "
-            "called with its input alone; leave `data.packing` out, or take a catalogue model"
-        )
-    return DocumentBatches(
-        tokens,
-        sequence=planned.plan.batch.sequence,
-        batch=settings.batch,
-        seed=settings.seed,
-        weights=data.weights,
-        drop_long=data.long_documents == "drop",
-        packing=data.packing,
-    )
-
-
-def make_windows(planned: Planned, tokens: "TokenDataset") -> "Batches":
-    """Batches of windows, which take no notice of where documents begin and end.
-
-    Raises:
-        DataError: the text is too short.
-    """
-    from windlass.data import Batches, MlmMasking
-    from windlass.models import IGNORE_INDEX
-
-    settings, masking = planned.request.train, None
-    if not is_causal(planned.request.model.name):
-        mask = tokens.tokenizer.mask_token
-        masking = MlmMasking(
-            mask_token=planned.graph.vocabulary - 1 if mask is None else mask,
-            vocabulary=tokens.vocabulary,
-            ignore_index=IGNORE_INDEX,
-        )
-    return Batches(
-        tokens,
-        sequence=planned.plan.batch.sequence,
-        batch=settings.batch,
-        seed=settings.seed,
-        masking=masking,
-        weights=planned.request.data.weights,
-    )
-
-
-def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
-    """What is worth knowing of a run's batches, a sentence each."""
-    from windlass.data import DocumentBatches
-
-    return batches.notes if isinstance(batches, DocumentBatches) else ()
 
 
 def make_training_loop(

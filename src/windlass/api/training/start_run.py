@@ -8,6 +8,7 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.run_tasks import requested_tasks, save_run_tasks
 from windlass.api.training.disk_check import require_disk_space
+from windlass.api.training.inputs.batches import data_metadata, data_notes, make_batches
 from windlass.api.training.legs import plan_later_legs
 from windlass.api.training.parent import (
     ParentRun,
@@ -17,9 +18,7 @@ from windlass.api.training.parent import (
 )
 from windlass.api.training.run_files import input_documents, run_documents, run_metadata
 from windlass.api.training.setup import (
-    data_notes,
     load_run_tokens,
-    make_batches,
     note_sparse_kernels,
     prepare_data,
     requested_text_fingerprint,
@@ -108,7 +107,7 @@ def start_run(
         Path(root),
         _short_name(planned.request.model.name),
         documents=run_documents(planned, programs) | input_documents(planned, tokens),
-        meta=run_metadata(planned, tokens) | meta,
+        meta=run_metadata(planned, tokens) | data_metadata(batches) | meta,
         folder=folder,
     )
     run_folder.seal(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
+from windlass.api.training.inputs.batches import make_windows
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.legs import as_single_leg
-from windlass.api.training.setup import make_windows, prepare_data
+from windlass.api.training.setup import prepare_data
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
 from windlass.errors import PlanError
@@ -319,7 +320,7 @@ def plain_plan(planned: Planned) -> Planned:
 
 
 def small_plan(plain: Planned) -> Planned:
-    """A plain plan in float64, with few steps of few sequences."""
+    """A plain plan in float64, with few steps of few sequences, which are windows of text."""
     plan, request = plain.plan, plain.request
     batch = Batch(
         sequence=plan.batch.sequence,
@@ -334,6 +335,9 @@ def small_plan(plain: Planned) -> Planned:
             "clip": request.train.clip and min(request.train.clip, _SMALL_CLIP),
         }
     )  # fmt: skip
-    request = request.model_copy(update={"train": train, "master_weights": True, **formats})
+    data = request.data.model_copy(update={"packing": False})
+    request = request.model_copy(
+        update={"train": train, "data": data, "master_weights": True, **formats}
+    )
     plan = plan.model_copy(update={"batch": batch, "master_weights": None, **formats})
     return with_plan(replace(plain, request=request), plan)

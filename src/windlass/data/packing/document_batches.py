@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 
 import numpy as np
 
 from windlass.data.batches import TokenBatch
 from windlass.data.examples import IGNORED_TARGET
 from windlass.data.packing.row_layout import RowLayout, Weights, lay_out_rows
-from windlass.data.permutation import Indices, keyed_permutation
-from windlass.data.source_mixture import SourceMixture, source_mixture
+from windlass.data.packing.row_order import RowOrder
+from windlass.data.permutation import Indices
 from windlass.data.token_files import Conversations, StoredTokenIds, TokenDataset
 from windlass.errors import DataError, raise_data_errors
 
@@ -39,9 +39,7 @@ class DocumentBatches:
     """Leaves out conversations that are longer than a row; otherwise their end is cut off."""
     packing: bool = False
     """Whether conversations share rows, which are the same in each epoch."""
-    _train: tuple[RowLayout, ...] = field(init=False, repr=False)
-    """Rows of each source."""
-    _held_out: RowLayout = field(init=False, repr=False)
+    _order: RowOrder = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Lays out all rows.
@@ -50,16 +48,19 @@ class DocumentBatches:
             DataError: a source has no row with a target.
             InputErrors: several have none.
         """
-        held_out = self._lay_out(self._conversations.held_out_documents.starts, "held_out")
+        held_out = self._lay_out(self.tokens.held_out_documents.starts, "held_out")
         sources = self.tokens.meta.train.sources
         ends = list(accumulate((part.documents for part in sources), initial=0))
         starts = self.tokens.documents.starts
         train = tuple(
             self._lay_out(starts[first : end + 1], "train") for first, end in pairwise(ends)
         )
+        order = RowOrder(
+            train=train, held_out=held_out, sequence=self.sequence, batch=self.batch,
+            seed=self.seed, weights=self.weights,
+        )  # fmt: skip
         # A frozen value takes what it derives from its fields only this way.
-        object.__setattr__(self, "_train", train)
-        object.__setattr__(self, "_held_out", held_out)
+        object.__setattr__(self, "_order", order)
         sides = [
             (part.source, "training", layout) for part, layout in zip(sources, train, strict=True)
         ]
@@ -75,14 +76,9 @@ class DocumentBatches:
         )
 
     @property
-    def mixture(self) -> SourceMixture:
-        """How the samples are shared among the sources."""
-        return source_mixture(self.weights or [len(layout) for layout in self._train], self.seed)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What became of the conversations, a sentence each."""
-        layouts = (*self._train, self._held_out)
+        layouts = (*self._order.train, self._order.held_out)
         meta = self.tokens.meta
         total = meta.train.documents + meta.held_out.documents
         learned = 100 * (meta.train.targets or 0) / meta.train.tokens
@@ -102,14 +98,13 @@ class DocumentBatches:
                 "left out"
             )
         if self.packing:
-            rows = sum(map(len, self._train))
-            documents = sum(len(layout.documents) for layout in self._train)
-            filled = sum(int(layout.lengths.sum()) for layout in self._train) / self.sequence / rows
-            notes.append(
-                f"packing factor {documents / rows:.2f}: {documents:,} training conversations in "
-                f"{rows:,} rows, {100 * filled:.3g} % of which they fill"
-            )
+            notes.append(self._order.packing_note("conversations"))
         return tuple(notes)
+
+    @property
+    def packing_factor(self) -> float | None:
+        """Conversations per row of the training data; None without packing."""
+        return self._order.factor if self.packing else None
 
     def samples(
         self, step: int, first: int = 0, count: int | None = None
@@ -122,10 +117,9 @@ class DocumentBatches:
             count: number of samples; None takes the rest of the batch.
         """
         count = self.batch - first if count is None else count
-        sources, rows = self._rows(step, first, count)
         inputs, targets = self._empty(count)
-        for place, (source, row) in enumerate(zip(sources.tolist(), rows.tolist(), strict=True)):
-            self._fill(inputs[place], targets[place], "train", self._train[source], row)
+        for place, (source, row) in enumerate(self._order.samples(step, first, count)):
+            self._fill(inputs[place], targets[place], "train", self._order.train[source], row)
         return inputs, targets
 
     def document_ids(self, step: int, first: int, count: int) -> TokenBatch | None:
@@ -139,40 +133,23 @@ class DocumentBatches:
             first: index of the first sample in the global batch, from 0.
             count: number of samples.
         """
-        if not self.packing:
-            return None
-        sources, rows = self._rows(step, first, count)
-        pairs = zip(sources.tolist(), rows.tolist(), strict=True)
-        return self._document_ids([(self._train[source], row) for source, row in pairs])
+        return self._order.document_ids(step, first, count) if self.packing else None
 
     def held_out_documents(self, count: int, rows: int = 1) -> Iterator[TokenBatch | None]:
         """The conversations of `held_out_batches(count, rows)`, as `document_ids` has them."""
-        chosen = self._held_out_rows(count)
-        for first in range(0, len(chosen), rows):
-            pairs = [(self._held_out, row) for row in chosen[first:][:rows]]
-            yield self._document_ids(pairs) if self.packing else None
-
-    def _document_ids(self, rows: list[tuple[RowLayout, int]]) -> TokenBatch:
-        ids = np.empty((len(rows), self.sequence), dtype=np.int64)
-        for place, (layout, row) in enumerate(rows):
-            lengths = [int(layout.lengths[index]) for index in layout.row(row)]
-            lengths.append(self.sequence - sum(lengths))
-            ids[place] = np.repeat(np.arange(len(lengths)), lengths)
-        return ids
+        if self.packing:
+            return self._order.held_out_documents(count, rows)
+        return repeat(None)
 
     def target_counts(self, step: int) -> TokenBatch:
         """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
-        sources, rows = self._rows(step, 0, self.batch)
-        counts = np.zeros(self.batch, dtype=np.int64)
-        for source, layout in enumerate(self._train):
-            counts[sources == source] = layout.target_counts[rows[sources == source]]
-        return counts
+        return self._order.target_counts(step)
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the conversations in a sample of a step, in order."""
-        (source,), (row,) = (part.tolist() for part in self._rows(step, sample, 1))
+        ((source, row),) = self._order.samples(step, sample, 1)
         before = sum(part.documents for part in self.tokens.meta.train.sources[:source])
-        layout = self._train[source]
+        layout = self._order.train[source]
         return tuple(
             self.tokens.documents.name(before + int(layout.documents[index]))
             for index in layout.row(row)
@@ -187,12 +164,12 @@ class DocumentBatches:
             count: total number of rows, limited to those that exist, and spread evenly over them.
             rows: rows per batch; the last batch may have fewer.
         """
-        chosen = self._held_out_rows(count)
+        chosen = self._order.held_out_rows(count)
         for first in range(0, len(chosen), rows):
             chunk = chosen[first:][:rows]
             inputs, targets = self._empty(len(chunk))
             for place, row in enumerate(chunk):
-                self._fill(inputs[place], targets[place], "held_out", self._held_out, row)
+                self._fill(inputs[place], targets[place], "held_out", self._order.held_out, row)
             yield inputs, targets
 
     def bits_per_byte(self, loss: float, count: int) -> float | None:
@@ -205,8 +182,8 @@ class DocumentBatches:
             count: number of rows, as in `held_out_batches`.
         """
         counts = nbytes = 0
-        for row in self._held_out_rows(count):
-            for tokens in _targets(self._held_out, row):
+        for row in self._order.held_out_rows(count):
+            for tokens in _targets(self._order.held_out, row):
                 is_target = self._conversations.held_out_weights[tokens] > 0
                 counts += int(is_target.sum())
                 nbytes += int(self.tokens.held_out_bytes[tokens][is_target].sum())
@@ -248,35 +225,6 @@ class DocumentBatches:
             inputs[begin:end] = tokens[learned.start - 1 : learned.stop - 1]
             targets[begin:end][counts] = tokens[learned][counts]
             begin = end
-
-    def _held_out_rows(self, count: int) -> list[int]:
-        available = len(self._held_out)
-        count = min(count, available)
-        return [index * available // count for index in range(count)]
-
-    def _rows(self, step: int, first: int, count: int) -> tuple[Indices, Indices]:
-        """Source and row of consecutive samples of a step, `Int[sample]` each."""
-        if step < 1 or first < 0 or count < 0 or first + count > self.batch:
-            raise ValueError(
-                f"no samples {first} to {first + count} in step {step} of {self.batch} samples"
-            )
-        samples = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
-        sources, indices = self.mixture.locate(samples)
-        rows = np.empty(count, dtype=np.int64)
-        for source in np.unique(sources).tolist():
-            of_source = sources == source
-            rows[of_source] = self._rows_of(source, indices[of_source])
-        return sources, rows
-
-    def _rows_of(self, source: int, indices: Indices) -> Indices:
-        """Rows of a source's samples, counted over all its epochs, `Int[sample]`."""
-        epochs, within = np.divmod(indices, len(self._train[source]))
-        rows = np.empty(len(indices), dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            in_epoch = epochs == epoch
-            order = keyed_permutation(len(self._train[source]), self.seed, source, epoch)
-            rows[in_epoch] = order(within[in_epoch])
-        return rows
 
 
 def _targets(layout: RowLayout, row: int) -> Iterator[slice]:

@@ -1,5 +1,6 @@
 """Which documents stand in which row of a batch, fixed for all epochs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,41 @@ def lay_out_rows(
         truncated=int(is_long[kept].sum()),
         dropped=int(is_dropped.sum()),
         without_targets=int(((counts == 0) & ~is_dropped).sum()),
+    )
+
+
+def lay_out_pieces(
+    starts: Integers, sequence: int, targets: Callable[[Integers], Integers]
+) -> RowLayout:
+    """Packed rows of consecutive documents whose own tokens are learned, as masked ones are.
+
+    A document that is longer than a row is cut into pieces, each but the last as long as a row. A
+    piece of one token, the end of a text, is left out: nothing beside it says what it was.
+
+    Args:
+        starts: token offset of each document, then the end of the last, `Int[document + 1]`.
+        sequence: most tokens of a piece.
+        targets: number of targets of pieces of such lengths, `Int[piece]`.
+    """
+    sizes = np.diff(starts)
+    pieces = -(-sizes // sequence)
+    documents = np.repeat(np.arange(len(sizes)), pieces)
+    index = np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    lengths = np.minimum(sizes[documents] - index * sequence, sequence)
+    kept = np.flatnonzero(lengths > 1)
+    rows = pack(lengths[kept], sequence)
+    kept = kept[np.array([each for row in rows for each in row], dtype=np.int64)]
+    row_starts = np.cumsum([0, *map(len, rows)])
+    counts = targets(lengths[kept])
+    return RowLayout(
+        row_starts=row_starts,
+        documents=documents[kept],
+        starts=(starts[:-1][documents] + index * sequence)[kept],
+        lengths=lengths[kept],
+        target_counts=np.add.reduceat(counts, row_starts[:-1]) if len(kept) else counts,
+        truncated=0,
+        dropped=0,
+        without_targets=len(documents) - len(kept),
     )
 
 

@@ -236,7 +236,7 @@ def step_graph_faults(request: ResolvedRequest, graph: Graph, machine: Machine) 
     yield from step_graph_errors(plan, graph, machine)
     if request.data.packing:
         yield (
-            "`step_graph` = true with `data.packing`, whose rows hold as many conversations as the "
+            "`step_graph` = true with `data.packing`, whose rows hold as many documents as the "
             "host counts in each pass; leave one of them out"
         )
 

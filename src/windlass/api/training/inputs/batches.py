@@ -1,0 +1,127 @@
+"""The batches of a run: windows of text, packed documents, conversations, or examples."""
+
+from typing import TYPE_CHECKING, overload
+
+from windlass.api.plan import Planned
+from windlass.errors import PlanError
+from windlass.models import is_causal, is_users_own
+
+if TYPE_CHECKING:
+    from windlass.data import (
+        Batches,
+        DocumentBatches,
+        ExampleDataset,
+        MaskedBatches,
+        MlmMasking,
+        TokenDataset,
+        TrainingBatches,
+    )
+
+
+@overload
+def make_batches(
+    planned: Planned, tokens: "TokenDataset"
+) -> "Batches | DocumentBatches | MaskedBatches": ...
+@overload
+def make_batches(
+    planned: Planned, tokens: "TokenDataset | ExampleDataset"
+) -> "TrainingBatches": ...
+def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "TrainingBatches":
+    """The batches of a run, from its tokens.
+
+    Raises:
+        DataError: the text is too short, or the conversations have no answer.
+        PlanError: conversations for a model that predicts masked tokens, packed text for one that
+            does not, or packed rows for a model of the user's own.
+    """
+    from windlass.data import DocumentBatches, ExampleBatches, ExampleDataset, MaskedBatches
+
+    settings, data = planned.request.train, planned.request.data
+    if isinstance(tokens, ExampleDataset):
+        return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
+    if data.packing:
+        _require_packable(planned)
+    masking = _masking(planned, tokens)
+    if tokens.conversations is not None:
+        if masking is not None:
+            raise PlanError(
+                f"`{planned.request.model.name}` predicts masked tokens, and answers are learned "
+                "by models that predict each next token; take one of those, or `data.format=text`"
+            )
+        return DocumentBatches(
+            tokens, sequence=planned.plan.batch.sequence, batch=settings.batch,
+            seed=settings.seed, weights=data.weights,
+            drop_long=data.long_documents == "drop", packing=data.packing,
+        )  # fmt: skip
+    if masking is None or not data.packing:
+        return make_windows(planned, tokens)
+    return MaskedBatches(
+        tokens, sequence=planned.plan.batch.sequence, batch=settings.batch, seed=settings.seed,
+        masking=masking, weights=data.weights,
+    )  # fmt: skip
+
+
+def make_windows(planned: Planned, tokens: "TokenDataset") -> "Batches":
+    """Batches of windows, which take no notice of where documents begin and end.
+
+    Raises:
+        DataError: the text is too short.
+    """
+    from windlass.data import Batches
+
+    settings = planned.request.train
+    return Batches(
+        tokens, sequence=planned.plan.batch.sequence, batch=settings.batch, seed=settings.seed,
+        masking=_masking(planned, tokens), weights=planned.request.data.weights,
+    )  # fmt: skip
+
+
+def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
+    """What is worth knowing of a run's batches, a sentence each."""
+    from windlass.data import DocumentBatches, MaskedBatches
+
+    return batches.notes if isinstance(batches, DocumentBatches | MaskedBatches) else ()
+
+
+def data_metadata(batches: "TrainingBatches") -> dict[str, object]:
+    """What a run keeps of its batches."""
+    from windlass.data import DocumentBatches, MaskedBatches
+
+    if not isinstance(batches, DocumentBatches | MaskedBatches) or not batches.packing_factor:
+        return {}
+    return {"packing_factor": batches.packing_factor}
+
+
+def _masking(planned: Planned, tokens: "TokenDataset") -> "MlmMasking | None":
+    """How tokens are masked; None for a model that predicts each next token."""
+    from windlass.data import MlmMasking
+    from windlass.models import IGNORE_INDEX
+
+    if is_causal(planned.request.model.name):
+        return None
+    mask = tokens.tokenizer.mask_token
+    return MlmMasking(
+        mask_token=planned.graph.vocabulary - 1 if mask is None else mask,
+        vocabulary=tokens.vocabulary,
+        ignore_index=IGNORE_INDEX,
+    )
+
+
+def _require_packable(planned: Planned) -> None:
+    """Refuses packed rows where nothing keeps the documents apart.
+
+    Raises:
+        PlanError: the model is the user's own, or predicts each next token of plain text.
+    """
+    request = planned.request
+    if planned.objects.names or is_users_own(request.model.name):
+        raise PlanError(
+            "`data.packing` needs attention that keeps documents apart, and a model of your own is "
+            "called with its input alone; leave `data.packing` out, or take a catalogue model"
+        )
+    if request.data.format == "text" and is_causal(request.model.name):
+        raise PlanError(
+            f"`data.packing` of text is for models that predict masked tokens, and "
+            f"`{request.model.name}` predicts each next token, of windows that are full already; "
+            "leave `data.packing` out, or set `data.format` to `chat`"
+        )
