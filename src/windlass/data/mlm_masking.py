@@ -33,7 +33,8 @@ class MlmMasking:
 
     def target_counts(self, lengths: TokenRow) -> TokenRow:
         """Number of targets of sequences of such lengths; at least one each."""
-        return np.maximum(1, np.rint(_TARGET_SHARE * lengths).astype(np.int64))
+        counts: TokenRow = np.rint(_TARGET_SHARE * lengths).astype(np.int64)
+        return counts.clip(min=1)
 
     def masked_positions(self, length: int, *key: int) -> TokenRow:
         """Unordered positions of the targets in a sequence of `length` tokens; at least one."""
