@@ -15,6 +15,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Instruction, Program
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
+from windlass.schema.model_request import LoraRequest
 from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import TrainSettings
 from windlass.schema.sparsity import SparsityRequest
@@ -67,10 +68,13 @@ def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
         device: str = "cpu",
         seed: int = 7,
         sparsity: SparsityRequest | None = None,
+        lora: LoraRequest | None = None,
         **dials: float,
     ) -> LayerStack:
         shape = _shape(tokens) | dials
-        return build_layer_stack(name, shape, device=device, seed=seed, sparsity=sparsity)
+        return build_layer_stack(
+            name, shape, device=device, seed=seed, sparsity=sparsity, lora=lora
+        )
 
     return make
 

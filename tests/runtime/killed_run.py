@@ -32,6 +32,7 @@ def train_job(job: dict) -> None:
             device="meta",
             seed=settings.seed,
             sparsity=plan.model.sparsity if plan.model else None,
+            lora=plan.model.lora if plan.model else None,
         ),
         program=Program.model_validate(job["program"]),
         settings=settings,

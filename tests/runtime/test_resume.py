@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from forked_runs import forking_process
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.errors import CheckpointError, RunInterrupted
@@ -24,6 +25,7 @@ from windlass.runtime.checkpoint.checkpoint import Checkpoint, checkpoint_folder
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import never_stop, train_loop
 from windlass.schema.graph import Graph
+from windlass.schema.model_request import LoraRequest
 from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -237,22 +239,28 @@ def killed(
         *,
         phases: tuple[tuple[int, int], ...] = (),
         sparsity: SparsityRequest | None = None,
+        lora: LoraRequest | None = None,
     ) -> None:
         width = 32 if sparsity is None else 64
-        stack = gpt(dropout=0.1, width=width, device="meta", sparsity=sparsity)
+        stack = gpt(dropout=0.1, width=width, device="meta", sparsity=sparsity, lora=lora)
         run_plan = plan(
             stack, micro=2, accumulation=2, precision="bfloat16", recompute="full",
-            model=ModelIdentity(name="gpt-tiny", sparsity=sparsity),
+            model=ModelIdentity(name="gpt-tiny", sparsity=sparsity, lora=lora),
         )  # fmt: skip
         run_program = program(run_plan)
+        if lora is not None:
+            graph = capture_graph(stack)
+            run_plan = run_plan.model_copy(update={"graph": graph.label})
+            (run_program,) = lower(run_plan, graph)
         if phases:
-            graph = graph_of(dropout=0.1)
+            graph = capture_graph(stack) if lora else graph_of(dropout=0.1)
             offload = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
             changes = {"graph": graph.label, "offload": offload, "stages": stages}
             run_plan = run_plan.model_copy(update=changes)
             (run_program,) = lower(run_plan, graph)
-        steps = 30 if sparsity is None else 16 * kills
+        is_long = sparsity is not None or lora is not None
+        steps = 12 * kills if is_long else 30
         request = settings(steps=steps, save_every=2, keep=2, seed=7)
         data = {"source": tokens.meta.train.source, "tokenizer": "byte", "held_out": 0.2}
         dials = {"layers": 3, "width": width, "heads": 4, "sequence": 16, "vocabulary": 257,
@@ -270,7 +278,7 @@ def killed(
             },
             kills,
             seed,
-            is_long=sparsity is not None,
+            is_long=is_long,
         )
         context = RankContext(
             plan=run_plan, stack=stack, program=run_program, settings=request,
@@ -314,6 +322,14 @@ def test_a_run_killed_fifty_times_in_updates_of_its_masks_resumes_bit_identicall
     schedule: str, killed: Callable[..., None]
 ):
     killed(50, 6, sparsity=changes_at_every_step(schedule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", [(), EACH_LAYER])
+def test_a_run_with_adapters_killed_fifty_times_resumes_bit_identically(
+    phases: tuple[tuple[int, int], ...], killed: Callable[..., None]
+):
+    killed(50, 10, lora=LoraRequest(rank=2), phases=phases)
 
 
 def test_a_killed_run_with_a_static_mask_resumes_bit_identically(killed: Callable[..., None]):

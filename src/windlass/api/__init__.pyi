@@ -60,6 +60,9 @@ from .doctor.doctor import (
     doctor,
     require_report_file,
 )
+from .fine_tuning.peft_adapters import (
+    base_of_adapters,
+)
 from .inference.evaluate import (
     evaluate,
     score,
@@ -272,6 +275,7 @@ __all__ = [
     "Verifier",
     "add_machine",
     "annotate",
+    "base_of_adapters",
     "batch",
     "bisect",
     "capture",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass import planner
+from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
@@ -135,7 +136,8 @@ def make_request(
         RequestError: the file cannot be read.
         InputErrors: every key and value that is not valid.
     """
-    return Request.resolve(file, _all_overrides(model, overrides, machine, memory, stack))
+    overrides = _all_overrides(model, overrides, machine, memory, stack)
+    return with_peft_adapters(Request.resolve(file, overrides))
 
 
 def request_origins(
@@ -163,14 +165,11 @@ def request_origins(
 
 
 def _all_overrides(
-    model: str | None,
-    overrides: tuple[str, ...],
-    machine: str | None,
-    memory: str | None,
-    stack: str | None,
+    model: str | None, overrides: tuple[str, ...], *others: str | None
 ) -> tuple[str, ...]:
-    """The overrides, and the other arguments as such."""
-    arguments = {"model.name": model, "machine": machine, "memory": memory, "stack": stack}
+    """The overrides, and machine, memory and stack as such."""
+    keys = ("model.name", "machine", "memory", "stack")
+    arguments = dict(zip(keys, (model, *others), strict=True))
     # A JSON string is a TOML string too, whatever it contains.
     texts = ((key, json.dumps(value)) for key, value in arguments.items() if value is not None)
     return (*overrides, *(f"{key}={text}" for key, text in texts))

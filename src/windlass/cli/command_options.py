@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from windlass import api
 from windlass.cli.flags import Flag
 from windlass.errors import RequestError
+from windlass.models import is_peft_folder
 from windlass.schema import REQUEST_FILE, Request
 
 
@@ -67,19 +68,29 @@ class ParentOptions:
 
     parent: Annotated[str | None, Parameter(name="--from")] = None
     """Start from the newest checkpoint of this run, or from another one by `RUN@STEP`, with the
-    run's request; steps, learning rates and data order are the new run's own."""
+    run's request; steps, learning rates and data order are the new run's own. Or start from the
+    adapters of a PEFT folder, beside the base that it names."""
     continues: Annotated[bool, Parameter(name="--continue", negative="")] = False
     """With `--from`: go on with the steps, the learning rates and the data order of that run, up to
     a larger `train.steps`."""
 
+    @property
+    def adapter(self) -> Path | None:
+        """The PEFT folder that `--from` names; None if it names a run, or nothing."""
+        if self.parent is None or not is_peft_folder(Path(self.parent)):
+            return None
+        return Path(self.parent)
+
     def find(self, root: Path) -> api.ParentRun | None:
-        """The run to start from; None starts from the beginning.
+        """The run to start from; None starts from the beginning, or from adapters of PEFT.
 
         Raises:
             RequestError: `--continue` without `--from`.
             WindlassError: no such run or checkpoint.
         """
-        if self.parent is not None:
+        if self.adapter is not None and self.continues:
+            raise RequestError("`--continue` goes on with a run, and `--from` names a PEFT folder")
+        if self.parent is not None and self.adapter is None:
             return api.find_parent(self.parent, root=root, continues=self.continues)
         if self.continues:
             raise RequestError("`--continue` goes on with a run; name it by `--from RUN`")
@@ -102,6 +113,18 @@ def request_of_parent(options: ExplainedPlanOptions, parent: api.ParentRun) -> E
             "changes as `key=value`"
         )
     return replace(options, file=parent.record.folder / REQUEST_FILE)
+
+
+def beside_adapters(
+    model: str | None, overrides: tuple[str, ...], folder: Path
+) -> tuple[str, tuple[str, ...]]:
+    """The model and the overrides of a run that starts from adapters of PEFT.
+
+    Raises:
+        ModelError: no model is named, and the folder's base is none of this machine.
+    """
+    model, overrides = _split_model(model, overrides)
+    return model or api.base_of_adapters(folder), (*overrides, f"lora.adapter={folder}")
 
 
 def build_request(

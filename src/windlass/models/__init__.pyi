@@ -1,3 +1,12 @@
+from .adapter_files.peft_adapter import (
+    PeftAdapter,
+    fitting_adapters,
+    linear_layers,
+    peft_adapter,
+)
+from .adapter_files.peft_folder import (
+    open_peft_folder,
+)
 from .attention import (
     Attention,
     attend,
@@ -49,9 +58,11 @@ from .experts.routing import (
     balance_buffers,
     set_balance_scale,
 )
+from .fine_tuning.adapter_names import (
+    is_adapter,
+)
 from .fine_tuning.lora import (
     LoraLinear,
-    is_adapter,
 )
 from .fused_loss.projection import (
     can_fuse_loss,
@@ -81,13 +92,9 @@ from .huggingface.image_processor import (
 from .huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
+    is_peft_folder,
     is_pretrained,
     tokenizer_file,
-)
-from .huggingface.peft_adapter import (
-    PeftAdapter,
-    linear_layers,
-    peft_adapter,
 )
 from .images.image_config import (
     ResNetConfig,
@@ -191,6 +198,7 @@ __all__ = [
     "export_layout",
     "fake_state",
     "find_model_folder",
+    "fitting_adapters",
     "fuse_loss",
     "gguf_layout",
     "gguf_vocabulary",
@@ -201,6 +209,7 @@ __all__ = [
     "is_causal",
     "is_embedding_only",
     "is_huggingface",
+    "is_peft_folder",
     "is_pretrained",
     "is_residual",
     "is_users_own",
@@ -214,6 +223,7 @@ __all__ = [
     "model_config",
     "model_names",
     "norm_statistics",
+    "open_peft_folder",
     "pad_vocabulary",
     "padded_linear",
     "param_shards",

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import ModelError
+from windlass.models.adapter_files.base_weights import with_files
+from windlass.models.adapter_files.peft_adapter import fitting_adapters
 from windlass.models.catalog import (
     ModelArgument,
     apply_model_arguments,
@@ -19,8 +21,9 @@ from windlass.models.catalog import (
 )
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.arguments import refuse_sparse_experts
+from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.frozen import freeze_weights
-from windlass.models.fine_tuning.lora import add_adapters, is_adapter
+from windlass.models.fine_tuning.lora import add_adapters
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.images.image_config import ResNetConfig
@@ -86,7 +89,7 @@ def build_layer_stack(
         stack = layer_stack_from_module(
             user_module, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
         )
-        return _with_mask_file(stack, sparsity)
+        return _with_base(_with_mask_file(stack, sparsity), lora, device=device)
     if is_residual(name):
         others = (lora, sparsity, sharding_rules)
         return _residual_stack(
@@ -117,6 +120,10 @@ def build_layer_stack(
     stack = _with_mask_file(stack, sparsity)
     if is_pretrained and not weightless:
         stack = _with_pretrained_weights(stack, config)
+    if lora is not None and not weightless:
+        base, folder = (None if each is None else Path(each) for each in (lora.base, lora.adapter))
+        adapters = None if folder is None else fitting_adapters(config, stack, folder)
+        stack = with_files(stack, base, adapters)
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
@@ -160,7 +167,7 @@ def layer_stack_of(
     stack = layer_stack_from_module(
         model, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
     )
-    return _with_mask_file(stack, sparsity)
+    return _with_base(_with_mask_file(stack, sparsity), lora, device=device)
 
 
 def _residual_stack(
@@ -279,7 +286,16 @@ def _make_trainable(
     *,
     seed: int,
 ) -> None:
-    """Makes linear layers sparse, gives them adapters, and freezes weights, in place."""
+    """Makes linear layers sparse, gives them adapters, and freezes weights, in place.
+
+    Raises:
+        ModelError: what is asked for does not fit the model.
+    """
+    if lora is not None and lora.adapter is not None and is_users_own(name):
+        raise ModelError(
+            f"`lora.adapter` names adapters of PEFT, which know no model of your own (`{name}`); "
+            "leave it out"
+        )
     if sparsity is not None:
         make_sparse(model, name, sparsity, seed=seed)
     if lora is not None:
@@ -296,6 +312,13 @@ def _with_mask_file(stack: LayerStack, sparsity: SparsityRequest | None) -> Laye
     if sparsity is None or sparsity.mask is None:
         return stack
     return replace(stack, mask_file=Path(sparsity.mask))
+
+
+def _with_base(stack: LayerStack, lora: LoraRequest | None, *, device: str) -> LayerStack:
+    """A stack of a user's own model with the weights of `lora.base`, where it needs any."""
+    if lora is None or lora.base is None or device == "meta":
+        return stack
+    return with_files(stack, Path(lora.base), None)
 
 
 def _with_weights(stack: LayerStack, *, seed: int, device: str) -> LayerStack:

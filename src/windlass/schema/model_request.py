@@ -39,6 +39,17 @@ class LoraRequest(RequestTable):
     targets: tuple[Name, ...] | None = None
     """Patterns of the names of linear layers that get an adapter, or of the ends of their names,
     such as `attention.*`; None means all linear layers of the blocks."""
+    ranks: dict[str, Size] | None = None
+    """Other ranks than `rank`, by pattern as in `targets`; the scale stays `alpha / rank`. None has
+    none."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that an input of an adapter is dropped in training."""
+    adapter: Name | None = None
+    """A folder of PEFT whose adapters training begins with; rank, alpha, targets and dropout are
+    then the folder's. None means new adapters."""
+    base: Name | None = None
+    """A checkpoint of a run, or a safetensors file that `windlass export` wrote, whose weights the
+    adapters stand beside; None means the model's own."""
 
     @property
     def scale(self) -> float:

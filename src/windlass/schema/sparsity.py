@@ -223,6 +223,14 @@ class ModelIdentity(ModelRequest):
     """Patterns of the names of frozen weights; None freezes none."""
 
     @property
+    def saved(self) -> Self:
+        """The same model once a checkpoint has its weights, with no other files to read."""
+        if self.lora is None:
+            return self
+        lora = self.lora.model_copy(update={"base": None, "adapter": None})
+        return self.model_copy(update={"lora": lora})
+
+    @property
     def dense(self) -> ModelRequest:
         """The model's name and dials alone, as a request's `model` table."""
         fields = self.model_fields_set & set(ModelRequest.model_fields)

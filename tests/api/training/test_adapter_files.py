@@ -21,6 +21,7 @@ SIZES = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4},
 }  # fmt: skip
 
 

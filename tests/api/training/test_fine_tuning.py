@@ -204,6 +204,8 @@ def test_a_run_with_adapters_goes_on_with_two_four_and_one_ranks(home: Path) -> 
     "pins",
     [
         ("parallel.tensor=2", "parallel.pipeline=2"),
+        ("parallel.tensor=2", "lora.dropout=0.2"),
+        ("phases=2", "lora.dropout=0.2"),
         ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
         ("parallel.data=2", "sharding.optimizer=2"),
         ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.machines import Progress
 from windlass.api.plan import plan
 from windlass.api.runs import RUNS
@@ -10,7 +11,7 @@ from windlass.api.training.run_files import IMPORTED, run_documents
 from windlass.api.training.setup import verified_programs
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import RequestError, StorageError
-from windlass.models import find_model_folder, tokenizer_file
+from windlass.models import find_model_folder, is_peft_folder, tokenizer_file
 from windlass.schema import CHECKPOINT_FOLDER, CODE_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE
 from windlass.tracking import collect_environment, create_run_folder, snapshot_code
 from windlass.units import format_bytes
@@ -19,13 +20,14 @@ from windlass.units import format_bytes
 def import_model(
     folder: Path | str, *, root: Path | str = RUNS, progress: Progress | None = None
 ) -> Path:
-    """A run with the weights of a Hugging Face folder, to be sampled, evaluated and exported.
+    """A run with the weights of a folder, to be sampled, evaluated and exported.
 
     Weights are copied one at a time and keep their types, and so does the tokenizer. The folder's
     `config.json` and its other small files are read where they are.
 
     Args:
-        folder: a folder with a `config.json` and safetensors.
+        folder: a folder with a `config.json` and safetensors, or one of PEFT, whose adapters then
+            stand beside the base that it names.
         root: the folder that holds the run folders.
         progress: called with how far planning is.
 
@@ -40,13 +42,16 @@ def import_model(
     from windlass.runtime import Manifest, import_weights
 
     path = Path(folder).expanduser().resolve()
-    name = f"hf:{path}"
-    if find_model_folder(name).weights is None:
+    is_adapter = is_peft_folder(path)
+    name = base_of_adapters(path) if is_adapter else f"hf:{path}"
+    weights = find_model_folder(name).weights
+    if weights is None:
         raise RequestError(f"`{folder}` is a file without weights; name its folder")
-    planned = plan(name, progress=progress)
+    words = (f"lora.adapter={path}",) if is_adapter else ()
+    planned = plan(name, *words, progress=progress)
     request, labels = planned.request, planned.plan
     stack = planned.objects.stack(request.model_identity, seed=request.train.seed)
-    _require_space(path, Path(root))
+    _require_space(weights, Path(root))
     code = snapshot_code(None)
     documents = run_documents(planned, verified_programs(planned))
     documents |= {ENVIRONMENT_FILE: collect_environment(sys.argv, code), CODE_FILE: code}

@@ -14,6 +14,7 @@ from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
 from windlass.api.training.run_files import refuse_imported, require_unchanged
 from windlass.errors import CheckpointError, InputErrors, PlanError, RecordError, RequestError
+from windlass.models import is_adapter
 from windlass.schema import (
     CHECKPOINT_FOLDER,
     CONVERTED_CHECKPOINT_FOLDER,
@@ -51,6 +52,11 @@ class ParentRun:
     def step(self) -> int:
         """The step of the checkpoint."""
         return self.checkpoint.manifest.step
+
+    def is_base_of(self, planned: Planned) -> bool:
+        """Whether a run trains new adapters beside the weights of this one."""
+        old = self.record.request
+        return planned.request.lora is not None and old is not None and old.lora is None
 
     @property
     def metadata(self) -> dict[str, object]:
@@ -103,12 +109,13 @@ def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
         PlanError: the model has other weights than the parent's.
         InputErrors: everything that keeps the run from going on with the parent's steps.
     """
-    request, old = planned.request, parent.record.request
-    graph = parent.record.graph
+    old, graph = parent.record.request, parent.record.graph
     if old is None or graph is None:
         why = "; ".join(parent.record.faults) or "files are missing"
         raise RecordError(f"run `{parent.name}` cannot be a parent: {why}")
-    if difference := _other_weights(graph, planned.graph):
+    planned = beside_weights_of(parent, planned) if parent.is_base_of(planned) else planned
+    request = planned.request
+    if difference := _other_weights(graph, planned.graph, adapted=parent.is_base_of(planned)):
         raise PlanError(
             f"run `{parent.name}` trained a model with other weights: {difference}; leave out what "
             "changes the model's shape"
@@ -123,8 +130,33 @@ def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
     return replace(
         planned,
         request=request.model_copy(update={"data": data}),
-        notes=(*planned.notes, *parent.checkpoint.damaged, _note(parent, request)),
+        notes=(
+            *planned.notes,
+            *parent.checkpoint.damaged,
+            _note(parent, request, adapted=parent.is_base_of(planned)),
+        ),
     )
+
+
+def beside_weights_of(parent: ParentRun, planned: Planned) -> Planned:
+    """What a run runs whose adapters stand beside the weights of its parent.
+
+    Raises:
+        RequestError: it should go on with the parent's steps, which were those of all weights.
+    """
+    request, result = planned.request, planned.result
+    if parent.continues:
+        raise RequestError(
+            f"`--continue` with adapters beside run `{parent.name}`, whose steps trained all "
+            "weights; leave `--continue` out"
+        )
+    base = str(parent.checkpoint.path.absolute())
+    lora = request.lora and request.lora.model_copy(update={"base": base})
+    request = request.model_copy(update={"lora": lora})
+    if result.plan is not None:
+        model = {"model": request.model_identity}
+        result = replace(result, plan=result.plan.model_copy(update=model))
+    return replace(planned, request=request, result=result)
 
 
 def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset | ExampleDataset") -> None:
@@ -153,8 +185,10 @@ def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset | ExampleD
         )
 
 
-def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Checkpoint":
+def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Checkpoint | None":
     """Gives a new run its parent's checkpoint as its own first one.
+
+    It gets none if its adapters stand beside the parent's weights, which are read at its beginning.
 
     Args:
         parent: the run to start from.
@@ -166,6 +200,8 @@ def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Che
     """
     from windlass.runtime import Manifest, link_checkpoint
 
+    if parent.is_base_of(planned):
+        return None
     step = parent.step if parent.continues else 0
     train = planned.request.train
     manifest = Manifest(
@@ -219,9 +255,17 @@ def _no_checkpoint(record: RunRecord, step: str) -> str:
     return f"{run} keeps no checkpoint of step {step}; it has those of {steps}"
 
 
-def _other_weights(old: Graph, new: Graph) -> str | None:
-    """The first weight in which two models differ; None if they have the same."""
+def _other_weights(old: Graph, new: Graph, *, adapted: bool) -> str | None:
+    """The first weight in which two models differ; None if they have the same.
+
+    Args:
+        old: the parent's model.
+        new: the child's.
+        adapted: whether the child has adapters beside the parent's weights.
+    """
     before, after = list(_weights(old)), list(_weights(new))
+    if adapted:
+        after = [weight for weight in after if not is_adapter(weight[1])]
     if old.layers != new.layers:
         return f"it has {old.layers} layers, and `{new.name}` has {new.layers}"
     for (layer, name, shape), theirs in zip(before, after, strict=False):
@@ -263,11 +307,13 @@ def _breaks_in_order(parent: ParentRun, request: ResolvedRequest) -> Iterator[st
         yield f"`data` is not that of run `{parent.name}`"
 
 
-def _note(parent: ParentRun, request: ResolvedRequest) -> str:
+def _note(parent: ParentRun, request: ResolvedRequest, *, adapted: bool) -> str:
     """Where the run starts, in a sentence."""
     where = f"step {parent.step} of run `{parent.name}`"
     if parent.continues:
         return f"goes on after {where}, with its data order and learning rates"
+    if adapted:
+        return f"trains adapters beside the weights of {where}, which stay as they are"
     note = f"starts from {where}, with steps, learning rates and data order of its own"
     old = parent.record.request
     if old is None or request.data != old.data or request.train.seed != old.train.seed:

@@ -151,9 +151,11 @@ def refuse_imported(record: RunRecord) -> None:
     """
     folder = record.meta.get(IMPORTED)
     if folder is not None:
+        is_adapter = record.request is not None and record.request.lora is not None
+        what = f"--from {folder}" if is_adapter else f"hf:{folder}"
         raise RecordError(
             f"run `{record.folder.name}` has imported weights and no step to go on from; train "
-            f"them by `windlass train hf:{folder}`"
+            f"them by `windlass train {what}`"
         )
 
 

@@ -303,8 +303,7 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     may_keep_statistics = graph.examples is not None or is_users_own(planned.request.model.name)
     if may_keep_statistics and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
-    programs = lower(plan, graph)
-    device = machine.device
+    programs, device = lower(plan, graph), machine.device
     capacities = {t.name: t.capacity_bytes for t in device.tiers if t.name == HOST_TIER}
     capacities[device.memory.name] = _tensor_budget_bytes(planned)
     verify_programs(programs, plan, graph, capacities)
@@ -368,8 +367,7 @@ def make_training_loop(
         from windlass.torch_ext import device_for
 
         _prepare_memory(planned)
-        stack = _new_stack(planned)
-        device = device_for(planned.machine.device.kind)
+        device, stack = device_for(planned.machine.device.kind), _new_stack(planned, checkpoint)
         return lambda: _training_loop(
             planned, stack, batches, programs[0], folder.path, checkpoint, device, hooks
         )
@@ -407,12 +405,13 @@ def train_rank(
     tokens = load_run_tokens(folder) or prepare_data(planned.request, None)
     batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
-    stack = _new_stack(planned)
-    return _training_loop(planned, stack, batches, program, folder, start, device, hooks)
+    new = _new_stack(planned, start)
+    return _training_loop(planned, new, batches, program, folder, start, device, hooks)
 
 
-def _new_stack(planned: Planned) -> "LayerStack":
-    return planned.objects.stack(planned.request.model_identity, seed=planned.request.train.seed)
+def _new_stack(planned: Planned, checkpoint: "Checkpoint | None") -> "LayerStack":
+    model, seed = planned.request.model_identity, planned.request.train.seed
+    return planned.objects.stack(model.saved if checkpoint else model, seed=seed)
 
 
 def _prepare_memory(planned: Planned) -> None:
@@ -451,7 +450,7 @@ def _training_loop(
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
         stopped = replace(hooks, stop=stop)
-        new = _new_stack(planned)
+        new = _new_stack(planned, checkpoint)
         return _attempt(planned, new, batches, program, folder, checkpoint, device, stopped)
 
     return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)

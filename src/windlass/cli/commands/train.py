@@ -17,6 +17,7 @@ from windlass.cli.command_options import (
     NO_PARENT,
     ExplainedPlanOptions,
     ParentOptions,
+    beside_adapters,
     build_plan,
     explain_values,
     request_of_parent,
@@ -63,7 +64,7 @@ def train(
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
         on: The machine; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
-        parents: A run to start from.
+        parents: A run, or adapters of PEFT, to start from.
         runs: The folder that holds the run folders.
         folder: Train into this folder instead of a new one under `runs`.
         group: A name that several runs share, to find and compare them by.
@@ -74,6 +75,8 @@ def train(
             parent = parents.find(runs)
             if parent is not None:
                 options = request_of_parent(options, parent)
+            elif parents.adapter is not None:
+                model, overrides = beside_adapters(model, overrides, parents.adapter)
             planned = build_plan(model, overrides, options, machine=on, progress=progress)
             run = api.train(
                 planned,

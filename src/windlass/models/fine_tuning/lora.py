@@ -12,28 +12,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.errors import ModelError
+from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import LoraRequest
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with an adapter: `x W^T + b + scale (x A^T) B^T`.
+    """A frozen linear layer with an adapter: `x W^T + b + scale (dropout(x) A^T) B^T`.
 
     Args:
         base: the linear layer, whose weight and bias it takes over under the same names.
         rank: rank of the adapter.
         scale: what the adapter's output is multiplied with.
+        dropout: probability that an input of the adapter is dropped in training.
     """
 
-    def __init__(self, base: nn.Linear, *, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear, *, rank: int, scale: float, dropout: float = 0.0) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(base))
-        self._parameters = dict(base._parameters)  # noqa: SLF001  the base keeps its own
+        # The base keeps its own tables.
+        self._parameters, self._modules = dict(base._parameters), dict(base._modules)  # noqa: SLF001
         self.base_type = type(base)
         """Draws the weights of the base."""
         self.rank, self.scale = rank, scale
         self.lora_a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.lora_b = nn.Parameter(base.weight.new_empty(base.out_features, rank))
+        if dropout > 0:
+            self.add_module(ADAPTER_DROPOUT, nn.Dropout(dropout))
 
     def reset_parameters(self) -> None:
         """Draws the weights of the base, then those of the adapter."""
@@ -48,8 +53,14 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[... in]` to `[... out]`."""
-        update = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
-        return torch.add(functional.linear(x, self.weight, self.bias), update, alpha=self.scale)
+        base = functional.linear(x, self.weight, self.bias)
+        return torch.add(base, self.adapter_output(x), alpha=self.scale)
+
+    def adapter_output(self, x: Tensor) -> Tensor:
+        """What the adapter gives for `[... in]`, without its scale, `[... out]`."""
+        dropout = self._modules.get(ADAPTER_DROPOUT)
+        inputs = x if dropout is None else dropout(x)
+        return functional.linear(functional.linear(inputs, self.lora_a), self.lora_b)
 
     def extra_repr(self) -> str:
         """Sizes and rank."""
@@ -66,15 +77,10 @@ class RowLoraLinear(LoraLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s in/t]` to a partial sum of `[b s out]`."""
-        update = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         # Each rank adds its share of the bias, as in `RowLinear`.
         bias = None if self.bias is None else self.bias * (1 / self.ranks)
-        return torch.add(functional.linear(x, self.weight, bias), update, alpha=self.scale)
-
-
-def is_adapter(parameter: str) -> bool:
-    """Whether a parameter's name is that of an adapter's factor."""
-    return parameter.rpartition(".")[2] in ("lora_a", "lora_b")
+        base = functional.linear(x, self.weight, bias)
+        return torch.add(base, self.adapter_output(x), alpha=self.scale)
 
 
 def add_adapters(
@@ -100,7 +106,9 @@ def add_adapters(
                 f"`{path}` of model `{name}` is a `{type(base).__name__}` with a product of its "
                 "own, beside which no adapter stands; name other layers in `lora.targets`"
             )
-        adapted = LoraLinear(base, rank=request.rank, scale=request.scale)
+        adapted = LoraLinear(
+            base, rank=_rank(path, request), scale=request.scale, dropout=request.dropout
+        )
         with keyed_generator(seed, f"{path}.lora"):
             adapted.reset_adapter()
         owner, _, leaf = path.rpartition(".")
@@ -130,6 +138,12 @@ def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRe
                 f"ends so; it has {', '.join(f'`{path}`' for path in linears[:6]) or 'none'}"
             )
     return [path for path in linears if any(_matches(path, each) for each in request.targets)]
+
+
+def _rank(path: str, request: LoraRequest) -> int:
+    """The rank of a layer's adapter: that of the first pattern that matches, or that of all."""
+    others = (request.ranks or {}).items()
+    return next((rank for pattern, rank in others if _matches(path, pattern)), request.rank)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -10,6 +10,8 @@ from windlass.errors import ModelError, shorten
 
 PREFIX = "hf:"
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+ADAPTER_CONFIG = "adapter_config.json"
+"""What PEFT writes beside adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,11 @@ def is_huggingface(name: str) -> bool:
 def is_pretrained(name: str) -> bool:
     """Whether a model's name is one of a Hugging Face folder, whose weights are trained already."""
     return is_huggingface(name) and not name.endswith(".json")
+
+
+def is_peft_folder(path: Path) -> bool:
+    """Whether a folder holds adapters of PEFT."""
+    return (path / ADAPTER_CONFIG).is_file()
 
 
 def find_model_folder(name: str) -> ModelFolder:

@@ -11,6 +11,9 @@ from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, Layout
 from windlass.models.huggingface.image_fields import ModelConfig
 
+_UNORDERED = (None, "transposed", "experts")
+"""Layouts whose rows are in our order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
@@ -50,11 +53,19 @@ class TensorNames:
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
         if rule.half is not None:
             return tensor.chunk(2)[rule.half == "second"]
-        if layout is None:
-            return tensor
         if layout == "transposed":
             return tensor.t().contiguous()
-        return tensor[_row_order(layout, self.transformer)]
+        return self.order_rows(parameter, tensor)
+
+    def order_rows(self, parameter: str, value: Tensor) -> Tensor:
+        """A tensor with a row for each of a parameter's, from the order of the joined sources.
+
+        Args:
+            parameter: its full name.
+            value: `[rows ...]`.
+        """
+        layout = self.family.rule(parameter)[0].layout
+        return value if layout in _UNORDERED else value[_row_order(layout, self.transformer)]
 
     def half(self, parameter: str) -> Literal["first", "second"] | None:
         """Which half of its source a parameter is; None if it is all of it."""
@@ -82,7 +93,7 @@ class TensorNames:
         layout = self.family.rule(parameter)[0].layout
         if layout == "experts":
             return tuple(zip(self.sources(parameter), value.contiguous().unbind(), strict=True))
-        if layout not in (None, "transposed") and not value.is_meta:
+        if layout not in _UNORDERED and not value.is_meta:
             value = value[_row_order(layout, self.transformer).argsort()]
         names = self.sources(parameter)
         if len(names) == 1:

@@ -43,7 +43,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX_FILE).is_file():
         return _list_shards(folder)
     if (folder / WEIGHTS_FILE).is_file():
-        return _list_file(folder / WEIGHTS_FILE)
+        return list_file(folder / WEIGHTS_FILE)
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelError(
@@ -55,6 +55,25 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
         f"`{folder}` has no weights (`{WEIGHTS_FILE}` or `{INDEX_FILE}`); download them, or name "
         f"`hf:{folder / 'config.json'}` to draw weights for its shape from the seed"
     )
+
+
+def list_file(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file by name.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            return {
+                name: StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"`{path}` is no safetensors file, or is damaged ({error}); download it again"
+        ) from None
 
 
 def read_tensor(name: str, stored: StoredTensor) -> Tensor:
@@ -71,20 +90,6 @@ def read_tensor(name: str, stored: StoredTensor) -> Tensor:
         raise ModelError(f"`{name}` of `{stored.file}` cannot be read: {error}") from None
 
 
-def _list_file(path: Path) -> dict[str, StoredTensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
-            return {
-                name: StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
-                for name, part in slices.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"`{path}` is no safetensors file, or is damaged ({error}); download it again"
-        ) from None
-
-
 def _list_shards(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of several files, of which an index says which has what."""
     index = folder / INDEX_FILE
@@ -99,7 +104,7 @@ def _list_shards(folder: Path) -> dict[str, StoredTensor]:
     ]
     if errors:
         raise InputErrors(errors)
-    by_file = {name: _list_file(folder / name) for name in names}
+    by_file = {name: list_file(folder / name) for name in names}
     errors = [*_misplaced(index, places, by_file)]
     if errors:
         raise InputErrors(errors)

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from windlass.errors import ModelError, did_you_mean
+from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
 from windlass.sparsity import BlockPart, column_groups
 
 if TYPE_CHECKING:
@@ -212,6 +213,12 @@ def resolve_sharding(
             resolved |= {_join(path, inner): rule for inner, rule in own_rules.items()}
     for pattern, rule in rules.items():
         resolved |= dict.fromkeys(matching_paths(layer, name, pattern, rule), rule)
+    for path, _ in layer.named_modules():
+        linear, _, leaf = path.rpartition(".")
+        if leaf == ADAPTER_DROPOUT:
+            has_columns = linear in resolved and resolved[linear].style == "row"
+            style: ShardingStyle = "sharded" if has_columns else "replicated"
+            resolved.setdefault(path, ShardingRule(style=style))
     return LayerSharding(rules=resolved, is_first=is_first)
 
 

@@ -40,7 +40,7 @@ def export_adapter(
     with storage_errors(to):
         try:
             partial.mkdir(parents=True)
-            content = json.dumps(adapter.config, indent=2, sort_keys=True) + "\n"
+            content = json.dumps(adapter.content(tensors), indent=2, sort_keys=True) + "\n"
             atomic_write(partial / "adapter_config.json", content)
             write_tensors(partial / "adapter_model.safetensors", sorted(tensors.items()))
             partial.replace(to)

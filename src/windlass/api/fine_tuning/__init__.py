@@ -1,0 +1,1 @@
+"""What adapters start from: those of another software, and weights of an earlier run."""

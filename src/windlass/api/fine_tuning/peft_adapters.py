@@ -1,0 +1,60 @@
+"""Adapters of a PEFT folder as a request: their base, layers, ranks and scale."""
+
+from pathlib import Path
+
+from windlass.api.objects import NO_OBJECTS, model_arguments
+from windlass.errors import ModelError, RequestError, shorten
+from windlass.models import apply_model_arguments, has_config, model_config
+from windlass.schema import ModelIdentity, Request
+
+_FREE = {"adapter", "base", "dropout"}
+"""Keys of `lora` that may stand beside `adapter`."""
+
+
+def with_peft_adapters(request: Request) -> Request:
+    """The request with all that the folder of `lora.adapter` says; itself if it names none.
+
+    Raises:
+        RequestError: it says itself what the folder says.
+        ModelError: there is no such folder, or its adapters are those of another base.
+        InputErrors: everything that makes an adapter more than two factors beside a product.
+    """
+    lora = request.lora
+    if lora is None or lora.adapter is None or lora.targets is not None:
+        return request
+    given = sorted(lora.model_fields_set - _FREE)
+    if given:
+        keys = " and ".join(f"`lora.{key}`" for key in given)
+        raise RequestError(f"{keys} with `lora.adapter`, whose folder says that; leave it out")
+    name, base = request.model.name, ModelIdentity.model_validate(request.model.model_dump())
+    if not has_config(name):
+        raise ModelError(
+            f"`lora.adapter` with `{name}`, a model of your own, which PEFT does not know; "
+            "leave it out"
+        )
+    from windlass.models import fitting_adapters
+
+    folder = Path(lora.adapter).expanduser().resolve()
+    config = apply_model_arguments(model_config(name), model_arguments(base))
+    adapters = fitting_adapters(config, NO_OBJECTS.stack(base, seed=None), folder)
+    read = adapters.request(lora.dropout if "dropout" in lora.model_fields_set else None)
+    return request.model_copy(update={"lora": read.model_copy(update={"base": lora.base})})
+
+
+def base_of_adapters(folder: Path) -> str:
+    """The name of the model that a PEFT folder's adapters were trained beside, `hf:DIR`.
+
+    Raises:
+        ModelError: it is no such folder, or its base is none of this machine.
+        InputErrors: everything that makes an adapter more than two factors beside a product.
+    """
+    from windlass.models import open_peft_folder
+
+    base = open_peft_folder(folder).base
+    if base is None or not Path(base).expanduser().is_dir():
+        what = "does not say its base" if base is None else f"was trained beside `{shorten(base)}`"
+        raise ModelError(
+            f"`{folder}` {what}, which is no folder here; name the base: "
+            f"`windlass train hf:DIR lora.adapter={folder}`"
+        )
+    return f"hf:{base}"

@@ -1,0 +1,1 @@
+"""What adapters are read from and written as: folders of PEFT, and the weights of their base."""

@@ -1,0 +1,111 @@
+"""Weights that Windlass wrote, as the base of adapters: a checkpoint's, or those of one file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.errors import ModelError, shorten
+from windlass.models.adapter_files.peft_folder import AdaptedWeights, PeftWeights
+from windlass.models.fine_tuning.adapter_names import is_adapter
+from windlass.models.huggingface.weight_files import (
+    FLOAT_TYPES,
+    StoredTensor,
+    list_file,
+    read_tensor,
+)
+from windlass.models.layer_stack import LayerStack
+
+_WEIGHT = "weight/"
+"""Beginning of a weight's name in a checkpoint, which has moments too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseWeights:
+    """Weights in files, each of which is read when it is asked for."""
+
+    stored: Mapping[str, tuple[str, StoredTensor]]
+    """Where each parameter stands, by its full name, and its name there."""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Full names of the parameters in the files."""
+        return frozenset(self.stored)
+
+    def read(self, parameter: str) -> Tensor:
+        """The values of one parameter.
+
+        Raises:
+            ModelError: a file cannot be read any more.
+        """
+        return read_tensor(*self.stored[parameter])
+
+    def dtype(self, parameter: str) -> torch.dtype:
+        """The type that `read` gives."""
+        return FLOAT_TYPES[self.stored[parameter][1].dtype]
+
+
+def with_files(stack: LayerStack, base: Path | None, adapters: PeftWeights | None) -> LayerStack:
+    """The stack with weights from files, apart from those that it has no file for.
+
+    Args:
+        stack: a model with adapters, on the meta device or with weights of its own.
+        base: a checkpoint or a safetensors file with the weights of its base; None keeps its own.
+        adapters: values of its adapters; None draws them.
+
+    Raises:
+        ModelError: a file cannot be read, or has not all weights of the base.
+    """
+    source = stack.weights if base is None else open_base_weights(base, stack)
+    if adapters is not None:
+        source = AdaptedWeights(base=source, adapters=adapters)
+    if source is None:
+        return stack
+    for name, parameter in _parameters(stack).items():
+        if not parameter.is_meta and name in source.parameters:
+            parameter.data.copy_(source.read(name))
+    return replace(stack, weights=source)
+
+
+def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
+    """The weights of a checkpoint, or of one file, for the base of a model with adapters.
+
+    Raises:
+        ModelError: a file cannot be read, or has not all weights of the base.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    stored = {
+        key.removeprefix(_WEIGHT): (key, tensor)
+        for file in files
+        for key, tensor in list_file(file).items()
+        if key.startswith(_WEIGHT) or not path.is_dir()
+    }
+    expected = {
+        name: tuple(parameter.shape)
+        for name, parameter in _parameters(stack).items()
+        if not is_adapter(name) and name not in stack.tied_weights
+    }
+    wrong = [
+        name
+        for name, shape in expected.items()
+        if name not in stored or stored[name][1].shape != shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"`{shorten(str(path))}` lacks {len(wrong)} of the {len(expected)} weights of "
+            f"`{stack.name}` (such as `{wrong[0]}`), or has them in other shapes: it is another "
+            "model, or its ranks divide it; write it as one file by "
+            "`windlass export RUN --to base.safetensors`, and name that as `lora.base`"
+        )
+    return BaseWeights(stored={name: stored[name] for name in expected})
+
+
+def _parameters(stack: LayerStack) -> dict[str, torch.nn.Parameter]:
+    """Every parameter by its full name."""
+    return {
+        f"{name}.{path}": parameter
+        for name, layer in zip(stack.names, stack.layers, strict=True)
+        for path, parameter in layer.named_parameters(remove_duplicate=False)
+    }

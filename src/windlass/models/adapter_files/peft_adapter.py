@@ -1,0 +1,198 @@
+"""Adapters in the format of PEFT: names of tensors, and `adapter_config.json`.
+
+Source: peft 0.18, `LoraConfig` and `get_peft_model_state_dict`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from windlass.errors import ModelError
+from windlass.models.adapter_files.peft_folder import (
+    PEFT_PREFIX,
+    PeftWeights,
+    fit_adapters,
+    open_peft_folder,
+)
+from windlass.models.config import TransformerConfig
+from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.huggingface.families import find_family
+from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
+from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.write_config import config_content
+from windlass.models.layer_stack import LayerStack
+from windlass.schema import LoraRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftAdapter:
+    """How the adapters of a model are written for PEFT."""
+
+    names: TensorNames
+    modules: frozenset[str]
+    """Every module of Hugging Face that a linear layer of ours is made of."""
+    config: dict[str, Any]
+    """Content of `adapter_config.json` but for the modules with an adapter and their ranks."""
+    scale: float
+    """What the output of each adapter is multiplied with."""
+
+    def tensors(self, linear: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the adapter beside one linear layer of ours.
+
+        A layer of ours that is several of theirs gives each the same A and its own rows of B. What
+        B multiplies by zero is left out of A: so adapters that were read apart are written apart.
+
+        Args:
+            linear: full name of the layer.
+            a: `[rank in]`.
+            b: `[out rank]`.
+        """
+        parts = self.names.split_rows(f"{linear}.weight", b)
+        for name, part in parts:
+            module = PEFT_PREFIX + name.removesuffix(".weight")
+            used = part.any(dim=0)
+            if len(parts) > 1 and b.any():
+                if not used.any():
+                    continue
+                yield f"{module}.lora_A.weight", a[used]
+                yield f"{module}.lora_B.weight", part[:, used].contiguous()
+            else:
+                yield f"{module}.lora_A.weight", a
+                yield f"{module}.lora_B.weight", part
+
+    def content(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The content of `adapter_config.json` for adapters of these ranks."""
+        end = ".lora_A.weight"
+        ranks = {
+            name.removeprefix(PEFT_PREFIX).removesuffix(end): len(tensor)
+            for name, tensor in tensors.items()
+            if name.endswith(end)
+        }
+        rank = Counter(ranks.values()).most_common(1)[0][0]
+        others = {name: other for name, other in _by_end(ranks).items() if other != rank}
+        return self.config | {
+            "r": rank,
+            "lora_alpha": self.scale * rank,
+            "rank_pattern": others,
+            "alpha_pattern": {name: self.scale * other for name, other in others.items()},
+            "target_modules": _target_modules(frozenset(ranks), self.modules - ranks.keys()),
+        }
+
+
+def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequest) -> PeftAdapter:
+    """How the adapters of a model are written for PEFT.
+
+    Args:
+        config: the model's configuration.
+        stack: the model, with adapters.
+        request: rank and scale of the adapters.
+
+    Raises:
+        ModelError: no type of Hugging Face has this shape, or an adapter is no adapter of theirs.
+    """
+    names, base = adapter_names(config)
+    family = names.family
+    linears = [name for name, _ in _linear_modules(stack)]
+    rules = (family.rule(f"{path}.weight")[0] for path in linear_layers(stack, adapted=True))
+    if shared := sorted({*_shared_sources(names, linear_layers(stack, adapted=True))}):
+        raise ModelError(
+            f"`{shared[0]}` of a `{family.model_type}` is two layers of ours, whose adapters are "
+            "none of it; leave `gate` and `input` of the feed-forward out of "
+            "`lora.targets`, or export the merged model (`--to hf:DIR`)"
+        )
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if config.causal else None,
+        "base_model_name_or_path": base,
+        "lora_dropout": request.dropout,
+        "bias": "none",
+        "fan_in_fan_out": any(rule.layout == "transposed" for rule in rules),
+        "inference_mode": True,
+    }
+    modules = frozenset(_sources(names, linears))
+    return PeftAdapter(names=names, modules=modules, config=content, scale=request.scale)
+
+
+def adapter_names(config: TransformerConfig) -> tuple[TensorNames, str]:
+    """The names that the tensors of a model have for PEFT, and that of the model.
+
+    Raises:
+        ModelError: no type of Hugging Face has this shape.
+    """
+    if is_huggingface(config.name):
+        folder = find_model_folder(config.name)
+        family = find_family(folder.read_config().get("model_type"))
+        return TensorNames(family=family, config=config), str(folder.config.parent)
+    return TensorNames(family=config_content(config)[0], config=config), config.name
+
+
+def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path) -> PeftWeights:
+    """The adapters of a folder of PEFT, as those of a model's linear layers.
+
+    Args:
+        config: the model's configuration.
+        stack: the model, with adapters or without; its weights are not touched.
+        folder: the folder.
+
+    Raises:
+        ModelError: it is no folder of PEFT, or one of another base.
+        InputErrors: everything that makes an adapter more than two factors beside a product.
+    """
+    linears = {
+        name: (module.out_features, module.in_features) for name, module in _linear_modules(stack)
+    }
+    adapters = open_peft_folder(folder)
+    return fit_adapters(adapters, adapter_names(config)[0], linears, model=config.name)
+
+
+def linear_layers(stack: LayerStack, *, adapted: bool) -> list[str]:
+    """Full names of the linear layers with an adapter, or of those without."""
+    return [
+        name for name, module in _linear_modules(stack) if isinstance(module, LoraLinear) == adapted
+    ]
+
+
+def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear]]:
+    """Every linear layer with its full name."""
+    for name, layer in zip(stack.names, stack.layers, strict=True):
+        for path, module in layer.named_modules():
+            if isinstance(module, nn.Linear):
+                yield f"{name}.{path}" if path else name, module
+
+
+def _sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
+    """Names of the modules of Hugging Face that linear layers of ours are made of."""
+    for linear in linears:
+        for source in names.sources(f"{linear}.weight"):
+            yield source.removesuffix(".weight")
+
+
+def _shared_sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
+    """Names of the tensors of which linear layers of ours are a half."""
+    for linear in linears:
+        if names.half(f"{linear}.weight") is not None:
+            yield from names.sources(f"{linear}.weight")
+
+
+def _by_end(ranks: Mapping[str, int]) -> dict[str, int]:
+    """Ranks by the last parts of the names of modules, or by full names where these differ."""
+    ends: dict[str, set[int]] = defaultdict(set)
+    for name, rank in ranks.items():
+        ends[name.rpartition(".")[2]].add(rank)
+    return {
+        end if len(ends[end]) == 1 else name: rank
+        for name, rank in ranks.items()
+        for end in (name.rpartition(".")[2],)
+    }
+
+
+def _target_modules(adapted: frozenset[str], others: frozenset[str]) -> list[str]:
+    """The last parts of the names of adapted modules; full names if others share such a part."""
+    ends = {name.rpartition(".")[2] for name in adapted}
+    if ends & {name.rpartition(".")[2] for name in others}:
+        return sorted(adapted)
+    return sorted(ends)

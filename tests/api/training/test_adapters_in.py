@@ -1,0 +1,202 @@
+"""Adapters that training begins with: of a PEFT folder, and new ones beside a run of ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import windlass
+from api.training.test_adapter_files import STEPS, base, hashes
+from command_line import TINY
+from windlass.api.fine_tuning.peft_adapters import base_of_adapters
+from windlass.api.plan import make_request
+from windlass.api.training.parent import find_parent
+from windlass.errors import ModelError, RequestError, WindlassError
+from windlass.models.adapter_files.peft_adapter import linear_layers, peft_adapter
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import model_config
+
+MODEL, *OVERRIDES = TINY
+TOKENS = torch.arange(32)[None]
+ROUNDING = 1e-5
+"""Two products in place of one round differently in float32."""
+
+# peft asks transformers by a name that transformers is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+def adapter(path: Path, folder: Path, **settings: object) -> torch.Tensor:
+    """Saves an adapter of peft beside a base, and gives the logits of both together."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    words = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**words | settings)
+    )
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+        model.save_pretrained(path)
+        return model.eval()(TOKENS).logits
+
+
+def logits(folder: Path, adapters: Path | None = None) -> torch.Tensor:
+    """What transformers computes with a folder, or peft with adapters beside it."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return (model if adapters is None else PeftModel.from_pretrained(model, adapters))(
+            TOKENS
+        ).logits
+
+
+QUERIES = {
+    "target_modules": ["q_proj", "v_proj", "down_proj"], "rank_pattern": {"down_proj": 6},
+    "alpha_pattern": {"layers.0.self_attn.q_proj": 9}, "lora_dropout": 0.25,
+}  # fmt: skip
+"""An adapter beside parts of our fused layers, in two ranks and two scales."""
+
+
+def test_adapters_of_peft_compute_what_peft_computes_and_are_written_as_they_were(home: Path):
+    folder = base(home / "base", "llama")
+    expected = adapter(home / "adapter", folder, target_modules=["q_proj", "v_proj", "o_proj"])
+    request = make_request(f"hf:{folder}", f"lora.adapter={home / 'adapter'}")
+    assert request.lora is not None
+
+    stack = build_layer_stack(f"hf:{folder}", {}, device="cpu", lora=request.lora)
+    x = TOKENS
+    with torch.no_grad():
+        for layer in stack.layers:
+            x = layer(x)
+
+    torch.testing.assert_close(x, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert (logits(folder) - expected).abs().max() > 100 * ROUNDING
+    writer = peft_adapter(model_config(f"hf:{folder}"), stack, request.lora)
+    layers = nn.ModuleDict(dict(zip(stack.names, stack.layers, strict=True)))
+    written = {
+        name: tensor
+        for linear in linear_layers(stack, adapted=True)
+        for module in (layers.get_submodule(linear),)
+        for name, tensor in writer.tensors(linear, module.lora_a.data, module.lora_b.data)
+    }
+    before = load_file(home / "adapter" / "adapter_model.safetensors")
+    assert before.keys() == written.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [("llama", QUERIES), ("llama", {"use_rslora": True}), ("gpt2", {}), ("gptj", {})],
+)
+def test_an_imported_run_of_adapters_is_merged_and_exported_as_peft_computes(
+    home: Path, model_type: str, settings: dict[str, Any]
+):
+    folder = base(home / "base", model_type)
+    expected = adapter(home / "adapter", folder, **settings)
+
+    run = windlass.import_model(home / "adapter", root=home / "runs")
+    windlass.export(run, to=f"hf:{home / 'merged'}")
+    windlass.export(run, to=f"peft:{home / 'again'}")
+
+    again = logits(folder, home / "again")
+    torch.testing.assert_close(logits(home / "merged"), expected, rtol=ROUNDING, atol=ROUNDING)
+    torch.testing.assert_close(again, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_with_adapters_of_peft_trains_them_and_peft_loads_them(home: Path):
+    folder = base(home / "base", "llama")
+    adapter(home / "adapter", folder, **QUERIES)
+    files = hashes(folder) | hashes(home / "adapter")
+    words = (*STEPS, f"data.source={home / 'text'}", f"lora.adapter={home / 'adapter'}")
+
+    run = windlass.train(base_of_adapters(home / "adapter"), *words, root=home / "runs")
+    list(run)
+    windlass.export(run.folder, to=f"peft:{home / 'trained'}")
+    windlass.export(run.folder, to=f"hf:{home / 'merged'}")
+
+    merged = logits(home / "merged")
+    torch.testing.assert_close(
+        logits(folder, home / "trained"), merged, rtol=ROUNDING, atol=ROUNDING
+    )
+    assert (merged - logits(folder, home / "adapter")).abs().max() > 100 * ROUNDING
+    assert hashes(folder) | hashes(home / "adapter") == files
+    config = json.loads((home / "trained" / "adapter_config.json").read_text())
+    assert (config["r"], config["rank_pattern"]) == (6, {})
+    assert config["lora_dropout"] == 0.25
+
+
+def written(path: Path, **changes: object) -> Path:
+    """A small adapter of Llama, as peft writes it, with changes of its configuration."""
+    path.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "not/here"}
+    (path / "adapter_config.json").write_text(json.dumps(config | changes))
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{module}.lora_A.weight": torch.ones(2, 64), f"{module}.lora_B.weight": torch.ones(64, 2),
+    }  # fmt: skip
+    save_file(tensors, path / "adapter_model.safetensors")
+    return path
+
+
+def test_adapters_of_another_base_are_one_clear_error(home: Path):
+    folder = written(home / "adapter")
+    with pytest.raises(ModelError, match=r"`not/here`, which is no folder here; name the base"):
+        base_of_adapters(folder)
+    words = ("model.layers=2", "model.width=36", f"lora.adapter={folder}")
+    with pytest.raises(
+        ModelError, match=r"beside `not/here` do not fit `llama-tiny`: 2 of its 2.*\[2, 64\] where"
+    ):
+        windlass.plan("llama-tiny", *words)
+    with pytest.raises(RequestError, match=r"`lora\.rank` with `lora\.adapter`, whose folder says"):
+        windlass.plan("llama-tiny", "lora.rank=2", *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "only LORA is read"),
+        ({"use_dora": True}, "`use_dora`"),
+        ({"bias": "all"}, "biases are not trained"),
+        ({"init_lora_weights": "pissa"}, "changes the weights of the base"),
+        ({"lora_alpha": None}, "no number above 0"),
+    ],
+)
+def test_an_adapter_that_is_more_than_two_factors_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+):
+    with pytest.raises(WindlassError, match=message):
+        base_of_adapters(written(tmp_path / "adapter", **changes))
+
+
+def test_adapters_beside_a_run_of_ours_leave_its_weights_as_they_are(home: Path):
+    words = (*OVERRIDES, f"data.source={home / 'text'}", "train.steps=2", "train.save_every=2")
+    parent = windlass.train(MODEL, *words, root=home / "runs")
+    list(parent)
+    asked = ("lora.rank=2", "lora.dropout=0.1", "train.learning_rate=0.05")
+    child = windlass.train(None, *asked, parent=parent.folder, root=home / "runs")
+    list(child)
+    assert "adapters beside the weights of step 2" in child.notes[-1]
+
+    continued = find_parent(parent.folder, continues=True)
+    with pytest.raises(RequestError, match=r"trained all weights; leave `--continue` out"):
+        windlass.train(None, *asked, "train.steps=4", parent=continued, root=home / "runs")
+
+    windlass.export(parent.folder, to=home / "parent.safetensors")
+    windlass.export(child.folder, to=home / "child.safetensors")
+    before, after = (load_file(home / f"{name}.safetensors") for name in ("parent", "child"))
+    changes = {name: after[name] - tensor for name, tensor in before.items()}
+    changed = {name for name, change in changes.items() if change.any()}
+    assert changed
+    assert all(name.endswith((".input.weight", ".output.weight")) for name in changed)
+    assert all(torch.linalg.matrix_rank(changes[name]) <= 2 for name in changed)
