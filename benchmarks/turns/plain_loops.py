@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  the field's name for it
 
+from turns.contestants import Step
 from windlass.models import IGNORE_INDEX
 from windlass.models.build import build_layer_stack
-
-Step = Callable[[], float]
 
 GLIBC_HUGE_PAGES = ":".join(
     (
