@@ -75,7 +75,8 @@ def _parts(document: type[BaseModel]) -> set[type[BaseModel]]:
     ("override", "meant"),
     [
         ("lr=3e-4", "train.learning_rate"), ("train.lr=1", "train.learning_rate"),
-        ("optimizer.lr=1", "train.learning_rate"), ("train.dropout=0.1", "model.dropout"),
+        ("optimizer.lr=1", "train.learning_rate"),
+        ("train.dropout=0.1", "model.dropout` or `lora.dropout"),
         ("betas=0.9,0.95", "train.betas"), ("batch_size=8", "train.batch"),
         ("epochs=3", "train.steps"), ("hidden_size=64", "model.width"),
         ("num_layers=2", "model.layers"), ("n_head=2", "model.heads"), ("tp=2", "parallel.tensor"),
