@@ -67,6 +67,9 @@ from .inference.evaluate import (
     evaluate,
     score,
 )
+from .inference.evaluate_on_ranks import (
+    score_rank,
+)
 from .inference.language_model import (
     LanguageModel,
     load_language_model,
@@ -345,6 +348,7 @@ __all__ = [
     "runs",
     "sample",
     "score",
+    "score_rank",
     "send_alert",
     "serve",
     "smallest_machines",

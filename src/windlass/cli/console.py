@@ -165,7 +165,8 @@ def print_scores(scores: "Iterable[TaskScore]") -> None:
     heads = ("step", "task", "n-shot", "metric", "value", "stderr")
     rows: list[tuple[str, ...]] = []
     for score in scores:
-        first = (str(score.step or ""), score.task, str(score.shots))
+        step = f"{score.step or ''}{' (EMA)' if score.ema else ''}"
+        first = (step, score.task, str(score.shots))
         for metric in score.metrics:
             error = metric.standard_error
             spread = f"± {error:.4f}" if error is not None else ""

@@ -14,6 +14,10 @@ from windlass.data.chat import (
     encode_question,
     find_chat_template,
 )
+from windlass.data.chat.library_questions import (
+    QUESTIONS_TASK,
+    save_library_questions,
+)
 from windlass.data.dataset_cache import (
     prepare_dataset,
     text_fingerprint,
@@ -81,6 +85,7 @@ from windlass.data.tokenizer import (
 )
 
 __all__ = [
+    "QUESTIONS_TASK",
     "Batches",
     "ChatTemplate",
     "ChoiceLikelihood",
@@ -122,6 +127,7 @@ __all__ = [
     "open_dataset",
     "prepare_dataset",
     "prepare_images",
+    "save_library_questions",
     "save_task",
     "score_choices",
     "standard_error",

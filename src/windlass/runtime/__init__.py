@@ -84,6 +84,9 @@ from windlass.runtime.inference.generate import (
 from windlass.runtime.inference.inference_model import (
     InferenceModel,
 )
+from windlass.runtime.inference.rank_scorer import (
+    score_on_rank,
+)
 from windlass.runtime.inference.score import (
     log_likelihoods,
 )
@@ -201,6 +204,7 @@ __all__ = [
     "remove_temporaries",
     "require_group_matches",
     "require_new_folder",
+    "score_on_rank",
     "train_loop",
     "train_with_restart",
     "verify_checkpoint",

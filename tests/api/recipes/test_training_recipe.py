@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import windlass
+from windlass.api.model_graph import capture
 from windlass.api.recipes.depth_rules import depth_settings
 from windlass.api.recipes.run_training_recipe import run_training
 from windlass.api.recipes.training_recipe import training_plan, training_recipes
@@ -16,7 +17,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["bert-large", "gpt-depth", "llama"])
+@pytest.mark.parametrize("name", ["bert-large", "chat-lora", "gpt-depth", "llama", "moe"])
 @pytest.mark.parametrize("scale", ["tiny", "full"])
 def test_each_recipe_is_made_of_valid_requests(name: str, scale: str) -> None:
     plan = training_plan(name, scale=scale)
@@ -94,6 +95,47 @@ def test_an_override_counts_in_each_part() -> None:
 def test_what_is_no_recipe_scale_or_dial_is_refused(name: str, scale: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason.replace("?", r"\?")):
         training_plan(name, scale=scale)
+
+
+def test_a_mixture_at_full_size_has_the_parameters_that_were_published() -> None:
+    plan = training_plan("moe", scale="full")
+    request = plan.request(plan.parts[0])
+    count = capture(request.model_identity).parameter_count
+
+    # Muennighoff et al. 2024, table 1: 6.9 B, of which a token uses 1.3 B.
+    assert count == pytest.approx(6.9e9, rel=0.01)
+    unused = 16 * (64 - 8) * 3 * 2048 * 1024
+    assert count - unused == pytest.approx(1.3e9, rel=0.02)
+    # 1,024 sequences of 4,096 tokens, and 8,388,608,000 tokens of warm-up.
+    warm_up = request.train.warmup * request.train.steps * 1024 * 4096
+    assert warm_up == pytest.approx(8_388_608_000, rel=0.001)
+
+
+def test_weights_that_only_a_user_has_are_asked_for_before_anything_runs(tmp_path: Path) -> None:
+    plan = training_plan("chat-lora", scale="full")
+
+    with pytest.raises(RequestError, match="name their folder"):
+        run_training(plan, tmp_path / "chat")
+    assert not (tmp_path / "chat").exists()
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_beside_the_exported_base_and_both_are_scored(tmp_path: Path) -> None:
+    small = ("train.steps=2", "train.batch=2", "train.sequence=64", "train.evaluate_sequences=2")
+    plan, folder = training_plan("chat-lora", *small), tmp_path / "chat"
+
+    result = run_training(plan, folder)
+
+    base, tuned = result.parts
+    model = windlass.load(tuned.folder).request.model.name
+    assert model == f"hf:{(folder / 'seed-1-pretraining-hf').absolute()}"
+    for part in result.parts:
+        (score,) = windlass.load(part.folder).evaluations
+        assert (score.task, part.accuracy) == ("library-names", score.accuracy)
+    adapters = [path for path in tuned.folder.glob("checkpoints/*/layer-*") if path.is_file()]
+    assert adapters
+    assert tuned.first_loss != base.first_loss
+    assert run_training(plan, folder) == result
 
 
 @pytest.mark.slow

@@ -2,19 +2,32 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.plan import Planned
 from windlass.api.runs import load
 from windlass.api.training.instrumentation import Instrumentation, LoopHooks
 from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.setup import train_rank
 from windlass.schema import Step
-from windlass.torch_ext import device_for, set_deterministic_libraries
+from windlass.torch_ext import Device, device_for, set_deterministic_libraries
 from windlass.tracking import SystemMonitor, append_step, rank_journal
 
 if TYPE_CHECKING:
-    from windlass.runtime import ParentProcess
+    from windlass.runtime import HeartbeatWriter, ParentProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """A process that runs one rank of a run on this host."""
+
+    planned: Planned
+    """What the run's folder holds."""
+    parent: "ParentProcess"
+    device: Device
+    heartbeat: "HeartbeatWriter"
 
 
 @contextmanager
@@ -43,15 +56,37 @@ def run_rank(
     Raises:
         WindlassError: what went wrong.
     """
+    with rank_process(folder, rank) as process:
+        hooks = LoopHooks(
+            stop=process.parent.stop_requested,
+            heartbeat=process.heartbeat.slots,
+            instrumentation=instrumentation,
+        )
+        steps = train_rank(process.planned, rank, folder, checkpoint, process.device, hooks)
+        with joined_ranks(process, store, rank, attempt):
+            if rank == 0:
+                yield _recorded(steps, process.parent)
+            else:
+                yield journal_steps(steps, folder, rank, attempt)
+
+
+@contextmanager
+def rank_process(folder: Path, rank: int) -> Iterator[RankProcess]:
+    """This process as a rank; an error is also reported in the run folder.
+
+    Args:
+        folder: the run folder.
+        rank: the rank that this process runs.
+
+    Raises:
+        WindlassError: what went wrong.
+    """
     from windlass.runtime import (
         RANKS_FOLDER,
         HeartbeatWriter,
         ParentProcess,
-        Rendezvous,
-        destroy_process_group,
         flight_record_file,
         heartbeat_file,
-        init_process_group,
         write_report,
     )
 
@@ -59,21 +94,32 @@ def run_rank(
     try:
         planned = planned_from_record(load(folder))
         heartbeat = HeartbeatWriter(heartbeat_file(folder / RANKS_FOLDER, rank))
-        hooks = LoopHooks(
-            stop=parent.stop_requested, heartbeat=heartbeat.slots, instrumentation=instrumentation
-        )
         device = device_for(f"{planned.machine.device.kind}:{rank}")
-        steps = train_rank(planned, rank, folder, checkpoint, device, hooks)
-        devices = planned.plan.parallel.devices
-        if planned.plan.deterministic:
-            set_deterministic_libraries()
-        rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, devices)
-        init_process_group(rendezvous, device)
-        yield _recorded(steps, parent) if rank == 0 else journal_steps(steps, folder, rank, attempt)
-        destroy_process_group()
+        yield RankProcess(planned=planned, parent=parent, device=device, heartbeat=heartbeat)
     except Exception as error:
         write_report(folder / RANKS_FOLDER, rank, error)
         raise
+
+
+@contextmanager
+def joined_ranks(process: RankProcess, store: Path, rank: int, attempt: int) -> Iterator[None]:
+    """All ranks of this host as one group, until the context ends without an error.
+
+    Args:
+        process: this rank's.
+        store: file of the store where the ranks meet.
+        rank: the rank that this process runs.
+        attempt: number of this attempt at the run.
+    """
+    from windlass.runtime import Rendezvous, destroy_process_group, init_process_group
+
+    plan = process.planned.plan
+    if plan.deterministic:
+        set_deterministic_libraries()
+    rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, plan.parallel.devices)
+    init_process_group(rendezvous, process.device)
+    yield
+    destroy_process_group()
 
 
 def _recorded(steps: Iterator[Step], parent: "ParentProcess") -> Iterator[Step]:

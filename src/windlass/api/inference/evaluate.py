@@ -1,10 +1,13 @@
 """`evaluate` asks a trained model the questions of tasks, and says how well it answers them."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.inference.language_model import (
     LanguageModel,
+    find_language_model,
     load_language_model,
     streamed_language_model,
 )
@@ -14,6 +17,7 @@ from windlass.errors import RequestError
 from windlass.schema import EVALUATIONS_FOLDER, TaskScore
 
 if TYPE_CHECKING:
+    from windlass.api.inference.evaluate_on_ranks import RanksModel
     from windlass.data import EncodedTask, Task
 
 
@@ -23,6 +27,8 @@ def evaluate(
     shots: int | None = None,
     step: int | None = None,
     phases: int = 1,
+    overrides: Sequence[str] = (),
+    ema: bool = False,
     root: Path | str = RUNS,
     progress: Progress | None = None,
 ) -> tuple[TaskScore, ...]:
@@ -37,6 +43,9 @@ def evaluate(
         step: step of the checkpoint; None means the newest good one.
         phases: groups of layers that take turns in memory, for a model that is too large for it;
             1 keeps all layers. Scores are the same.
+        overrides: `key=value` of a plan, such as `parallel.pipeline=2`, whose ranks score together
+            on this host; none let one process score. Scores are the same but for rounding.
+        ema: whether averages of the weights that the run keeps (`train.ema`) are scored.
         root: the folder that holds the run folders.
         progress: called with how many tasks are done.
 
@@ -46,10 +55,11 @@ def evaluate(
     Raises:
         RecordError: no such run, or one of its files has changed.
         RequestError: no task is named, one cannot be read, or the model has no tokenizer or does
-            not predict the next token.
+            not predict the next token; or an override is none of a plan's.
         InputErrors: lines of a task that are none, or choices that are too long for the model.
-        CheckpointError: it has no such checkpoint, or none that is whole.
+        CheckpointError: it has no such checkpoint, none that is whole, or no averages for `ema`.
         StorageError: the folder cannot be written.
+        WindlassError: there is no such plan, or a rank failed.
     """
     from windlass.data import load_task
 
@@ -57,16 +67,49 @@ def evaluate(
         raise RequestError("no task is named; name the TOML file of one")
     asked = [load_task(Path(task)) if isinstance(task, str | Path) else task for task in tasks]
     asked = asked if shots is None else [task.with_shots(shots) for task in asked]
-    scores = []
-    with streamed_language_model(run, step=step, root=root, phases=phases) as model:
+    scores: list[TaskScore] = []
+    with _answering(
+        run, overrides, step=step, phases=phases, ema=ema, root=root, progress=progress
+    ) as model:
         encoded = [_encode(model, task) for task in asked]
-        for number, task in enumerate(asked):
+        # Ranks start anew each time that they are asked.
+        parts = [encoded] if overrides else [[each] for each in encoded]
+        for part in parts:
             if progress is not None:
-                progress("evaluating", number, len(asked))
-            scores.append(_score(model, encoded[number]))
-            name = f"step-{model.step:08d}.{task.name}.{task.shots}-shot.json"
-            scores[-1].save(model.folder / EVALUATIONS_FOLDER / name)
+                progress("evaluating", len(scores), len(asked))
+            scores += _scores(model, part)
+        scores = [score.model_copy(update={"ema": ema}) for score in scores]
+        for score in scores:
+            label = f"step-{model.step:08d}{'-ema' if ema else ''}"
+            name = f"{label}.{score.task}.{score.shots}-shot.json"
+            score.save(model.folder / EVALUATIONS_FOLDER / name)
     return tuple(scores)
+
+
+@contextmanager
+def _answering(
+    run: str | Path,
+    overrides: Sequence[str],
+    *,
+    step: int | None,
+    phases: int,
+    ema: bool,
+    root: Path | str,
+    progress: Progress | None,
+) -> "Iterator[LanguageModel | RanksModel]":
+    """The model that answers: in this process, or on the ranks of a plan if one is named."""
+    if not overrides:
+        with streamed_language_model(run, step=step, root=root, phases=phases, ema=ema) as model:
+            yield model
+        return
+    from windlass.api.inference.evaluate_on_ranks import plan_ranks
+
+    if phases != 1:
+        raise RequestError(
+            f"`phases` = {phases} is of one process, and {overrides[0]} of several; leave one out"
+        )
+    record, _, checkpoint = find_language_model(run, step=step, root=root)
+    yield plan_ranks(record, checkpoint, overrides, ema=ema, progress=progress)
 
 
 def score(
@@ -98,19 +141,24 @@ def score(
     asked = load_task(Path(task)) if isinstance(task, str | Path) else task
     asked = asked if shots is None else asked.with_shots(shots)
     model = load_language_model(run, step=step, root=root)
-    return _score(model, _encode(model, asked))
+    (made,) = _scores(model, [_encode(model, asked)])
+    return made
 
 
-def _encode(model: LanguageModel, task: "Task") -> "EncodedTask":
+def _encode(model: "LanguageModel | RanksModel", task: "Task") -> "EncodedTask":
     from windlass.data import encode_task
 
     return encode_task(task, model.tokenizer, model.max_sequence)
 
 
-def _score(model: LanguageModel, encoded: "EncodedTask") -> TaskScore:
+def _scores(
+    model: "LanguageModel | RanksModel", tasks: "Sequence[EncodedTask]"
+) -> Iterator[TaskScore]:
+    """The score of each task, whose questions the model answers at once."""
     from windlass.data import score_choices
 
-    flat = [choice for choices in encoded.choices for choice in choices]
+    flat = [choice for task in tasks for choices in task.choices for choice in choices]
     values = iter(model.log_likelihoods(flat))
-    answers = [[next(values) for _ in choices] for choices in encoded.choices]
-    return score_choices(encoded.task, answers, step=model.step)
+    for task, questions in tasks:
+        answers = [[next(values) for _ in choices] for choices in questions]
+        yield score_choices(task, answers, step=model.step)

@@ -108,7 +108,7 @@ def load_language_model(
 
 @contextmanager
 def streamed_language_model(
-    run: str | Path, *, step: int | None, root: Path | str, phases: int
+    run: str | Path, *, step: int | None, root: Path | str, phases: int, ema: bool = False
 ) -> Iterator[LanguageModel]:
     """The model of a run whose layers take turns in memory, while the context is open.
 
@@ -117,20 +117,41 @@ def streamed_language_model(
         step: step of the checkpoint; None means the newest good one.
         root: the folder that holds the run folders.
         phases: groups of layers; 1 loads all of them, which stay when the context is closed.
+        ema: whether averages that are kept beside the weights are meant.
 
     Raises:
         RecordError: no such run, or one of its files has changed.
         RequestError: its model does not predict the next token, or it has no tokenizer; or
             `phases` is no number of groups.
+        CheckpointError: it has no such checkpoint, none that is whole, or no averages.
+    """
+    record, planned, checkpoint = find_language_model(run, step=step, root=root)
+    with open_language_model(
+        record, planned, checkpoint, NO_OBJECTS, phases=phases, ema=ema
+    ) as model:
+        yield model
+
+
+def find_language_model(
+    run: str | Path, *, step: int | None, root: Path | str
+) -> "tuple[RunRecord, Planned, Checkpoint]":
+    """A run whose model predicts the next token of a text, what it was made from, and a checkpoint.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        step: step of the checkpoint; None means the newest good one.
+        root: the folder that holds the run folders.
+
+    Raises:
+        RecordError: no such run, or one of its files has changed.
+        RequestError: its model does not predict the next token, or it has no tokenizer.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
     record = load(run, root=root)
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
     _require_language_model(record, planned.request.model.name)
-    checkpoint = find_checkpoint(record, step)
-    with open_language_model(record, planned, checkpoint, NO_OBJECTS, phases=phases) as model:
-        yield model
+    return record, planned, find_checkpoint(record, step)
 
 
 @contextmanager
@@ -141,6 +162,7 @@ def open_language_model(
     objects: PlannedObjects,
     *,
     phases: int = 1,
+    ema: bool = False,
 ) -> Iterator[LanguageModel]:
     """The model of a checkpoint of a run, while the context is open.
 
@@ -150,10 +172,11 @@ def open_language_model(
         checkpoint: one of its checkpoints.
         objects: what the run was given as objects, such as its model.
         phases: groups of layers that take turns in memory; 1 loads all of them.
+        ema: whether averages that are kept beside the weights are meant.
 
     Raises:
         RequestError: `phases` is no number of groups.
-        CheckpointError: the checkpoint belongs to another model.
+        CheckpointError: the checkpoint belongs to another model, or has no averages.
     """
     from windlass.data import load_tokenizer
     from windlass.runtime import InferenceModel, evaluation_checkpoint
@@ -165,7 +188,7 @@ def open_language_model(
     stack = objects.stack(request.model_identity, seed=None)
     with TemporaryDirectory(dir=record.folder) as folder:
         into = Path(folder) / MERGED_CHECKPOINT_FOLDER
-        merged = evaluation_checkpoint(checkpoint, stack, into)
+        merged = evaluation_checkpoint(checkpoint, stack, into, ema=ema)
         yield LanguageModel(
             folder=record.folder,
             step=checkpoint.manifest.step,

@@ -40,6 +40,7 @@ def sample(
     seed: int = 0,
     chat: bool = False,
     phases: int = 1,
+    ema: bool = False,
 ) -> Iterator[str]:
     """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
 
@@ -57,13 +58,14 @@ def sample(
             the text is the answer.
         phases: groups of layers that take turns in memory, for a model that is too large for it;
             1 keeps all layers. The text is the same.
+        ema: whether averages of the weights that the run keeps (`train.ema`) write.
 
     Raises:
         RecordError: no such run, or one of its files has changed.
         RequestError: its model does not predict the next token, or it has no chat template; or
             `phases` is no number of groups.
         DataError: the run's chat template refuses the prompt.
-        CheckpointError: it has no complete checkpoint.
+        CheckpointError: it has no complete checkpoint, or no averages for `ema`.
     """
     from windlass.data import encode_question
 
@@ -83,7 +85,9 @@ def sample(
         )
     template = _chat_template(record, planned.request.model.name) if chat else None
     objects = objects_of_record(record, model=model)
-    with open_language_model(record, planned, checkpoint, objects, phases=phases) as language:
+    with open_language_model(
+        record, planned, checkpoint, objects, phases=phases, ema=ema
+    ) as language:
         tokenizer = language.tokenizer
         ids = encode_question(tokenizer, template, prompt) if template else tokenizer.encode(prompt)
         generated = language.generate(

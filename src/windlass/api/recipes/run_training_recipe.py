@@ -1,20 +1,28 @@
 """Plans and runs a training recipe: part after part, each from where the one before ended."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.api.inference.evaluate import evaluate
 from windlass.api.machines import HERE, Progress
 from windlass.api.objects import NO_OBJECTS
 from windlass.api.plan import Planned, plan_request
-from windlass.api.recipes.training_recipe import RecipePart, RecipeTarget, TrainingPlan
+from windlass.api.recipes.training_recipe import (
+    CONVERSATIONS,
+    RecipePart,
+    RecipeTarget,
+    TrainingPlan,
+)
 from windlass.api.runs import load
+from windlass.api.training.export import export
 from windlass.api.training.parent import find_parent
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
 from windlass.api.training.train import train
 from windlass.errors import InputErrors, RecordError, RequestError
-from windlass.schema import Step
+from windlass.schema import EVALUATIONS_FOLDER, Request, Step, TaskScore
 
 _PLAN_FILE = "recipe.json"
 
@@ -33,6 +41,15 @@ class PartResult:
     """Training loss of the first step."""
     held_out_loss: float | None
     """After the last step; None if the recipe was told not to evaluate."""
+    accuracy: float | None = None
+    """Share of the recipe's questions that it answers right; None if it asks none."""
+
+    @property
+    def measures(self) -> str:
+        """What the target is about, as it was measured."""
+        nan = float("nan")
+        loss = f"held-out loss {nan if self.held_out_loss is None else self.held_out_loss:.4f}"
+        return loss if self.accuracy is None else f"{loss} and accuracy {self.accuracy:.4f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +71,10 @@ class TrainingResult:
         if self.plan.target is None:
             return "the recipe has no target at this size and with these settings"
         reached = len(self._last) - len(self.missed)
-        losses = ", ".join(f"{part.held_out_loss or float('nan'):.4f}" for part in self._last)
+        measured = "; ".join(part.measures for part in self._last)
         return (
-            f"held-out loss {losses}; the target is at most {self.plan.target.held_out_loss:g}, "
-            f"reached with {reached} of {len(self._last)} seeds"
+            f"{measured}; the target, {self.plan.target}, is reached with {reached} of "
+            f"{len(self._last)} seeds"
         )
 
     @property
@@ -67,8 +84,12 @@ class TrainingResult:
 
 
 def _reaches(part: PartResult, target: RecipeTarget | None) -> bool:
-    loss = part.held_out_loss
-    return target is None or (loss is not None and loss <= target.held_out_loss)
+    if target is None:
+        return True
+    loss, accuracy = part.held_out_loss, part.accuracy
+    is_low = target.held_out_loss is None or (loss is not None and loss <= target.held_out_loss)
+    is_right = target.accuracy is None or (accuracy is not None and accuracy >= target.accuracy)
+    return is_low and is_right
 
 
 def plan_training(
@@ -113,15 +134,17 @@ def run_training(
         progress: called with how far preparations are.
 
     Raises:
-        RequestError: `seeds` is less than 1.
+        RequestError: `seeds` is less than 1, or weights are missing that the user has to give.
         InputErrors: the folder holds another recipe.
         RunInterrupted: `stop` returned True; the same call goes on.
         WindlassError: a part cannot be run.
     """
     if seeds < 1:
         raise RequestError(f"`seeds` = {seeds} should be at least 1")
+    plan.require_weights()
     root = Path(folder)
     _adopt(plan, root / _PLAN_FILE)
+    task = _write_questions(root) if plan.asks_questions else None
     done = []
     for seed in range(1, seeds + 1):
         for part in plan.parts:
@@ -130,7 +153,7 @@ def run_training(
                 for step in run:
                     if observe is not None:
                         observe(path.name, step)
-            done.append(_result(path, seed, part))
+            done.append(_result(path, seed, part, task))
     return TrainingResult(plan=plan, parts=tuple(done))
 
 
@@ -160,7 +183,7 @@ def _unfinished(
 ) -> Iterator[Run]:
     """The run of a part, new or gone on with; nothing if it has finished."""
     if not path.is_dir():
-        request = plan.request(part, seed=seed)
+        request = _runnable(plan.request(part, seed=seed), part, path)
         parent = path.with_name(f"seed-{seed}-{part.parent}") if part.parent else None
         yield train(
             request,
@@ -173,8 +196,47 @@ def _unfinished(
         yield resume(path, stop=stop, progress=progress)
 
 
-def _result(path: Path, seed: int, part: RecipePart) -> PartResult:
+def _runnable(request: Request, part: RecipePart, path: Path) -> Request:
+    """A part's request with the folders of the recipe's own files.
+
+    Args:
+        request: as planned.
+        part: the part.
+        path: its run folder, beside those of other parts.
+    """
+    if request.data.source == CONVERSATIONS:
+        source = CONVERSATIONS.replace("FOLDER", str(path.parent.absolute()))
+        request = request.model_copy(
+            update={"data": request.data.model_copy(update={"source": source})}
+        )
+    if part.base is None:
+        return request
+    base = path.with_name(f"{path.name.removesuffix(part.name)}{part.base}")
+    weights = base.with_name(f"{base.name}-hf")
+    if weights.is_dir():
+        shutil.rmtree(weights)  # a kill may have left a part of it
+    export(base, to=f"hf:{weights}")
+    # The folder has the model's shape.
+    model = type(request.model)(name=f"hf:{weights.absolute()}")
+    return request.model_copy(update={"model": model})
+
+
+def _write_questions(root: Path) -> Path:
+    """The task of a recipe's folder, made with its conversations unless they are there."""
+    from windlass.data import QUESTIONS_TASK, save_library_questions
+
+    task = root / f"{QUESTIONS_TASK}.toml"
+    return task if task.is_file() else save_library_questions(root)[1]
+
+
+def _result(path: Path, seed: int, part: RecipePart, task: Path | None) -> PartResult:
     """What a finished part measured.
+
+    Args:
+        path: its run folder.
+        seed: its seed.
+        part: the part.
+        task: what is asked after the last step; None asks nothing.
 
     Raises:
         RecordError: its record has no steps.
@@ -190,4 +252,12 @@ def _result(path: Path, seed: int, part: RecipePart) -> PartResult:
         seconds=sum(step.seconds for step in steps),
         first_loss=steps[0].loss,
         held_out_loss=steps[-1].held_out_loss,
+        accuracy=None if task is None else _accuracy(path, task),
     )
+
+
+def _accuracy(path: Path, task: Path) -> float:
+    """The share of a task's questions that a run answers right; its scores are kept."""
+    kept = sorted((path / EVALUATIONS_FOLDER).glob(f"*.{task.stem}.*.json"))
+    score = TaskScore.load(kept[-1]) if kept else evaluate(path, task)[0]
+    return score.accuracy

@@ -11,10 +11,12 @@ from windlass.api.recipes.depth_rules import depth_settings
 from windlass.api.recipes.recipe_plan import request_of, settings_of
 from windlass.document import Document
 from windlass.errors import RequestError, did_you_mean
-from windlass.models import model_config
+from windlass.models import is_huggingface, model_config
 from windlass.schema import Request
 
 _MOST_DEPTH = 512
+CONVERSATIONS = "FOLDER/conversations.jsonl"
+"""The `data.source` of a recipe that writes conversations into the folder in which it runs."""
 
 
 class RecipePart(Document):
@@ -25,13 +27,23 @@ class RecipePart(Document):
     """Keys of a request, beside those that all parts share."""
     parent: str | None = None
     """The part from whose last checkpoint it starts; None starts from weights of the seed."""
+    base: str | None = None
+    """The part whose model it fine-tunes, as a Hugging Face folder; None fine-tunes none."""
 
 
 class RecipeTarget(Document):
-    """What the last part of a recipe has to reach."""
+    """What the last part of a recipe has to reach; None does not count."""
 
-    held_out_loss: float
+    held_out_loss: float | None = None
     """Most nats a token."""
+    accuracy: float | None = None
+    """Least share of questions that are answered right."""
+
+    def __str__(self) -> str:
+        loss, accuracy = self.held_out_loss, self.accuracy
+        words = [] if loss is None else [f"held-out loss at most {loss:g} nats a token"]
+        words += [] if accuracy is None else [f"accuracy at least {accuracy:g}"]
+        return " and ".join(words)
 
 
 class TrainingScale(Document):
@@ -46,6 +58,8 @@ class TrainingScale(Document):
     """The dial from which shape, batch, rate and steps follow; None where settings name them."""
     tokens_per_weight: float = 20
     """How long a recipe with a depth trains."""
+    needs_weights: bool = False
+    """Whether the user gives its model, as `model.name=hf:DIR`."""
 
 
 class TrainingRecipe(Document):
@@ -67,7 +81,14 @@ class TrainingPlan(Document):
     parts: tuple[RecipePart, ...]
     """With all their settings."""
     target: RecipeTarget | None = None
+    needs_weights: bool = False
+    """Whether the user gives its model, as `model.name=hf:DIR`."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def asks_questions(self) -> bool:
+        """Whether it reads conversations about the standard library, which it writes itself."""
+        return any(part.settings.get("data.source") == CONVERSATIONS for part in self.parts)
 
     def request(self, part: RecipePart, *, seed: int | None = None) -> Request:
         """The request of a part.
@@ -84,6 +105,21 @@ class TrainingPlan(Document):
             return request
         train = request.train.model_copy(update={"seed": seed})
         return request.model_copy(update={"train": train})
+
+    def require_weights(self) -> None:
+        """Refuses to run without the weights that a user has to give.
+
+        Raises:
+            RequestError: a part that fine-tunes would begin with random weights.
+        """
+        for part in self.parts:
+            name = self.request(part).model.name
+            if self.needs_weights and not is_huggingface(name):
+                raise RequestError(
+                    f"recipe `{self.recipe}` at `--scale {self.scale}` fine-tunes weights that you "
+                    f"have; name their folder (`model.name=hf:DIR`), and your conversations as "
+                    "`data.source`"
+                )
 
 
 @cache
@@ -135,7 +171,7 @@ def training_plan(name: str, *overrides: str, scale: str = "tiny") -> TrainingPl
     )
     plan = TrainingPlan(
         recipe=name, scale=scale, overrides=overrides, parts=parts, target=target,
-        notes=recipe.notes,
+        needs_weights=chosen.needs_weights, notes=recipe.notes,
     )  # fmt: skip
     for part in parts:
         plan.request(part)

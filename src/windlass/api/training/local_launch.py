@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from windlass.program import Program, mesh_coord
 from windlass.schema import CHECKPOINT_FOLDER, Step
 
 if TYPE_CHECKING:
-    from windlass.runtime import WatchdogTimeouts
+    from windlass.runtime import LocalLauncher, WatchdogTimeouts
 
 _HANG_STEPS = 10
 _MIN_HANG_SECONDS = 60.0
@@ -46,26 +46,15 @@ def train_local_ranks(
     Raises:
         WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
     """
-    import torch
+    from windlass.runtime import remove_temporaries
 
-    from windlass.runtime import LocalLauncher, rank_placements, remove_temporaries
-    from windlass.torch_ext import device_for
-
-    parallel, instrumentation = planned.plan.parallel, hooks.instrumentation
-    command = [sys.executable, "-m", "windlass", "rank", str(folder), "--attempt", str(attempt)]
+    instrumentation = hooks.instrumentation
+    options = ["--attempt", str(attempt)]
     if checkpoint is not None:
-        command += ["--checkpoint", str(checkpoint)]
-    command += instrumentation.command_options() if instrumentation else []
-    coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
-    # The threads of this process, which may be a part of the cores, as for one of several jobs.
-    placements = rank_placements(
-        device_for(f"{planned.machine.device.kind}:0"), parallel.devices, torch.get_num_threads()
-    )
+        options += ["--checkpoint", str(checkpoint)]
+    options += instrumentation.command_options() if instrumentation else []
     checkpoints = folder / CHECKPOINT_FOLDER
-    launcher = LocalLauncher(
-        folder, command, programs, coords, timeouts=watchdog_timeouts(planned),
-        placements=placements,
-    )  # fmt: skip
+    launcher = launch_local_ranks(planned, programs, folder, options)
     try:
         with closing(launcher):
             for fields in launcher.steps(hooks.stop):
@@ -84,6 +73,40 @@ def train_local_ranks(
     finally:
         # A save whose ranks died has left these, on a disk that they may have filled.
         remove_temporaries(checkpoints)
+
+
+def launch_local_ranks(
+    planned: Planned, programs: tuple[Program, ...], folder: Path, options: Sequence[str]
+) -> "LocalLauncher":
+    """Starts the ranks of a plan on this host, which the caller closes.
+
+    Args:
+        planned: a plan for several devices, as `folder` holds it.
+        programs: one program for each rank.
+        folder: the run folder.
+        options: those of `windlass rank` that all ranks get.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    import torch
+
+    from windlass.runtime import LocalLauncher, rank_placements
+    from windlass.torch_ext import device_for
+
+    parallel = planned.plan.parallel
+    # The threads of this process, which may be a part of the cores, as for one of several jobs.
+    placements = rank_placements(
+        device_for(f"{planned.machine.device.kind}:0"), parallel.devices, torch.get_num_threads()
+    )
+    return LocalLauncher(
+        folder,
+        [sys.executable, "-m", "windlass", "rank", str(folder), *options],
+        programs,
+        [mesh_coord(rank, parallel) for rank in range(parallel.devices)],
+        timeouts=watchdog_timeouts(planned),
+        placements=placements,
+    )
 
 
 def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":

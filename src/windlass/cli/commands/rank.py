@@ -6,6 +6,7 @@ Users start neither: `windlass train` starts ranks, and the script of `windlass 
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class LocalRankOptions:
     """Attempt of the run, counted from 1."""
     checkpoint: Path | None = None
     """The checkpoint to start from; without one, training starts at step 1."""
+    score: bool = False
+    """Score what the folder asks, and train nothing."""
 
 
 @Parameter(name="*")
@@ -95,6 +98,15 @@ def rank(
             "`--store` is not given: `windlass train` starts ranks, or the `launch.sh` of a run "
             "that `windlass launch` has prepared"
         )
+    if local.score and local.checkpoint is not None:
+        answers = api.score_rank(
+            folder, store=local.store, rank=local.rank, attempt=local.attempt,
+            checkpoint=local.checkpoint,
+        )  # fmt: skip
+        if not local.rank:
+            _write_line({"likelihoods": answers})
+            _write_line(None)
+        return
     with api.run_rank(
         folder,
         store=local.store,
@@ -108,7 +120,7 @@ def rank(
         _write_line(None)
 
 
-def _write_line(step: dict[str, object] | None) -> None:
+def _write_line(step: Mapping[str, object] | None) -> None:
     """Writes one line of JSON for the parent process; None: all steps are done and saved."""
     sys.stdout.write(json.dumps(step) + "\n")
     sys.stdout.flush()

@@ -1,11 +1,11 @@
-"""The scores of tasks during training: all ranks of a run answer the questions together."""
+"""The scores of tasks on the ranks of a plan, which answer the questions together."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from windlass.data import ChoiceLikelihood, EncodedTask, score_choices
+from windlass.data import ChoiceLikelihood, EncodedChoice, EncodedTask, score_choices
 from windlass.runtime.distributed.p2p import output_shapes
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.score import ChoiceBatches
@@ -21,10 +21,28 @@ def score_tasks(passes: RankPasses, tasks: Sequence[EncodedTask]) -> Mapping[str
         passes: the rank that computes.
         tasks: the tasks, whose choices the model can read.
     """
-    batch, parallel = passes.context.plan.batch, passes.context.plan.parallel
     flat = [choice for task in tasks for choices in task.choices for choice in choices]
+    found = iter(likelihoods_on_ranks(passes, flat))
+    scores: dict[str, float] = {}
+    for task, choices in tasks:
+        rows = [[next(found) for _ in row] for row in choices]
+        score = score_choices(task, rows, bootstrap=False)
+        scores |= {f"{task.name}.{metric.name}": metric.value for metric in score.metrics}
+    return scores
+
+
+def likelihoods_on_ranks(
+    passes: RankPasses, choices: Sequence[EncodedChoice]
+) -> list[ChoiceLikelihood]:
+    """The likelihood of each choice, the same on all ranks.
+
+    Args:
+        passes: the rank that computes.
+        choices: at least one token each, and one before it.
+    """
+    batch, parallel = passes.context.plan.batch, passes.context.plan.parallel
     batches = ChoiceBatches(
-        flat,
+        choices,
         passes.context.stack.max_sequence,
         batch_tokens=batch.micro * batch.sequence,
         multiple=int(parallel.tensor),
@@ -32,13 +50,7 @@ def score_tasks(passes: RankPasses, tasks: Sequence[EncodedTask]) -> Mapping[str
     # Replicas that divide experts wait for each other in each pass, so that all take all batches.
     parts = 1 if parallel.expert else parallel.data
     mine = range(passes.dist.coord.data_rank % parts, len(batches), parts)
-    found = iter(_likelihoods(passes, batches, mine, len(flat)))
-    scores: dict[str, float] = {}
-    for task, choices in tasks:
-        rows = [[next(found) for _ in row] for row in choices]
-        score = score_choices(task, rows, bootstrap=False)
-        scores |= {f"{task.name}.{metric.name}": metric.value for metric in score.metrics}
-    return scores
+    return _likelihoods(passes, batches, mine, len(choices))
 
 
 def _likelihoods(

@@ -29,6 +29,8 @@ class TaskScore(Document):
     shots: int
     step: int | None = None
     """The step of the checkpoint; None of weights that belong to no run."""
+    ema: bool = False
+    """Whether averages that the run keeps beside its weights answered (`train.ema`)."""
     correct: tuple[bool, ...]
     """Whether the right choice was the likeliest one, for each question; of a target, whether each
     of its tokens was the likeliest one. Empty for whole texts."""

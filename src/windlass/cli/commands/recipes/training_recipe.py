@@ -7,6 +7,7 @@ from windlass import api
 from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import (
     ProgressBars,
+    console,
     error_console,
     print_bullets,
     print_json,
@@ -14,6 +15,7 @@ from windlass.cli.console import (
     print_table,
 )
 from windlass.errors import RunBroken
+from windlass.report import expert_table
 from windlass.schema import Step
 from windlass.units import format_bytes, format_count, format_seconds
 
@@ -32,10 +34,11 @@ def print_training(plan: api.TrainingPlan, machine: str | None, *, as_json: bool
         return
     for part in plan.parts:
         start = f", from the last checkpoint of {part.parent}" if part.parent else ""
+        start += f", fine-tunes the model of {part.base}" if part.base else ""
         print_line(f"{part.name}{start}")
         print_line("  " + " ".join(f"{key}={value}" for key, value in part.settings.items()))
     if plan.target is not None:
-        print_line(f"target     held-out loss at most {plan.target.held_out_loss:g} nats a token")
+        print_line(f"target     {plan.target}")
     print_bullets(plan.notes)
     words = _command(plan)
     print_line(f"plan       {words} --on MACHINE")
@@ -66,11 +69,18 @@ def run_training(plan: api.TrainingPlan, folder: Path, seeds: int, *, as_json: b
                 str(part.seed), part.part, str(part.steps), format_seconds(part.seconds),
                 f"{part.first_loss:.4f}",
                 "" if part.held_out_loss is None else f"{part.held_out_loss:.4f}",
+                "" if part.accuracy is None else f"{part.accuracy:.4f}",
             )
             for part in result.parts
         ]  # fmt: skip
-        heads = ("seed", "part", "steps", "time of steps", "first loss", "held-out loss")
-        print_table(heads, rows)
+        heads = (
+            "seed", "part", "steps", "time of steps", "first loss", "held-out loss", "accuracy",
+        )  # fmt: skip
+        shown = len(heads) if plan.asks_questions else len(heads) - 1
+        print_table(heads[:shown], [row[:shown] for row in rows])
+        for part in result.parts:
+            if (experts := expert_table(api.load(part.folder).steps)) is not None:
+                console.print(experts)
         print_line(result.verdict)
     if result.missed:
         raise RunBroken(f"recipe `{plan.recipe}`: {result.verdict}")

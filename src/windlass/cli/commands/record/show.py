@@ -58,6 +58,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
     phases: int = 1,
+    ema: bool = False,
     runs: Path = api.RUNS,
 ) -> None:
     """Let a trained model continue a prompt.
@@ -74,6 +75,7 @@ def sample(
         top_p: Sample only from the likeliest tokens that together have this probability.
         seed: The same seed generates the same text.
         phases: Groups of layers that take turns in memory, for a model that is too large for it.
+        ema: Let the averages of the weights write that the run keeps (`train.ema`).
         runs: The folder that holds the run folders.
     """
     sys.stdout.write("" if chat else prompt)
@@ -88,6 +90,7 @@ def sample(
         seed=seed,
         chat=chat,
         phases=phases,
+        ema=ema,
     ):
         sys.stdout.write(piece)
         sys.stdout.flush()
