@@ -1,5 +1,8 @@
 """Seals the code that torch.compile keeps on the disk, so that damaged code is compiled anew.
 
+A run that is killed while it links leaves a library that is empty or ends early, which torch would
+load for ever after: it only asks whether the file is there. Such a one is removed too.
+
 torch runs what it finds in its cache: a flipped bit there ends in a syntax error or a crash, or in
 other numbers. So the hash of each file is noted once it was used, and a file that has changed since
 is removed, which torch takes for code that was never compiled.
@@ -7,6 +10,8 @@ is removed, which torch takes for code that was never compiled.
 
 import contextlib
 import json
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +21,11 @@ from windlass.errors import StorageError
 SEALS_FILE = "windlass-seals.json"
 _UNSEALED = (".lock", ".tmp", ".best_config")
 """Files that are no code, or that torch rewrites."""
+_LINK_SECONDS, _POLL_SECONDS = 20.0, 0.1
+_ELF64 = b"\x7fELF\x02"
+"""The first bytes of a library of 64 bits on Linux."""
+_ELF64_HEADER = struct.Struct("<40xQ10xHH2x")
+"""Offset of the table of sections, and size and number of its entries."""
 _Seals = dict[str, tuple[FileState, str]]
 """State on disk and SHA-256 by path in the folder."""
 
@@ -30,6 +40,7 @@ def sealed_compile_cache() -> Iterator[None]:
 
     folder = Path(cache_dir())
     remove_changed_files(folder)
+    remove_torn_libraries(folder)
     yield
     seal_files(folder)
 
@@ -44,6 +55,41 @@ def remove_changed_files(folder: Path) -> tuple[str, ...]:
                 path.unlink()
                 removed.append(name)
     return tuple(removed)
+
+
+def remove_torn_libraries(folder: Path, *, link_seconds: float = _LINK_SECONDS) -> tuple[str, ...]:
+    """Removes libraries whose linker was killed, and returns their paths in the folder.
+
+    Args:
+        folder: torch's cache.
+        link_seconds: time that a file has to become whole, as another process may still write it.
+    """
+    removed: list[str] = []
+    for path in sorted(folder.rglob("*.so")):
+        with contextlib.suppress(OSError):  # another process has removed it
+            while not _is_whole(path):
+                if time.time() - path.stat().st_mtime > link_seconds:
+                    path.unlink()
+                    removed.append(path.relative_to(folder).as_posix())
+                    break
+                time.sleep(_POLL_SECONDS)
+    return tuple(removed)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library reaches as far as its header says: the table of sections ends an ELF file.
+
+    Source: System V ABI, chapter 4, ELF header. Other formats are only known not to be empty.
+    """
+    with library.open("rb") as file:
+        header = file.read(_ELF64_HEADER.size)
+    if header[:5] != _ELF64:
+        return len(header) > len(_ELF64) and not _ELF64.startswith(header)
+    if len(header) < _ELF64_HEADER.size:
+        return False
+    sections, entry_bytes, entries = _ELF64_HEADER.unpack(header)
+    end = sections + entry_bytes * entries
+    return sections > 0 and library.stat().st_size >= end
 
 
 def seal_files(folder: Path) -> None:
