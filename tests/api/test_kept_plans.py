@@ -7,6 +7,7 @@ import pytest
 from windlass import api
 from windlass.api.kept_plans import load_kept_plan, plan_key
 from windlass.atomic_files import cache_folder
+from windlass.cost import CompiledCode
 
 SMALL = (
     "train.batch=8", "model.layers=2", "compile=false", "recompute=none", "phases=1",
@@ -57,16 +58,17 @@ def test_another_question_is_another_key():
     faster = machine.model_copy(
         update={"device": machine.device.model_copy(update={"launch_seconds": 1e-9})}
     )
+    no_code, own = frozenset[CompiledCode](), CompiledCode.of(planned.plan)
     keys = [
-        plan_key(request, graph, where)
-        for where in (machine, faster)
+        plan_key(request, graph, where, code)
+        for where, code in ((machine, no_code), (faster, no_code), (machine, frozenset([own])))
         for request in (
             api.make_request("gpt-tiny"),
             api.make_request("gpt-tiny", "moments=float32"),  # a pin that equals the default
             api.make_request("gpt-tiny", "train.batch=9"),
         )
     ]
-    assert len(set(keys)) == 6
+    assert len(set(keys)) == 9
 
 
 def test_a_damaged_file_is_made_anew():

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from windlass.atomic_files import atomic_write, cache_folder, seal, source_digest, unseal
+from windlass.cost import KeptCode
 from windlass.errors import StorageError
 from windlass.planner import PlanningResult
 from windlass.schema import Graph, Machine, Request
@@ -29,19 +30,20 @@ class KeptPlan:
     """The default batch for which it is, if the usual one did not fit; None if that did."""
 
 
-def plan_key(request: Request, graph: Graph, machine: Machine) -> str:
+def plan_key(request: Request, graph: Graph, machine: Machine, kept_code: KeptCode) -> str:
     """Sixteen hexadecimal digits that change with the question and with all code that answers it.
 
     Args:
         request: as it was asked, before what it leaves open is decided.
         graph: the model's graph.
         machine: with the stack that drives it, if that is not Windlass's own runtime.
+        kept_code: compiled code of the model that earlier runs have left on the machine.
     """
     # A pin that equals its default is a pin all the same.
     asked = request.model_dump_json(exclude_unset=True)
     parts = (
         metadata.version("windlass"), source_digest(*_DECIDING_PACKAGES), asked, graph.label,
-        machine.label,
+        machine.label, repr(sorted(map(str, kept_code))),
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

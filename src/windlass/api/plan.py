@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from windlass import planner
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
+from windlass.api.kept_code import load_kept_code
 from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
@@ -24,6 +25,7 @@ from windlass.api.objects import (
     with_own_data,
 )
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
+from windlass.cost import KeptCode
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
@@ -270,10 +272,11 @@ def plan_request(
     devices = pinned_parallelism(request).devices
     if request.machine == HERE:
         target = split_machine(devices, target)
-    key = plan_key(request, graph, target) if objects.is_rebuildable else None
+    kept_code = load_kept_code(graph, request.machine)
+    key = plan_key(request, graph, target, kept_code) if objects.is_rebuildable else None
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
-        graph, outcome = _outcome(request, graph, target, objects, progress)
+        graph, outcome = _outcome(request, graph, target, kept_code, objects, progress)
         if key is not None:
             keep_plan(key, outcome)
     else:
@@ -315,16 +318,19 @@ def _outcome(
     request: Request,
     graph: Graph,
     machine: Machine,
+    kept_code: KeptCode,
     objects: PlannedObjects,
     progress: Progress | None,
 ) -> tuple[Graph, KeptPlan]:
     """The outcome of the search, and the graph with the shards that it took."""
     resolved, _ = resolve_defaults(request, graph, machine)
-    graph, result = _search(resolved, graph, machine, objects, progress)
+    graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
     if result is None:
         for batch in _fitting_batches(request, resolved, graph, machine):
             smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
-            attempt = planner.choose_fitting_plan(smaller, graph, machine, every_grid=True)
+            attempt = planner.choose_fitting_plan(
+                smaller, graph, machine, every_grid=True, kept_code=kept_code
+            )
             if attempt is not None:
                 return graph, KeptPlan(result=attempt, most_sequences=batch)
         # Searched once more, for advice: that takes longer than the search.
@@ -349,6 +355,7 @@ def _search(
     request: ResolvedRequest,
     graph: Graph,
     machine: Machine,
+    kept_code: KeptCode,
     objects: PlannedObjects,
     progress: Progress | None,
 ) -> tuple[Graph, PlanningResult | None]:
@@ -363,7 +370,9 @@ def _search(
         )
         if progress is not None:
             progress("searching", 0, None)
-        result = planner.choose_fitting_plan(request, graph, machine, every_grid=every_grid)
+        result = planner.choose_fitting_plan(
+            request, graph, machine, every_grid=every_grid, kept_code=kept_code
+        )
         if result is not None:
             return graph, result
     return graph, None
@@ -385,7 +394,13 @@ def _planned_as_given(
         request=with_own_data(resolved, graph),
         graph=graph,
         machine=machine,
-        result=planner.result_of_given_plan(context.plan, resolved, graph, machine),
+        result=planner.result_of_given_plan(
+            context.plan,
+            resolved,
+            graph,
+            machine,
+            kept_code=load_kept_code(graph, request.machine),
+        ),
         defaults=defaults,
         notes=(*context.notes, *model_notes(graph, objects)),
         objects=objects,

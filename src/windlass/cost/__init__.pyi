@@ -14,6 +14,13 @@ from .clock.plan_columns import (
 from .clock.stack_bytes import (
     stack_stage_bytes,
 )
+from .compiled_code import (
+    KEPT_SHARE,
+    CompiledCode,
+    KeptCode,
+    compile_seconds,
+    layer_kinds_compiled,
+)
 from .dataflow.dataflow_report import (
     DataflowSubject,
     chip_rates,
@@ -42,19 +49,24 @@ from .simulator.offload_queue import (
 )
 
 __all__ = [
+    "KEPT_SHARE",
     "MEMORY_ERROR",
     "ArrayClock",
     "Bools",
+    "CompiledCode",
     "DataflowSubject",
     "Floats",
     "InstructionCosts",
     "Ints",
+    "KeptCode",
     "LayerConfig",
     "PipelineShape",
     "PlanColumns",
     "chip_rates",
+    "compile_seconds",
     "dataflow_report",
     "first_step_cost",
+    "layer_kinds_compiled",
     "predict_plan",
     "predict_time",
     "ring_cost",

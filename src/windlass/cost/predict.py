@@ -9,6 +9,7 @@ from typing import NamedTuple
 from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.clock.plan_columns import PlanColumns
 from windlass.cost.clock.step_walk import EXCHANGE_WAITS
+from windlass.cost.compiled_code import compile_seconds
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.op_time import TERMS, TermSeconds
 from windlass.cost.peak_memory import moves_each_micro_batch, shortened, stage_tier_peaks
@@ -103,7 +104,6 @@ def predict_time(
     spread = exp(DEVIATIONS_OF_80_PERCENT * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
-    used = len({span.kind for span in graph.layer_runs})
     return Prediction(
         plan=plan.label,
         machine=machine.label,
@@ -117,7 +117,7 @@ def predict_time(
         unit=graph.examples.noun if graph.examples else None,
         model_flop=micros * graph.micro_batch_flop(plan.batch.micro, plan.batch.sequence),
         peak_flop_rate=rate.peak * plan.parallel.devices,
-        compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
+        compile_seconds=compile_seconds(plan, graph, machine),
         offload=offload,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from math import inf
 
-from windlass.cost import MEMORY_ERROR, PlanColumns
+from windlass.cost import MEMORY_ERROR, KeptCode, PlanColumns
 from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
 from windlass.planner.advice.no_legal_plan import no_legal_plan
@@ -74,7 +74,12 @@ def gc_paused() -> Iterator[None]:
 
 @gc_paused()
 def choose_plan(
-    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool = False
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    *,
+    every_grid: bool = False,
+    kept_code: KeptCode = frozenset(),
 ) -> PlanningResult:
     """Chooses the plan that ends the run first, and says why not another.
 
@@ -86,6 +91,7 @@ def choose_plan(
         machine: to run on; `request.memory` replaces the capacity of its device memory.
         every_grid: whether the tensor-parallel grids that need least memory are open too, on
             several devices.
+        kept_code: compiled code of the model that earlier runs have left on the machine.
 
     Returns:
         A result with a plan, or with advice if nothing fits.
@@ -94,7 +100,7 @@ def choose_plan(
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
-    space, budget_bytes = _possible_space(request, graph, machine, every_grid=every_grid)
+    space, budget_bytes = _possible_space(request, graph, machine, every_grid, kept_code)
     fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
         return _nothing_fits(space, fastest, budget_bytes)
@@ -103,7 +109,12 @@ def choose_plan(
 
 @gc_paused()
 def choose_fitting_plan(
-    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool = False
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    *,
+    every_grid: bool = False,
+    kept_code: KeptCode = frozenset(),
 ) -> PlanningResult | None:
     """What `choose_plan` returns, but None if nothing fits: advice takes longer than the search.
 
@@ -112,21 +123,22 @@ def choose_fitting_plan(
         graph: as of `choose_plan`.
         machine: as of `choose_plan`.
         every_grid: as of `choose_plan`.
+        kept_code: as of `choose_plan`.
 
     Raises:
         InputErrors: the request asks for something impossible.
     """
-    space, budget_bytes = _possible_space(request, graph, machine, every_grid=every_grid)
+    space, budget_bytes = _possible_space(request, graph, machine, every_grid, kept_code)
     fastest = fastest_plans(space, budget_bytes)
     return _fits(space, fastest, budget_bytes) if fastest.best else None
 
 
 def _possible_space(
-    request: ResolvedRequest, graph: Graph, machine: Machine, *, every_grid: bool
+    request: ResolvedRequest, graph: Graph, machine: Machine, every_grid: bool, kept_code: KeptCode
 ) -> tuple[PlanSpace, int]:
     """What is open, and the device memory budget."""
     request = without_excluded_phases(request, graph, machine)
-    space = PlanSpace(request, graph, machine, every_grid)
+    space = PlanSpace(request, graph, machine, every_grid, kept_code=kept_code)
     _require_possible(space)
     budget_bytes = request.memory or machine.budget_bytes
     if request.memory and machine.system is not None:
@@ -197,7 +209,11 @@ def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> l
     found: list[EvaluatedPlan] = []
     for plan in best_of_families(best, (plan for _, plan in ranked))[:_MAX_RIVALS]:
         prediction = known.get(plan) or evaluate(
-            plan, space.graph, space.machine, budget_bytes=budget_bytes
+            plan,
+            space.graph,
+            space.machine,
+            budget_bytes=budget_bytes,
+            kept_code=space.kept_code,
         )
         if prediction.fits:
             found.append((plan, prediction))

@@ -2,10 +2,10 @@
 
 from math import ceil
 
-from windlass.cost import predict_plan
+from windlass.cost import KeptCode
 from windlass.errors import InputErrors, PlanError
-from windlass.planner.result import Advice, Change, PlanningResult, run_seconds, with_budget
-from windlass.planner.search.evaluate import infeasible_plan, training_state_bytes
+from windlass.planner.result import Advice, Change, PlanningResult, run_seconds
+from windlass.planner.search.evaluate import evaluate, infeasible_plan, training_state_bytes
 from windlass.planner.space.pins import broken_pins
 from windlass.program import plan_errors
 from windlass.schema import Graph, Machine, Plan, Prediction, Request, ResolvedRequest
@@ -44,7 +44,12 @@ def request_of_plan(plan: Plan, request: Request) -> Request:
 
 
 def result_of_given_plan(
-    plan: Plan, request: ResolvedRequest, graph: Graph, machine: Machine
+    plan: Plan,
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    *,
+    kept_code: KeptCode = frozenset(),
 ) -> PlanningResult:
     """A given plan with its prediction; without a plan but with advice if memory is too small.
 
@@ -53,6 +58,7 @@ def result_of_given_plan(
         request: `memory` replaces the capacity of the machine's device memory.
         graph: the model, with shards for the plan's tensor-parallel degree.
         machine: where it is to run.
+        kept_code: compiled code of the model that earlier runs have left there.
 
     Raises:
         InputErrors: every rule that the plan breaks.
@@ -61,7 +67,7 @@ def result_of_given_plan(
     if errors := plan_errors(plan, graph, machine):
         raise InputErrors(errors)
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
+    prediction = evaluate(plan, graph, machine, budget_bytes=budget_bytes, kept_code=kept_code)
     if prediction.peaks[0].over_bytes:
         return _too_large(plan, prediction, graph, machine)
     if small := [peak for peak in prediction.peaks[1:] if peak.over_bytes]:

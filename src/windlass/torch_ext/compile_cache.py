@@ -87,7 +87,7 @@ def _is_whole(library: Path) -> bool:
         return len(header) > len(_ELF64) and not _ELF64.startswith(header)
     if len(header) < _ELF64_HEADER.size:
         return False
-    sections, entry_bytes, entries = _ELF64_HEADER.unpack(header)
+    sections, entry_bytes, entries = (int(each) for each in _ELF64_HEADER.unpack(header))
     end = sections + entry_bytes * entries
     return sections > 0 and library.stat().st_size >= end
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.training.instrumentation import LoopHooks
+from windlass.cost import compile_seconds
 from windlass.errors import RankError, RunBroken
 from windlass.program import Program, mesh_coord
 from windlass.schema import CHECKPOINT_FOLDER, Step
@@ -114,8 +115,10 @@ def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":
     from windlass.runtime import WatchdogTimeouts
 
     requested, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
+    # In full, because torch may have removed code that a prediction counts as kept.
+    compiling = compile_seconds(planned.plan, planned.graph, planned.machine)
     seconds = requested or max(_MIN_HANG_SECONDS, _HANG_STEPS * prediction.high_seconds)
-    return WatchdogTimeouts(hang_seconds=seconds, compile_seconds=prediction.compile_seconds)
+    return WatchdogTimeouts(hang_seconds=seconds, compile_seconds=compiling)
 
 
 def _where_to_resume(checkpoints: Path) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 
+from windlass.api.kept_code import note_compiled_code
 from windlass.api.objects import take_trained_weights
 from windlass.api.plan import Planned
 from windlass.api.runs import load
@@ -84,8 +85,10 @@ class Run:
         request = self.planned.request
         try:
             with closing(self._steps()) as steps, SystemMonitor(self._run_folder.journal):
-                for step in steps:
+                for index, step in enumerate(steps):
                     self._run_folder.append_step(step)
+                    if not index and self.planned.machine.system is not None:
+                        note_compiled_code(self.planned.plan, self.planned.graph)
                     yield step
             if leg := leg_before_others(request.sparsity, request.train.steps):
                 state, reason = "interrupted", f"{leg} is complete"

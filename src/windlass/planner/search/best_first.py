@@ -22,7 +22,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Bools, Floats, Ints, PlanColumns
+from windlass.cost import (
+    KEPT_SHARE,
+    ArrayClock,
+    Bools,
+    Floats,
+    Ints,
+    PlanColumns,
+    layer_kinds_compiled,
+)
 from windlass.planner.result import EvaluatedPlan
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
@@ -345,7 +353,16 @@ class BestFirst:
         slowest = fitting[:most][-1][0] * (1 + _EQUAL) if fitting else inf
         plans = [plan for seconds, plan in fitting if seconds <= slowest]
         best = [
-            (plan, evaluate(plan, graph, machine, budget_bytes=self._budget_bytes))
+            (
+                plan,
+                evaluate(
+                    plan,
+                    graph,
+                    machine,
+                    budget_bytes=self._budget_bytes,
+                    kept_code=self.space.kept_code,
+                ),
+            )
             for plan in plans
         ]
         return sorted(best, key=lambda item: run_rank(item, steps))
@@ -361,10 +378,16 @@ class BestFirst:
 
     def _step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step with its share of the compilation before the first, `[plan]`."""
-        kinds = len({span.kind for span in self.space.graph.layer_runs})
-        seconds = kinds * self.space.machine.device.compile_seconds
+        space = self.space
+        seconds = layer_kinds_compiled(space.graph) * space.machine.device.compile_seconds
         compiled = columns.of_configs([each.compiled for each in columns.configs])
-        shares = compiled * seconds / self.space.request.train.steps
+        loaded = np.zeros(columns.count, dtype=bool)
+        for code in space.kept_code:
+            serves = columns.of_configs([code.serves(each) for each in columns.configs])
+            loaded |= (
+                (serves > 0) & (columns.micro == code.micro) & (space.sequence == code.sequence)
+            )
+        shares = np.where(loaded, KEPT_SHARE, 1.0) * compiled * seconds / space.request.train.steps
         return np.asarray(self.clock.step_seconds(columns) + shares)
 
     def _tiers_hold(self, columns: PlanColumns) -> Bools:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from windlass.cost import (
+    KeptCode,
+    compile_seconds,
     predict_plan,
     stage_programs,
     stage_tier_peaks,
@@ -18,9 +20,18 @@ from windlass.program import (
 from windlass.schema import Graph, Machine, Plan, Prediction
 
 
-def evaluate(plan: Plan, graph: Graph, machine: Machine, *, budget_bytes: int) -> Prediction:
+def evaluate(
+    plan: Plan,
+    graph: Graph,
+    machine: Machine,
+    *,
+    budget_bytes: int,
+    kept_code: KeptCode = frozenset(),
+) -> Prediction:
     """The prediction of a plan, with `budget_bytes` as the capacity of device memory."""
-    return with_budget(predict_plan(plan, graph, machine), budget_bytes)
+    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
+    seconds = compile_seconds(plan, graph, machine, kept_code)
+    return prediction.model_copy(update={"compile_seconds": seconds})
 
 
 def stage_peak_bytes(

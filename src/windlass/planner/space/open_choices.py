@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd
 from typing import Literal, get_args
 
-from windlass.cost import LayerConfig
+from windlass.cost import KeptCode, LayerConfig
 from windlass.planner.space.options import (
     divisors,
     is_captured,
@@ -70,6 +70,7 @@ class OpenChoices:
         machine: the machine of the plans; the stack that drives it bounds what is open.
         every_grid: whether the tensor-parallel grids that need least memory are open too.
         recompute_within: recompute modes that are open where the request names none.
+        kept_code: compiled code of the model that earlier runs have left on the machine.
     """
 
     request: ResolvedRequest
@@ -77,6 +78,7 @@ class OpenChoices:
     machine: Machine
     every_grid: bool = False
     recompute_within: tuple[Recompute, ...] = RECOMPUTE_MODES
+    kept_code: KeptCode = frozenset()
 
     @cached_property
     def sequence(self) -> int:
