@@ -3,7 +3,7 @@
 import pytest
 
 from factories import tiny_graph, tiny_machine
-from windlass.cost import KEPT_SHARE, CompiledCode, KeptCode
+from windlass.cost.compiled_code import KEPT_SHARE, CompiledCode, KeptCode
 from windlass.planner.choose import choose_plan
 from windlass.planner.given_plan import result_of_given_plan
 from windlass.planner.result import PlanningResult

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import tiny_graph
+from factories import sharded_graph, tiny_graph
 from windlass.schema.graph import Graph, Polynomial
 
 whole = st.integers(0, 1000)
@@ -65,3 +65,20 @@ def test_a_copy_with_other_fields_has_a_label_of_its_own():
     graph = tiny_graph()
     label, other = graph.label, graph.model_copy(update={"vocabulary": graph.vocabulary + 1})
     assert other.label != label == graph.model_copy().label
+
+
+def test_a_rank_with_a_smaller_shard_has_all_other_properties_of_the_first():
+    graph = sharded_graph(tiny_graph(width=32))
+    block = graph.kinds["block"].model_copy(update={"is_hidden": True})
+    weight = block.parameters[0].model_copy(update={"shape": (31, 32)})
+    block = block.model_copy(update={"parameters": (weight, *block.parameters[1:])})
+    shard = graph.tensor_shards[2]["block"].model_copy(update={"is_hidden": True})
+    uneven = graph.model_copy(
+        update={
+            "kinds": {**graph.kinds, "block": block},
+            "tensor_shards": {2: {**graph.tensor_shards[2], "block": shard}},
+        }
+    )
+    first, second = (uneven.shard(2, rank).kinds["block"] for rank in (0, 1))
+    assert [each.parameters[0].shape for each in (first, second)] == [(16, 32), (15, 32)]
+    assert [each.name for each in second.matrices] == [each.name for each in first.matrices]

@@ -14,6 +14,8 @@ from windlass import planner
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.kept_code import load_kept_code
 from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
+from windlass.api.kept.kept_code import load_kept_code
+from windlass.api.kept.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
 from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
 from windlass.api.objects import (
@@ -24,6 +26,7 @@ from windlass.api.objects import (
     with_examples,
     with_own_data,
 )
+from windlass.api.own_data import with_own_data
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
 from windlass.cost import KeptCode
 from windlass.errors import PlanError, RequestError

@@ -15,10 +15,10 @@ from .clock.stack_bytes import (
     stack_stage_bytes,
 )
 from .compiled_code import (
-    KEPT_SHARE,
     CompiledCode,
     KeptCode,
     compile_seconds,
+    compile_shares,
     layer_kinds_compiled,
 )
 from .dataflow.dataflow_report import (
@@ -49,7 +49,6 @@ from .simulator.offload_queue import (
 )
 
 __all__ = [
-    "KEPT_SHARE",
     "MEMORY_ERROR",
     "ArrayClock",
     "Bools",
@@ -64,6 +63,7 @@ __all__ = [
     "PlanColumns",
     "chip_rates",
     "compile_seconds",
+    "compile_shares",
     "dataflow_report",
     "first_step_cost",
     "layer_kinds_compiled",

@@ -2,7 +2,8 @@
 
 from typing import Literal, NamedTuple, Self
 
-from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.cost.arrays import Floats
+from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.schema import Graph, Machine, OtherAttention, Plan, Precision
 
 KEPT_SHARE = 0.12
@@ -53,6 +54,16 @@ def compile_seconds(
         return 0.0
     share = KEPT_SHARE if CompiledCode.of(plan) in kept_code else 1.0
     return share * layer_kinds_compiled(graph) * machine.device.compile_seconds
+
+
+def compile_shares(columns: PlanColumns, sequence: int, kept_code: KeptCode) -> Floats:
+    """Share of the time of compiling that each plan takes, `[plan]`; zero where it runs eagerly."""
+    shares = columns.of_configs([each.compiled for each in columns.configs]).astype(float)
+    for code in kept_code:
+        if code.sequence == sequence:
+            serves = columns.of_configs([code.serves(each) for each in columns.configs])
+            shares[(serves > 0) & (shares > 0) & (columns.micro == code.micro)] = KEPT_SHARE
+    return shares
 
 
 def layer_kinds_compiled(graph: Graph) -> int:

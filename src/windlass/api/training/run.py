@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 
-from windlass.api.kept_code import note_compiled_code
+from windlass.api.kept.kept_code import note_compiled_code
 from windlass.api.objects import take_trained_weights
 from windlass.api.plan import Planned
 from windlass.api.runs import load

@@ -23,14 +23,14 @@ from typing import Literal, get_args
 import numpy as np
 
 from windlass.cost import (
-    KEPT_SHARE,
     ArrayClock,
     Bools,
     Floats,
     Ints,
     PlanColumns,
+    compile_shares,
     layer_kinds_compiled,
-)
+)  # fmt: skip
 from windlass.planner.result import EvaluatedPlan
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
@@ -349,23 +349,14 @@ class BestFirst:
 
     def _evaluated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
         """The fastest plans, and those as fast as the last of them, with their predictions."""
-        graph, machine, steps = self.space.graph, self.space.machine, self.space.request.train.steps
+        graph, machine, kept = self.space.graph, self.space.machine, self.space.kept_code
         slowest = fitting[:most][-1][0] * (1 + _EQUAL) if fitting else inf
         plans = [plan for seconds, plan in fitting if seconds <= slowest]
         best = [
-            (
-                plan,
-                evaluate(
-                    plan,
-                    graph,
-                    machine,
-                    budget_bytes=self._budget_bytes,
-                    kept_code=self.space.kept_code,
-                ),
-            )
+            (plan, evaluate(plan, graph, machine, budget_bytes=self._budget_bytes, kept_code=kept))
             for plan in plans
         ]
-        return sorted(best, key=lambda item: run_rank(item, steps))
+        return sorted(best, key=lambda item: run_rank(item, self.space.request.train.steps))
 
     def _least(
         self, columns: PlanColumns, option: PipelineOption, holds: StageBytes
@@ -379,15 +370,9 @@ class BestFirst:
     def _step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step with its share of the compilation before the first, `[plan]`."""
         space = self.space
+        compiling = compile_shares(columns, space.sequence, space.kept_code)
         seconds = layer_kinds_compiled(space.graph) * space.machine.device.compile_seconds
-        compiled = columns.of_configs([each.compiled for each in columns.configs])
-        loaded = np.zeros(columns.count, dtype=bool)
-        for code in space.kept_code:
-            serves = columns.of_configs([code.serves(each) for each in columns.configs])
-            loaded |= (
-                (serves > 0) & (columns.micro == code.micro) & (space.sequence == code.sequence)
-            )
-        shares = np.where(loaded, KEPT_SHARE, 1.0) * compiled * seconds / space.request.train.steps
+        shares = compiling * seconds / space.request.train.steps
         return np.asarray(self.clock.step_seconds(columns) + shares)
 
     def _tiers_hold(self, columns: PlanColumns) -> Bools:

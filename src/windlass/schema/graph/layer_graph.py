@@ -326,6 +326,7 @@ def _kind_of_rank(first: LayerKind, full: LayerKind, degree: int, tensor_rank: i
         parameters=parameters,
         costs=first.costs,
         is_embedding=first.is_embedding,
+        is_hidden=first.is_hidden,
         chooses_attention=first.chooses_attention,
         sliding_window=first.sliding_window,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from windlass import api
-from windlass.api.kept_plans import load_kept_plan, plan_key
+from windlass.api.kept.kept_plans import load_kept_plan, plan_key
 from windlass.atomic_files import cache_folder
 from windlass.cost import CompiledCode
 
