@@ -1,8 +1,9 @@
 """The data that a model brings where a request leaves them open: its tokenizer, or its images."""
 
+from windlass.api.objects import IN_MEMORY
 from windlass.errors import RequestError
 from windlass.models import is_huggingface, tokenizer_file
-from windlass.schema import IN_MEMORY, DataRequest, ExampleShape, Graph, ResolvedRequest
+from windlass.schema import DataRequest, ExampleShape, Graph, ResolvedRequest
 
 _IMAGE_SHAPE = ("channels", "height", "width")
 _DIGITS = "digits"
