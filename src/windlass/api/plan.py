@@ -15,9 +15,9 @@ from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.kept_code import load_kept_code
 from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.kept.kept_code import load_kept_code
-from windlass.api.kept.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
+from windlass.api.kept.kept_plans import keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
-from windlass.api.model_graph import capture, capture_open_tensor_degrees, model_notes
+from windlass.api.model_graph import capture, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
     PlannedObjects,
@@ -26,9 +26,8 @@ from windlass.api.objects import (
     with_examples,
     with_own_data,
 )
-from windlass.api.own_data import with_own_data
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
-from windlass.cost import KeptCode
+from windlass.api.plan_search import search_plan
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
@@ -279,7 +278,7 @@ def plan_request(
     key = plan_key(request, graph, target, kept_code) if objects.is_rebuildable else None
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
-        graph, outcome = _outcome(request, graph, target, kept_code, objects, progress)
+        graph, outcome = search_plan(request, graph, target, kept_code, objects, progress)
         if key is not None:
             keep_plan(key, outcome)
     else:
@@ -315,75 +314,6 @@ def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
         return ()
     words = describe_leg(sparsity, last_step_of_leg(sparsity, steps), steps)
     return (f"plans {words}; `sparsity.leg` = 0 to {sparsity.legs - 1} plans each",)
-
-
-def _outcome(
-    request: Request,
-    graph: Graph,
-    machine: Machine,
-    kept_code: KeptCode,
-    objects: PlannedObjects,
-    progress: Progress | None,
-) -> tuple[Graph, KeptPlan]:
-    """The outcome of the search, and the graph with the shards that it took."""
-    resolved, _ = resolve_defaults(request, graph, machine)
-    graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
-    if result is None:
-        for batch in _fitting_batches(request, resolved, graph, machine):
-            smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
-            attempt = planner.choose_fitting_plan(
-                smaller, graph, machine, every_grid=True, kept_code=kept_code
-            )
-            if attempt is not None:
-                return graph, KeptPlan(result=attempt, most_sequences=batch)
-        # Searched once more, for advice: that takes longer than the search.
-        every_grid = _opens_grids(resolved, machine)
-        result = planner.choose_plan(resolved, graph, machine, every_grid=every_grid)
-    return graph, KeptPlan(result=result, most_sequences=None)
-
-
-def _fitting_batches(
-    request: Request, resolved: ResolvedRequest, graph: Graph, machine: Machine
-) -> tuple[int, ...]:
-    """Smaller default batches to try, largest first; none if not even the smallest fits."""
-    batches = planner.smaller_batches(request, resolved.train.batch)
-    if not batches:
-        return ()
-    smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1])
-    fits = planner.choose_fitting_plan(smallest, graph, machine, every_grid=True) is not None
-    return batches if fits else ()
-
-
-def _search(
-    request: ResolvedRequest,
-    graph: Graph,
-    machine: Machine,
-    kept_code: KeptCode,
-    objects: PlannedObjects,
-    progress: Progress | None,
-) -> tuple[Graph, PlanningResult | None]:
-    """The result of the search, None if nothing fits, and the graph with the shards that it took.
-
-    Capturing the shards of a grid takes seconds. So the grids that need least memory are captured
-    only where nothing fits in those that are quickest.
-    """
-    for every_grid in (False, True) if _opens_grids(request, machine) else (False,):
-        graph = capture_open_tensor_degrees(
-            request, graph, machine, every_grid=every_grid, objects=objects, progress=progress
-        )
-        if progress is not None:
-            progress("searching", 0, None)
-        result = planner.choose_fitting_plan(
-            request, graph, machine, every_grid=every_grid, kept_code=kept_code
-        )
-        if result is not None:
-            return graph, result
-    return graph, None
-
-
-def _opens_grids(request: ResolvedRequest, machine: Machine) -> bool:
-    """Whether tensor-parallel grids are open beside the quickest ones."""
-    return machine.devices > 1 and request.parallel.tensor is None
 
 
 def _planned_as_given(
