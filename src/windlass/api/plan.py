@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from windlass import planner
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
-from windlass.api.kept_code import load_kept_code
-from windlass.api.kept_plans import KeptPlan, keep_plan, load_kept_plan, plan_key
 from windlass.api.kept.kept_code import load_kept_code
 from windlass.api.kept.kept_plans import keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
