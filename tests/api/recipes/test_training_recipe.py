@@ -1,5 +1,6 @@
 """Recipes of trainings: what their files say, what follows from a depth, and that they run on."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import windlass
 from windlass.api.model_graph import capture
 from windlass.api.recipes.depth_rules import depth_settings
-from windlass.api.recipes.run_training_recipe import run_training
+from windlass.api.recipes.run_training_recipe import plan_training, run_training
 from windlass.api.recipes.training_recipe import training_plan, training_recipes
 from windlass.errors import InputErrors, RequestError
 
@@ -155,3 +156,18 @@ def test_a_phase_starts_from_the_one_before_and_nothing_runs_twice(tmp_path: Pat
     assert len(seen) == 4
     with pytest.raises(InputErrors, match="name another folder"):
         run_training(training_plan("llama"), folder)
+
+
+@pytest.mark.slow
+def test_the_packing_factor_is_known_before_training(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = [json.dumps({"text": "one or two words " * (1 + n % 3)}) for n in range(60)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    text = (f"data.source={path}", "data.tokenizer=byte", "data.packing=true", "compile=false")
+    plan = training_plan("bert-large", *SMALL, "train.sequence=64", *text)
+
+    for part in plan_training(plan):
+        note = part.notes[-1]
+        documents, rows = (int(note.split(word)[0].split()[-1]) for word in (" training", " rows"))
+        assert note.startswith(f"packing factor {documents / rows:.2f}: ")
+        assert documents > rows

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windlass.api.inference.evaluate import evaluate
@@ -17,9 +17,11 @@ from windlass.api.recipes.training_recipe import (
 )
 from windlass.api.runs import load
 from windlass.api.training.export import export
+from windlass.api.training.inputs.batches import data_notes, make_batches
 from windlass.api.training.parent import find_parent
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
+from windlass.api.training.setup import prepare_data
 from windlass.api.training.train import train
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import EVALUATIONS_FOLDER, Request, Step, TaskScore
@@ -95,7 +97,9 @@ def _reaches(part: PartResult, target: RecipeTarget | None) -> bool:
 def plan_training(
     plan: TrainingPlan, *, machine: str = HERE, progress: Progress | None = None
 ) -> tuple[Planned, ...]:
-    """The plan of each part of a training recipe on a machine, with predicted times; runs nothing.
+    """The plan of each part of a training recipe on a machine, with predicted times; none is run.
+
+    Where rows are packed the text is read, for the number of sequences that share a row.
 
     Args:
         plan: what the recipe runs.
@@ -105,12 +109,18 @@ def plan_training(
     Raises:
         WindlassError: what is wrong with a request or the machine.
     """
+    requests = (plan.request(part).model_copy(update={"machine": machine}) for part in plan.parts)
     return tuple(
-        plan_request(
-            plan.request(part).model_copy(update={"machine": machine}), NO_OBJECTS, progress
-        )
-        for part in plan.parts
+        _with_packing(plan_request(request, NO_OBJECTS, progress), progress) for request in requests
     )
+
+
+def _with_packing(planned: Planned, progress: Progress | None) -> Planned:
+    """The plan, which says how many sequences share a row; that is counted from its text."""
+    if not planned.request.data.packing or planned.result.plan is None:
+        return planned
+    batches = make_batches(planned, prepare_data(planned.request, progress))
+    return replace(planned, notes=(*planned.notes, *data_notes(batches)))
 
 
 def run_training(

@@ -94,7 +94,12 @@ def _print_predictions(
     total = sum(count * each for count, each in zip(steps, seconds, strict=True))
     if as_json:
         parts = [
-            {"part": part.name, "plan": one.plan, "prediction": one.prediction}
+            {
+                "part": part.name,
+                "plan": one.plan,
+                "prediction": one.prediction,
+                "notes": one.notes,
+            }
             for part, one in zip(plan.parts, planned, strict=True)
         ]
         print_json({"predicted": True, "machine": machine, "seconds": total, "parts": parts})
@@ -114,6 +119,13 @@ def _print_predictions(
     )  # fmt: skip
     print_table(heads, rows)
     print_line(f"predicted  {format_seconds(total)} for all steps on {machine}")
+    print_bullets(
+        [
+            f"{p.name}: {note}"
+            for p, one in zip(plan.parts, planned, strict=True)
+            for note in one.notes
+        ]
+    )
     for part, one in zip(plan.parts, planned, strict=True):
         words = (f"{key}={value}" for key, value in part.settings.items() if key != "model.name")
         name = one.request.model.name
