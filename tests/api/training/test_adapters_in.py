@@ -96,7 +96,12 @@ def test_adapters_of_peft_compute_what_peft_computes_and_are_written_as_they_wer
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "settings"),
-    [("llama", QUERIES), ("llama", {"use_rslora": True}), ("gpt2", {}), ("gptj", {})],
+    [
+        ("llama", QUERIES),
+        ("llama", {"use_rslora": True}),
+        ("gpt2", {"fan_in_fan_out": True}),
+        ("gptj", {}),
+    ],
 )
 def test_an_imported_run_of_adapters_is_merged_and_exported_as_peft_computes(
     home: Path, model_type: str, settings: dict[str, Any]
