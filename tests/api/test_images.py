@@ -123,7 +123,9 @@ def test_a_trained_model_of_images_goes_to_transformers_and_back(
     theirs, report = AutoModelForImageClassification.from_pretrained(
         folder, output_loading_info=True
     )
-    again = train(f"hf:{folder}", "model.input_shape=[3,8,8]" if model == "resnet-18" else "seed=0")
+    again = train(
+        f"hf:{folder}", "model.input_shape=[3,8,8]" if model == "resnet-18" else "train.seed=0"
+    )
     list(again)
 
     assert not any(report.values())

@@ -38,6 +38,7 @@ def forecast(planned: Planned) -> PlanForecast:
         graph=graph,
         machine=machine,
         prediction=prediction,
+        programs=programs,
         timeline=simulate(plan, graph, machine, programs),
         stage_peaks=stage_tier_peaks(plan, graph, machine, programs),
     )

@@ -79,6 +79,10 @@ from windlass.program.memory.effects import (
 from windlass.program.memory.evaluation import (
     evaluation_bytes,
 )
+from windlass.program.memory.layer_memory import (
+    LayerUse,
+    memory_by_layer,
+)
 from windlass.program.memory.layer_sizes import (
     LayerSizes,
     StateSizes,
@@ -176,6 +180,7 @@ __all__ = [
     "InstructionEffects",
     "InstructionKind",
     "LayerSizes",
+    "LayerUse",
     "MemoryProfile",
     "MeshCoord",
     "Partition",
@@ -211,6 +216,7 @@ __all__ = [
     "lower",
     "lower_stage",
     "master_weight_errors",
+    "memory_by_layer",
     "memory_profile",
     "mesh_coord",
     "message_bytes",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from windlass.program import layers_of_stage
+from windlass.program import Program, layers_of_stage
 from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Prediction, TierPeak, Timeline
 
 
@@ -14,6 +14,8 @@ class PlanForecast:
     graph: Graph
     machine: Machine
     prediction: Prediction
+    programs: tuple[Program, ...]
+    """That of each stage's first rank."""
     timeline: Timeline
     """One lane for each stage, that of the stage's first rank."""
     stage_peaks: tuple[tuple[TierPeak, ...], ...]

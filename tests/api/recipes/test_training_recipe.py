@@ -18,7 +18,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["bert-large", "chat-lora", "gpt-depth", "llama", "moe"])
+@pytest.mark.parametrize("name", sorted(training_recipes()))
 @pytest.mark.parametrize("scale", ["tiny", "full"])
 def test_each_recipe_is_made_of_valid_requests(name: str, scale: str) -> None:
     plan = training_plan(name, scale=scale)

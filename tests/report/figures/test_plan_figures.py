@@ -39,6 +39,7 @@ def forecast(graph: Graph, plan: Plan) -> PlanForecast:
         graph=graph,
         machine=MACHINE,
         prediction=predict_plan(plan, graph, MACHINE),
+        programs=programs,
         timeline=simulate(plan, graph, MACHINE, programs),
         stage_peaks=stage_tier_peaks(plan, graph, MACHINE, programs),
     )

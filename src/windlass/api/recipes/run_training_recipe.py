@@ -31,7 +31,7 @@ _PLAN_FILE = "recipe.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """A part of a training recipe that has run; losses are in nats a token."""
+    """A part of a training recipe that has run; losses are in nats a token or an image."""
 
     seed: int
     part: str
@@ -44,7 +44,8 @@ class PartResult:
     held_out_loss: float | None
     """After the last step; None if the recipe was told not to evaluate."""
     accuracy: float | None = None
-    """Share of the recipe's questions that it answers right; None if it asks none."""
+    """Share of the recipe's questions that it answers right, or of held-out images whose class is;
+    None if it has neither."""
 
     @property
     def measures(self) -> str:
@@ -262,7 +263,7 @@ def _result(path: Path, seed: int, part: RecipePart, task: Path | None) -> PartR
         seconds=sum(step.seconds for step in steps),
         first_loss=steps[0].loss,
         held_out_loss=steps[-1].held_out_loss,
-        accuracy=None if task is None else _accuracy(path, task),
+        accuracy=steps[-1].held_out_accuracy if task is None else _accuracy(path, task),
     )
 
 

@@ -35,13 +35,13 @@ class RecipeTarget(Document):
     """What the last part of a recipe has to reach; None does not count."""
 
     held_out_loss: float | None = None
-    """Most nats a token."""
+    """Most nats a token, or an image."""
     accuracy: float | None = None
-    """Least share of questions that are answered right."""
+    """Least share of questions that are answered right, or of held-out images whose class is."""
 
     def __str__(self) -> str:
         loss, accuracy = self.held_out_loss, self.accuracy
-        words = [] if loss is None else [f"held-out loss at most {loss:g} nats a token"]
+        words = [] if loss is None else [f"held-out loss at most {loss:g} nats"]
         words += [] if accuracy is None else [f"accuracy at least {accuracy:g}"]
         return " and ".join(words)
 

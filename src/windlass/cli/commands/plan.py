@@ -47,7 +47,8 @@ class DrawingOptions:
     """Draw the plan and its predicted cost to this file: `.html` is a page, `.svg` and `.png` hold
     its pictures one below the other."""
     only: str | None = None
-    """Draw only one picture: mesh, phases, waterfall, memory, memory-timeline or timeline."""
+    """Draw only one picture: mesh, phases, waterfall, memory, memory-timeline, memory-layers or
+    timeline."""
 
     def require_drawable(self) -> None:
         """Refuses what cannot be drawn, before anything is planned.

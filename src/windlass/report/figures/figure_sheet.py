@@ -10,6 +10,7 @@ from windlass.report.figures.memory import (
     memory_over_time_figure,
     peak_memory_figure,
 )
+from windlass.report.figures.memory_heatmap import memory_heatmap
 from windlass.report.figures.phase_heatmap import phase_heatmap
 from windlass.report.figures.svg import element, standalone, svg_document, svg_size, text_label
 from windlass.report.figures.timeline import draw_timeline
@@ -65,6 +66,7 @@ PLAN_FIGURES: Mapping[str, tuple[str, Callable[[PlanForecast], str]]] = {
     ),
     "memory": ("Predicted peak memory by tier, stage and class", peak_memory_figure),
     "memory-timeline": ("Predicted memory over the step", memory_over_time_figure),
+    "memory-layers": ("Predicted memory of each layer over the step", memory_heatmap),
     "timeline": ("Predicted step, instruction by instruction", timeline_figure),
 }
 """Heading and drawing function of each figure by name."""
@@ -86,6 +88,7 @@ def figure_notes(forecast: PlanForecast) -> Mapping[str, str]:
         "waterfall": f"Terms of the slowest rank.{one_rank}",
         "memory": f"Peak of each tier.{one_rank}",
         "memory-timeline": f"Bytes in device memory while each instruction runs.{one_rank}",
+        "memory-layers": f"Bytes in device memory that belong to a layer.{one_rank}",
         "timeline": f"The instructions of a rank over the step.{one_rank}{more}",
     }
 

@@ -57,7 +57,8 @@ def phase_heatmap(forecast: PlanForecast) -> str:
                         height=height - 1, style="fill:none;stroke:var(--grey);stroke-width:.8")
             )  # fmt: skip
     bottom = _TOP + len(rows) * height
-    parts += [*_axis(layers, cell, bottom), *_scale(longest)]
+    scale = colour_scale("compute time, predicted: 0", f"{format_seconds(longest)} a step")
+    parts += [*_axis(layers, cell, bottom), *scale]
     return svg_document("".join(parts), _WIDTH, bottom + 42, "compute time of each layer by phase")
 
 
@@ -98,11 +99,12 @@ def _cells(
                 "rect", tooltip(f"layer {layer}, {direction}: {format_seconds(spent)}"),
                 x=_LEFT + layer * width, y=y + inset, width=max(width - 0.4, 0.3),
                 height=height - 2 * inset,
-                style=f"fill:var(--blue);opacity:{_opacity(spent / longest):.2f}",
+                style=f"fill:var(--blue);opacity:{opacity(spent / longest):.2f}",
             )  # fmt: skip
 
 
-def _opacity(share: float) -> float:
+def opacity(share: float) -> float:
+    """How dark a cell is, by its share of the darkest one."""
     return _FAINTEST + (1 - _FAINTEST) * share
 
 
@@ -114,11 +116,17 @@ def _axis(layers: int, cell: float, bottom: float) -> Iterator[str]:
     yield text_label((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 34, "layer", text_anchor="middle")
 
 
-def _scale(longest: float) -> Iterator[str]:
+def colour_scale(name: str, darkest: str) -> Iterator[str]:
+    """What the colours above a heat map mean.
+
+    Args:
+        name: of what is drawn, with its lowest value.
+        darkest: the value of the darkest colour.
+    """
     x = _WIDTH - _RIGHT - 330
-    yield text_label(x - 8, 20, "compute time, predicted: 0", text_anchor="end")
+    yield text_label(x - 8, 20, name, text_anchor="end")
     for swatch in range(_SWATCHES):
-        opacity = _opacity((swatch + 0.5) / _SWATCHES)
+        shade = opacity((swatch + 0.5) / _SWATCHES)
         yield element("rect", x=x + swatch * 24, y=10, width=24, height=12,
-                      style=f"fill:var(--blue);opacity:{opacity:.2f}")  # fmt: skip
-    yield text_label(x + _SWATCHES * 24 + 8, 20, f"{format_seconds(longest)} a step")
+                      style=f"fill:var(--blue);opacity:{shade:.2f}")  # fmt: skip
+    yield text_label(x + _SWATCHES * 24 + 8, 20, darkest)
