@@ -17,6 +17,7 @@ from windlass.program.zero_sharding import parameter_gather_group
 from windlass.report.figures.device_mesh import device_mesh_figure
 from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
 from windlass.report.figures.memory import peak_memory_figure
+from windlass.report.figures.memory_heatmap import memory_heatmap
 from windlass.report.figures.phase_heatmap import phase_heatmap
 from windlass.report.figures.waterfall import step_time_waterfall
 from windlass.report.html.plan_page import plan_page
@@ -132,6 +133,25 @@ def test_the_heat_map_has_each_layer_once_forward_and_once_backward():
              if text.startswith("layer")]  # fmt: skip
     ways = [f"layer {layer}, {way}" for layer in range(8) for way in ("forward", "backward")]
     assert sorted(cells) == sorted(ways)
+
+
+def test_a_layer_takes_memory_only_while_its_phase_has_it():
+    plan = tiny_plan(
+        GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), offload=OFFLOAD, accumulation=2
+    )
+    svg = memory_heatmap(forecast(GRAPH, plan))
+    drawn = [(text.split(",")[0], rect) for text, rect in rects(svg) if text.startswith("layer")]
+    spans = {
+        layer: [(float(rect.get("x", 0)), float(rect.get("x", 0)) + float(rect.get("width", 0)))
+                for name, rect in drawn if name == f"layer {layer}"]
+        for layer in range(8)
+    }  # fmt: skip
+
+    # The last phase is reached later than the first, and left before it.
+    assert min(spans[5])[0] > min(spans[1])[0]
+    assert max(end for _, end in spans[5]) < max(end for _, end in spans[1])
+    darkest = max(float(rect.get("style", "").partition("opacity:")[2]) for _, rect in drawn)
+    assert darkest == 1
 
 
 @given(drawn=distributed_plans())

@@ -1,6 +1,6 @@
 """Device memory of each layer's tensors over one program."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -47,16 +47,15 @@ def memory_by_layer(
     """
     effects = InstructionEffects(plan, graph, mesh_coord(program.device, plan.parallel).stage)
     held = _by_layer(effects.resident_tensors, effects)
-    uses = defaultdict[int | None, list[LayerUse]](list)
-    for layer, nbytes in held.items():
-        uses[layer].append(LayerUse(0, nbytes, nbytes))
+    uses = {layer: [LayerUse(0, nbytes, nbytes)] for layer, nbytes in held.items()}
     for index, (layer, change) in enumerate(_changes(program, effects)):
         for changed in {*change.made, *change.freed, *((layer,) if change.working else ())}:
             during = held[changed] + change.made.get(changed, 0)
             held[changed] = during - change.freed.get(changed, 0)
             if changed == layer:
                 during += change.working
-            uses[changed].append(LayerUse(index, during, held[changed]))
+            before = uses.setdefault(changed, [LayerUse(0, 0, 0)])
+            before.append(LayerUse(index, during, held[changed]))
     return {layer: tuple(each) for layer, each in uses.items()}
 
 

@@ -83,7 +83,7 @@ def figure_notes(forecast: PlanForecast) -> Mapping[str, str]:
     more = f" {shown} of {stages} stages are drawn." if stages > shown else ""
     one_rank = " One rank stands for each stage." if plan.parallel.devices > 1 else ""
     return {
-        "mesh": f"{describe_parallelism(plan)}; {describe_batch(plan)}.",
+        "mesh": f"{describe_parallelism(plan)}; {describe_batch(plan, forecast.graph)}.",
         "phases": "Each row is one phase, forward or backward; a frame marks its layers.",
         "waterfall": f"Terms of the slowest rank.{one_rank}",
         "memory": f"Peak of each tier.{one_rank}",
@@ -101,7 +101,7 @@ def figure_sheet(forecast: PlanForecast, names: Sequence[str] = tuple(PLAN_FIGUR
         names: names in `PLAN_FIGURES`.
     """
     notes = figure_notes(forecast)
-    lines = wrap(f"Predicted, before it runs: {describe_plan(forecast.plan)}.", _LINE_LETTERS)
+    lines = wrap(f"Predicted, before it runs: {describe_plan(forecast.plan, forecast.graph)}.", _LINE_LETTERS)
     parts = [
         text_label(0, 26, forecast.title, class_="strong", style="font-size:24px;font-weight:600"),
         *(text_label(0, 50 + _LINE * index, line) for index, line in enumerate(lines)),
