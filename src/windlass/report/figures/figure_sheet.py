@@ -101,7 +101,9 @@ def figure_sheet(forecast: PlanForecast, names: Sequence[str] = tuple(PLAN_FIGUR
         names: names in `PLAN_FIGURES`.
     """
     notes = figure_notes(forecast)
-    lines = wrap(f"Predicted, before it runs: {describe_plan(forecast.plan, forecast.graph)}.", _LINE_LETTERS)
+    lines = wrap(
+        f"Predicted, before it runs: {describe_plan(forecast.plan, forecast.graph)}.", _LINE_LETTERS
+    )
     parts = [
         text_label(0, 26, forecast.title, class_="strong", style="font-size:24px;font-weight:600"),
         *(text_label(0, 50 + _LINE * index, line) for index, line in enumerate(lines)),
