@@ -31,8 +31,9 @@ def memory_heatmap(forecast: PlanForecast) -> str:
     for (_, lane), program in zip(forecast.stage_timelines(), forecast.programs, strict=True):
         uses = memory_by_layer(program, forecast.plan, forecast.graph)
         starts = _starts(lane)
-        for layer in uses.keys() & rows.keys():
-            _fill(rows[layer], uses[layer], starts, end)
+        for layer, each in uses.items():
+            if layer is not None:
+                _fill(rows[layer], each, starts, end)
     most = max(map(max, rows.values()), default=0) or 1
     height = max(_LOWEST, min(_HIGHEST, _HEIGHT / layers))
     parts: list[str] = []
