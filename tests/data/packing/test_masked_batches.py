@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from made_text import prepare
 
 from windlass.data import MaskedBatches, MlmMasking, TokenDataset
 from windlass.data.examples import IGNORED_TARGET
+from windlass.errors import InputErrors
 
 SEQUENCE = 48
 MASK = 299
@@ -97,3 +99,11 @@ def test_bits_per_byte_count_the_bytes_of_masked_tokens(tokens: TokenDataset) ->
     assert batches.bits_per_byte(1.0, 99) == pytest.approx(expected, rel=1e-12)
     (first, *_), (again, *_) = (list(make(tokens).held_out_batches(5)) for _ in range(2))
     assert np.array_equal(first, again)
+
+
+def test_a_text_without_two_tokens_in_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text('{"text": "abc"}\n{"text": "xyz"}\n', encoding="utf-8")
+    short = prepare(str(path), cache=tmp_path / "cache", tokenizer="byte", held_out=0.5)
+    with pytest.raises(InputErrors, match=r"has two tokens; raise `train\.sequence`"):
+        MaskedBatches(short, sequence=1, batch=1, seed=0, masking=MASKING)

@@ -118,7 +118,9 @@ def plan_training(
 
 def _with_packing(planned: Planned, progress: Progress | None) -> Planned:
     """The plan, which says how many sequences share a row; that is counted from its text."""
-    if not planned.request.data.packing or planned.result.plan is None:
+    data = planned.request.data
+    # Conversations of a recipe's own are made when it runs.
+    if not data.packing or data.source == CONVERSATIONS or planned.result.plan is None:
         return planned
     batches = make_batches(planned, prepare_data(planned.request, progress))
     return replace(planned, notes=(*planned.notes, *data_notes(batches)))

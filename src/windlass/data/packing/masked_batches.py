@@ -62,8 +62,8 @@ class MaskedBatches:
         sides.append((meta.held_out.source, "held-out", order.held_out))
         raise_data_errors(
             [
-                f"none of the {layout.without_targets} {side} documents of `{source}` has two "
-                "tokens; take more text"
+                f"none of the {layout.without_targets} {side} sequences of `{source}` has two "
+                "tokens; raise `train.sequence`, or take more text"
                 for source, side, layout in sides
                 if not len(layout)
             ]
