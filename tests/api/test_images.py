@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import windlass
-from windlass.errors import PlanError
+from windlass.errors import ModelError, PlanError
 
 SETTINGS = (
     "train.steps=2", "train.batch=8", "batch.micro=4", "precision=float32", "compile=false",
@@ -136,3 +136,21 @@ def test_a_trained_model_of_images_goes_to_transformers_and_back(
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert any("weight" in name for name in moved)
     assert (model == "resnet-18") == any("running_mean" in name for name in moved)
+
+
+@pytest.mark.slow
+def test_pixels_are_scaled_as_the_folder_of_a_model_says(train: Train, home: Path):
+    words = ("model.layers=1", "model.width=16", "model.heads=2")
+    run = train("vit-tiny", *words)
+    list(run)
+    folder = home / "out"
+    windlass.export(run.folder, to=f"hf:{folder}", root=home / "runs")
+    processor = folder / "preprocessor_config.json"
+    processor.write_text('{"size": 8, "image_mean": [0.25], "image_std": [0.5]}')
+
+    planned = windlass.plan(f"hf:{folder}")
+
+    assert (planned.request.data.image_mean, planned.request.data.image_std) == ((0.25,), (0.5,))
+    processor.write_text('{"image_mean": [0.25, 0.3], "image_std": [0.5, 0.5]}')
+    with pytest.raises(ModelError, match="has 2 numbers as `image_mean`, and the model takes"):
+        windlass.plan(f"hf:{folder}")

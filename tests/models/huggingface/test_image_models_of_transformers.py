@@ -205,3 +205,12 @@ def test_a_statistic_that_is_missing_is_named(tmp_path: Path):
 
     with pytest.raises(InputErrors, match=f"has no `{statistic}`"):
         build_layer_stack(f"hf:{tmp_path}", {}, device="cpu")
+
+
+def test_a_processor_whose_numbers_do_not_go_together_is_refused(tmp_path: Path):
+    saved("vit", tmp_path)
+    wrong = {**PROCESSOR, "image_std": [0.2, 0.0, 0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(wrong))
+
+    with pytest.raises(ModelError, match=r"preprocessor_config.json` cannot be read: `image_mean`"):
+        image_processor(f"hf:{tmp_path}")
