@@ -117,6 +117,7 @@ from .loss import (
     IGNORE_INDEX,
     in_loss_precision,
     layer_loss,
+    mean_cross_entropy,
     set_layer_loss,
 )
 from .packing.documents import (
@@ -219,6 +220,7 @@ __all__ = [
     "layer_that_looks_ahead",
     "linear_layers",
     "materialize_layer",
+    "mean_cross_entropy",
     "meta_copy",
     "model_config",
     "model_names",

@@ -13,16 +13,35 @@ _ATTRIBUTE = "_windlass_loss"
 """Attribute in which a sharded last layer keeps its loss."""
 
 
-def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def mean_cross_entropy(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats per token, computed in float32, or float64 for such logits.
 
     Args:
         logits: `Float[b s v]`, or `Float[b v]` of one class for each example.
         targets: `Int[b s]` or `Int[b]`; `IGNORE_INDEX` does not count.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient is added.
     """
-    return functional.cross_entropy(
-        in_loss_precision(logits).flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX
-    )
+    rows, flat = in_loss_precision(logits).flatten(0, -2), targets.flatten()
+    loss = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX)
+    if not z_loss:
+        return loss
+    counts = flat != IGNORE_INDEX
+    return loss + gradient_of_z_loss(rows.logsumexp(-1), counts, z_loss).sum() / counts.sum()
+
+
+def gradient_of_z_loss(log_z: Tensor, counts: Tensor, factor: float) -> Tensor:
+    """Zeros with the gradient of `factor log^2 Z`, where it counts.
+
+    It keeps softmax's normaliser near 1. What is shown as the loss stays the cross-entropy.
+    Source: Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5.
+
+    Args:
+        log_z: logarithm of the sum of exponentials of a token's logits.
+        counts: whether the token counts, in the same shape.
+        factor: of the loss.
+    """
+    loss = factor * log_z.masked_fill(~counts, 0).square()
+    return loss - loss.detach()
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ parallelism each rank has a template of its shard of the layer, whose passes com
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Literal, cast
 
@@ -26,6 +28,7 @@ from windlass.models import (
     is_embedding_only,
     layer_loss,
     layer_sharding,
+    mean_cross_entropy,
     meta_copy,
     pad_vocabulary,
     running_statistics,
@@ -55,6 +58,7 @@ class LayerTemplate:
         fused: whether the loss is computed with the projection to the vocabulary, so that the
             logits never exist whole.
         attention: how attention is computed.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
     """
 
     def __init__(
@@ -65,11 +69,12 @@ class LayerTemplate:
         compiled: bool,
         fused: bool = False,
         attention: AttentionBackend = "flash",
+        z_loss: float = 0.0,
     ) -> None:
         self._module = meta_copy(layer)
         set_attention_backend(self._module, attention)
-        self._loss = layer_loss(self._module) if last else None
-        self._targets = fuse_loss(self._module) if last and fused else None
+        self._loss = _with_z_loss(layer_loss(self._module), z_loss) if last else None
+        self._targets = fuse_loss(self._module, z_loss) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
         if last and not fused:
             pad_vocabulary(self._module)
@@ -301,6 +306,7 @@ def layer_templates(
     experts: ExpertParallelRank | None = None,
     loss: Literal["fused"] | None = None,
     attention: AttentionBackend | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[LayerTemplate, ...]:
     """The template of each layer; layers of one type share one.
 
@@ -311,6 +317,7 @@ def layer_templates(
         attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
         experts: the rank among those that divide experts; None for all experts.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
     """
     last = len(stack.layers) - 1
     templates: dict[tuple[str, bool], LayerTemplate] = {}
@@ -330,8 +337,20 @@ def layer_templates(
                 compiled=compiled,
                 fused=loss == "fused",
                 attention=attention or "flash",
+                z_loss=z_loss,
             )
     return tuple(templates[kind, index == last] for index, kind in enumerate(stack.kinds))
+
+
+def _with_z_loss(
+    loss: Callable[[Tensor, Tensor], Tensor], factor: float
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A cross-entropy with the gradient of `factor log^2 Z`."""
+    if not factor:
+        return loss
+    if isinstance(loss, TensorParallelLoss):
+        return replace(loss, z_loss=factor)
+    return partial(mean_cross_entropy, z_loss=factor)
 
 
 def _use_sparse_gradients(layer: nn.Module) -> None:

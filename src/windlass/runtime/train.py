@@ -167,6 +167,7 @@ class _Run:
             experts=self._groups.experts if self._groups else None,
             loss=plan.loss,
             attention=plan.attention,
+            z_loss=context.settings.z_loss or 0.0,
         )
         self.checkpoints = RunCheckpoints(
             context, batches.batch, self._templates, save_layer=self._save_layer,

@@ -111,6 +111,9 @@ class TrainRequest(RequestTable):
     """Weights that have a learning rate or a weight decay of their own."""
     clip: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest global gradient norm; None never clips, and is `inf` in a file."""
+    z_loss: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Factor of the mean of `log^2 Z`, the softmax's normaliser, whose gradient is added to that of
+    the loss, such as 1e-4; None adds none. The loss that is shown is without it."""
     loss_scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Factor of the loss in float16, so that small gradients are not 0; None adapts it."""
     frozen: tuple[Name, ...] | None = None

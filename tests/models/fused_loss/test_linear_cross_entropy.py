@@ -1,5 +1,8 @@
 """The fused loss, against the plain one and what autograd makes of it."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +37,12 @@ def plain_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) 
     return mean_cross_entropy(functional.linear(x, weight, bias), targets)
 
 
+def mean_of_logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, z_loss: float
+) -> Tensor:
+    return mean_cross_entropy(functional.linear(x, weight, bias), targets, z_loss)
+
+
 def results(loss, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> list[Tensor]:  # noqa: ANN001
     """The loss and the gradients of a third of it, in float64."""
     wanted = [x, weight] if bias is None else [x, weight, bias]
@@ -44,6 +53,28 @@ def results(loss, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
 def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= tolerance * other.abs().max()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("loss", [mean_of_logits, linear_cross_entropy])
+def test_a_z_loss_adds_its_gradient_and_leaves_the_loss_as_it_is(
+    loss: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    *factors, targets = operands(dtype, tokens=30, vocabulary=700, bias=True)
+    targets[0, :5] = IGNORE_INDEX
+    exact = [None if t is None else t.detach().double().requires_grad_() for t in factors]
+    plain = results(plain_loss, *exact, targets)
+
+    def written_out(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        rows = functional.linear(x, weight, bias)[targets != IGNORE_INDEX]
+        squares = rows.exp().sum(dim=1).log().square()
+        return mean_cross_entropy(rows, targets[targets != IGNORE_INDEX]) + 0.1 * squares.mean()
+
+    found = results(partial(loss, z_loss=0.1), *factors, targets)
+
+    _, *gradients = results(written_out, *exact, targets)
+    assert_close(found, [plain[0], *gradients], TOLERANCE[dtype])
+    assert (gradients[0] - plain[1]).abs().max() > 0.1 * plain[1].abs().max()
 
 
 @pytest.mark.parametrize("bias", [False, True])

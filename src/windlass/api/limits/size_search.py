@@ -224,6 +224,7 @@ def _compare_to_reference(
         seed=settings.seed,
         precision=plan.precision,
         batch=plan.batch,
+        z_loss=settings.z_loss,
         progress=progress,
     )
     return compare_to_reference(

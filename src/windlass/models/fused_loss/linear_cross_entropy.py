@@ -16,7 +16,9 @@ from windlass.models.fused_loss.sizes import SUMMED_ROWS, FusedLossSizes
 from windlass.models.loss import IGNORE_INDEX
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float = 0.0
+) -> Tensor:
     """Mean cross-entropy of `x @ weight.T + bias` in nats per token, in float32 or float64.
 
     Args:
@@ -24,12 +26,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets
         weight: `Float[v d]`.
         bias: `Float[v]`, or None for none.
         targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient is added.
     """
     rows, flat = x.flatten(0, -2), targets.flatten()
     wanted = (x, weight) if bias is None else (x, weight, bias)
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in wanted):
         return _loss_op(rows, weight, bias, flat)
-    return _loss_and_gradients_op(rows, weight, bias, flat)[0]
+    return _loss_and_gradients_op(rows, weight, bias, flat, z_loss)[0]
 
 
 class _Gradients(NamedTuple):
@@ -53,7 +56,7 @@ def _loss_op(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) ->
 
 @custom_op("windlass::linear_cross_entropy_grads", mutates_args=())
 def _loss_and_gradients_op(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     loss = _Loss(x, weight, bias, targets)
     by_x, by_weight = torch.empty_like(x), torch.empty_like(weight)
@@ -61,7 +64,11 @@ def _loss_and_gradients_op(
     is_narrow = x.dtype != loss.dtype
     sums = torch.empty_like(weight, dtype=loss.dtype) if is_narrow else by_weight
     for rows in loss.chunks():
-        by_logits = loss.add_rows(rows).exp_()
+        logs, log_z = loss.add_rows(rows)
+        by_logits = logs.exp_()
+        if z_loss:
+            # d (log^2 Z) / d logit = 2 log Z times the probability.
+            by_logits.mul_(1 + 2 * z_loss * log_z)
         by_logits.scatter_add_(1, loss.index[rows], loss.minus_one[rows])
         if bias is not None:
             by_bias.addmv_(by_logits.t(), (~loss.ignored[rows]).to(loss.dtype))
@@ -109,8 +116,8 @@ class _Loss:
         for start in range(0, len(self._x), self._rows):
             yield slice(start, min(start + self._rows, len(self._x)))
 
-    def add_rows(self, rows: slice) -> Tensor:
-        """Adds the losses of some rows, and returns their log-probabilities `[rows v]`."""
+    def add_rows(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Adds the losses of some rows; returns their log-probabilities `[rows v]` and `log Z`."""
         count = rows.stop - rows.start
         logits, logs, x = self.logits[:count], self._wide[:count], self._x[rows]
         if self._bias is None:
@@ -119,10 +126,11 @@ class _Loss:
             torch.addmm(self._bias, x, self._weight.t(), out=logits)
         if logs.dtype != logits.dtype:
             logs.copy_(logits)
+        first = logs[:, :1].clone()
         torch.log_softmax(logs, -1, out=logs)
         losses = logs.gather(1, self.index[rows]).squeeze(1)
         self._sum -= losses.masked_fill_(self.ignored[rows], 0).sum()
-        return logs
+        return logs, first - logs[:, :1]
 
     def mean(self) -> Tensor:
         """The mean over the targets that count; not a number if there are none."""
@@ -154,6 +162,7 @@ def _(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,  # noqa: ARG001
+    z_loss: float,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     by_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
     gradients = torch.empty_like(x), torch.empty_like(weight), by_bias
@@ -166,7 +175,7 @@ def _empty_scalar(x: Tensor) -> Tensor:
 
 def _save_gradients(
     ctx: Any,  # noqa: ANN401  torch's own context
-    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor],  # noqa: ARG001
+    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, float],  # noqa: ARG001
     output: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> None:
     _, *gradients = output
@@ -180,11 +189,11 @@ def _backward(
     ctx: Any,  # noqa: ANN401
     gradient: Tensor,
     *_: None,
-) -> tuple[Tensor, Tensor, Tensor | None, None]:
+) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
     by_x, by_weight, by_bias, scale = ctx.saved_tensors
     factor = gradient * scale
     has_bias = ctx.needs_input_grad[2]
-    return by_x * factor, by_weight * factor, by_bias * factor if has_bias else None, None
+    return by_x * factor, by_weight * factor, by_bias * factor if has_bias else None, None, None
 
 
 _loss_and_gradients_op.register_autograd(_backward, setup_context=_save_gradients)

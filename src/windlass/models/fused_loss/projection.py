@@ -20,12 +20,13 @@ class LossProjection(nn.Linear):
     """A projection to the vocabulary that gives the loss of `targets`, or logits without them."""
 
     targets: Tensor | None
+    z_loss: float
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to the mean cross-entropy of `targets`, else to logits `[b s v]`."""
         if self.targets is None:
             return super().forward(x)
-        return linear_cross_entropy(x, self.weight, self.bias, self.targets)
+        return linear_cross_entropy(x, self.weight, self.bias, self.targets, self.z_loss)
 
 
 class PaddedProjection(nn.Linear):
@@ -78,11 +79,12 @@ def can_fuse_loss(layer: nn.Module, width: int) -> bool:
         hook.remove()
 
 
-def fuse_loss(layer: nn.Module) -> str:
+def fuse_loss(layer: nn.Module, z_loss: float = 0.0) -> str:
     """Makes the last `nn.Linear` of a layer a `LossProjection`.
 
     Args:
         layer: a layer for which `can_fuse_loss` is true; it is changed in place.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient is added.
 
     Returns:
         The name of the buffer that takes the targets, `Int[b s]`.
@@ -93,6 +95,7 @@ def fuse_loss(layer: nn.Module) -> str:
     # Parameters, and what a subclass adds, stay as they are.
     projection.__class__ = LossProjection
     projection.register_buffer(_TARGETS, None, persistent=False)
+    projection.z_loss = z_loss  # type: ignore[assignment]  # its class has just changed
     return f"{path}.{_TARGETS}" if path else _TARGETS
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.loss import IGNORE_INDEX, in_loss_precision
+from windlass.models.loss import IGNORE_INDEX, gradient_of_z_loss, in_loss_precision
 from windlass.models.tensor_parallel.collectives import (
     TensorParallelRank,
     all_gather_autograd,
@@ -35,6 +35,8 @@ class TensorParallelLoss:
     tp_rank: TensorParallelRank
     first_column: int | None
     """First vocabulary entry of the rank's logits; None if it has all entries for its tokens."""
+    z_loss: float = 0.0
+    """Factor of the mean of `log^2 Z`, whose gradient is added."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss in nats per token.
@@ -53,6 +55,10 @@ class TensorParallelLoss:
             ignore_index=IGNORE_INDEX,
             reduction="sum",
         )
+        if self.z_loss:
+            log_z = in_loss_precision(logits).logsumexp(-1)
+            local_counts = local_tokens(counts, self.tp_rank)
+            local_sum = local_sum + gradient_of_z_loss(log_z, local_counts, self.z_loss).sum()
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
 
     def all_tokens(self, logits: Tensor) -> Tensor:
@@ -82,7 +88,11 @@ class TensorParallelLoss:
         target_logits = shifted.gather(-1, index).squeeze(-1).masked_fill(on_other_rank, 0)
         # One all-reduce for both sums.
         sums = all_reduce_identity_grad(torch.stack((shifted.exp().sum(-1), target_logits)), group)
-        return sums[0].log() - sums[1]
+        losses = sums[0].log() - sums[1]
+        if not self.z_loss:
+            return losses
+        counts = targets != IGNORE_INDEX
+        return losses + gradient_of_z_loss(sums[0].log() + largest, counts, self.z_loss)
 
 
 _FULL = EqualShard()

@@ -98,8 +98,9 @@ def train_plainly(
             for dropout in dropouts:
                 dropout.begin(settings.seed, step, first)
             logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
-            loss = _nats(logits, targets[first : first + micro]) / number_of_targets
-            loss.backward()
+            part = targets[first : first + micro]
+            loss = _nats(logits, part) / number_of_targets
+            (loss + _z_loss(logits, part, settings.z_loss) / number_of_targets).backward()
             micro_losses.append(float(loss.detach()))
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
@@ -196,6 +197,14 @@ def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET,
         reduction="sum",
     )  # fmt: skip
+
+
+def _z_loss(outputs: Tensor, targets: Tensor, factor: float | None) -> Tensor | float:
+    """`factor log^2 Z` of all targets together, with Z the sum of a target's exponentials."""
+    if factor is None:
+        return 0.0
+    rows = outputs.reshape(-1, outputs.shape[-1])[targets.reshape(-1) != IGNORED_TARGET]
+    return factor * rows.exp().sum(dim=1).log().square().sum()
 
 
 def _count(targets: Tensor) -> int:

@@ -76,6 +76,7 @@ def reference_step(
     seed: int,
     precision: Precision,
     batch: Batch,
+    z_loss: float | None = None,
     progress: ReferenceProgress | None = None,
 ) -> ReferenceStep:
     """Loss and gradients of the first step, before any update.
@@ -89,6 +90,7 @@ def reference_step(
         seed: seed of the initial weights.
         precision: precision that layers compute in; gradients are accumulated in float32.
         batch: micro-batches of one step.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient is added; None adds none.
         progress: called before each layer.
 
     Raises:
@@ -119,7 +121,7 @@ def reference_step(
         for micro, x in enumerate(inputs.pop()):
             output = layer(x.requires_grad_() if index else x)
             if index == count - 1:
-                output = _loss(output, targets[micro])
+                output = _loss(output, targets[micro], z_loss)
                 losses.append(float(output.detach()))
             gradient = output_gradients[micro] if output_gradients else scale
             input_gradients += _backward(layer, x if index else None, output, gradient, sums)
@@ -164,11 +166,14 @@ def _forward(layer: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
     return [layer(x) for x in inputs]
 
 
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over all targets that count."""
-    return functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+def _loss(logits: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
+    """Sum over all targets that count; `log^2 Z` has a gradient and no value."""
+    rows, flat = logits.float().flatten(0, 1), targets.flatten()
+    loss = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX, reduction="sum")
+    if z_loss is None:
+        return loss
+    squares = z_loss * rows[flat != IGNORE_INDEX].logsumexp(-1).square().sum()
+    return loss + squares - squares.detach()
 
 
 def _backward(
