@@ -147,13 +147,7 @@ class DocumentBatches:
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the conversations in a sample of a step, in order."""
-        ((source, row),) = self._order.samples(step, sample, 1)
-        before = sum(part.documents for part in self.tokens.meta.train.sources[:source])
-        layout = self._order.train[source]
-        return tuple(
-            self.tokens.documents.name(before + int(layout.documents[index]))
-            for index in layout.row(row)
-        )
+        return self._order.document_names(self.tokens, step, sample)
 
     def held_out_batches(
         self, count: int, rows: int = 1

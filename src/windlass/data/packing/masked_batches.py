@@ -116,13 +116,7 @@ class MaskedBatches:
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the documents in a sample of a step, in order."""
-        ((source, row),) = self._order.samples(step, sample, 1)
-        before = sum(part.documents for part in self.tokens.meta.train.sources[:source])
-        layout = self._order.train[source]
-        return tuple(
-            self.tokens.documents.name(before + int(layout.documents[index]))
-            for index in layout.row(row)
-        )
+        return self._order.document_names(self.tokens, step, sample)
 
     def held_out_batches(
         self, count: int, rows: int = 1
@@ -142,8 +136,10 @@ class MaskedBatches:
                 self._fill(inputs[place], targets[place], self.tokens.held_out, layout, row, ())
             yield inputs, targets
 
-    def bits_per_byte(self, loss: float, count: int) -> float:
+    def bits_per_byte(self, loss: float, count: int) -> float | None:
         """Bits per byte of `held_out_batches(count)`: `loss * targets / ln 2 / bytes of targets`.
+
+        None if no target has a byte.
 
         Args:
             loss: mean loss over all targets of `held_out_batches(count)`, in nats per token.
@@ -155,7 +151,7 @@ class MaskedBatches:
                 offsets = start + self.masking.masked_positions(length, *key)
                 targets += len(offsets)
                 nbytes += int(self.tokens.held_out_bytes[offsets].sum())
-        return loss * targets / math.log(2) / max(1, nbytes)
+        return loss * targets / math.log(2) / nbytes if nbytes else None
 
     def _lay_out(self, starts: Integers) -> RowLayout:
         return lay_out_pieces(np.asarray(starts), self.sequence, self.masking.target_counts)

@@ -9,6 +9,7 @@ from windlass.data.batches import TokenBatch
 from windlass.data.packing.row_layout import RowLayout
 from windlass.data.permutation import Indices, keyed_permutation
 from windlass.data.source_mixture import SourceMixture, source_mixture
+from windlass.data.token_files import TokenDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +80,22 @@ class RowOrder:
         for source, layout in enumerate(self.train):
             counts[sources == source] = layout.target_counts[rows[sources == source]]
         return counts
+
+    def document_names(self, tokens: TokenDataset, step: int, sample: int) -> tuple[str, ...]:
+        """Names of the documents in a sample of a step, in order.
+
+        Args:
+            tokens: the data set whose rows these are.
+            step: step, counted from 1.
+            sample: index of the sample in the global batch, from 0.
+        """
+        ((source, row),) = self.samples(step, sample, 1)
+        before = sum(part.documents for part in tokens.meta.train.sources[:source])
+        layout = self.train[source]
+        return tuple(
+            tokens.documents.name(before + int(layout.documents[index]))
+            for index in layout.row(row)
+        )
 
     def document_ids(self, step: int, first: int, count: int) -> TokenBatch:
         """Which document of its row each token belongs to, `Int[count s]`; fill is one, too."""
