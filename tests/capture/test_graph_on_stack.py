@@ -131,7 +131,7 @@ def test_torchs_recompute_ends_before_a_blocks_last_product():
     def repeated(stack: Stack) -> list[str]:
         kind = stack_graph(LLAMA, stack).kinds["block"]
         cost = kind.cost("bfloat16", compiled=False)
-        return [op.name for op in pass_ops("recompute", kind, cost, first=False)]
+        return [op.name for op in pass_ops("recompute", kind, cost, reach="input")]
 
     assert "narrow" not in repeated(TITAN)
     assert repeated(MEGATRON)[-2:] == ["narrow", "residual"]

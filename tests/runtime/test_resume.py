@@ -332,6 +332,7 @@ def test_a_run_with_adapters_killed_fifty_times_resumes_bit_identically(
     killed(50, 10, lora=LoraRequest(rank=2), phases=phases)
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_static_mask_resumes_bit_identically(killed: Callable[..., None]):
     killed(1, 8, sparsity=SparsityRequest(level=0.5, block=16))
 

@@ -40,8 +40,8 @@ class BertEmbedding(SeesDocuments, TensorShardable):
             positions = self.positions.weight[: tokens.shape[1]]
         else:
             positions = self.positions.weight[positions_in_documents(self.documents)]
-        embedded = self.tokens(tokens) + (positions + self.segments.weight[0])
-        return self.dropout(self.norm(embedded))
+        places = positions + self.segments.weight[0]
+        return self.dropout(self.norm(self.tokens(tokens) + places))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the vocabulary's rows."""

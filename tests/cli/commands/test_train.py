@@ -66,7 +66,13 @@ def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
     assert row[0] in windlass("show", "run").stdout
 
 
-@pytest.mark.parametrize("more", [(), ("phases=3",)], ids=["in memory", "in phases"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="in memory", marks=pytest.mark.slow),
+        pytest.param(("phases=3",), id="in phases"),
+    ],
+)
 def test_an_interrupted_run_saves_exits_130_and_resumes_bit_for_bit(
     surroundings: dict[str, str],
     tmp_path: Path,
