@@ -2,8 +2,9 @@ from .advice.alternatives import (
     alternatives,
 )
 from .choose import (
-    choose_fitting_plan,
+    NothingFits,
     choose_plan,
+    seek_plan,
 )
 from .defaults import (
     resolve_defaults,
@@ -36,9 +37,9 @@ from .space.tensor_degrees import (
 
 __all__ = [
     "Explanation",
+    "NothingFits",
     "PlanningResult",
     "alternatives",
-    "choose_fitting_plan",
     "choose_plan",
     "downscale_plan",
     "every_tensor_degree",
@@ -50,6 +51,7 @@ __all__ = [
     "request_of_plan",
     "resolve_defaults",
     "result_of_given_plan",
+    "seek_plan",
     "smaller_batches",
     "with_budget",
 ]

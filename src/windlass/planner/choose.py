@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
@@ -72,7 +72,6 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-@gc_paused()
 def choose_plan(
     request: ResolvedRequest,
     graph: Graph,
@@ -82,6 +81,35 @@ def choose_plan(
     kept_code: KeptCode = frozenset(),
 ) -> PlanningResult:
     """Chooses the plan that ends the run first, and says why not another.
+
+    Args:
+        request: as of `seek_plan`.
+        graph: as of `seek_plan`.
+        machine: as of `seek_plan`.
+        every_grid: as of `seek_plan`.
+        kept_code: as of `seek_plan`.
+
+    Returns:
+        A result with a plan, or with advice if nothing fits.
+
+    Raises:
+        InputErrors: the request asks for something impossible.
+        PlanError: there is no plan at all.
+    """
+    found = seek_plan(request, graph, machine, every_grid=every_grid, kept_code=kept_code)
+    return found.with_advice() if isinstance(found, NothingFits) else found
+
+
+@gc_paused()
+def seek_plan(
+    request: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    *,
+    every_grid: bool = False,
+    kept_code: KeptCode = frozenset(),
+) -> "PlanningResult | NothingFits":
+    """Chooses the plan that ends the run first, and says why not another, if one fits.
 
     The run is `train.steps` steps and, if the plan compiles, the compilation before them.
 
@@ -93,44 +121,32 @@ def choose_plan(
             several devices.
         kept_code: compiled code of the model that earlier runs have left on the machine.
 
-    Returns:
-        A result with a plan, or with advice if nothing fits.
-
     Raises:
         InputErrors: the request asks for something impossible.
-        PlanError: there is no plan at all.
     """
     space, budget_bytes = _possible_space(request, graph, machine, every_grid, kept_code)
     fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
-        return _nothing_fits(space, fastest, budget_bytes)
+        return NothingFits(space, fastest, budget_bytes)
     return _fits(space, fastest, budget_bytes)
 
 
-@gc_paused()
-def choose_fitting_plan(
-    request: ResolvedRequest,
-    graph: Graph,
-    machine: Machine,
-    *,
-    every_grid: bool = False,
-    kept_code: KeptCode = frozenset(),
-) -> PlanningResult | None:
-    """What `choose_plan` returns, but None if nothing fits: advice takes longer than the search.
+@dataclass(frozen=True)
+class NothingFits:
+    """A search in which no plan fits. Advice is made where it is asked for: it takes longer."""
 
-    Args:
-        request: as of `choose_plan`.
-        graph: as of `choose_plan`.
-        machine: as of `choose_plan`.
-        every_grid: as of `choose_plan`.
-        kept_code: as of `choose_plan`.
+    space: PlanSpace
+    fastest: FastestPlans
+    budget_bytes: int
 
-    Raises:
-        InputErrors: the request asks for something impossible.
-    """
-    space, budget_bytes = _possible_space(request, graph, machine, every_grid, kept_code)
-    fastest = fastest_plans(space, budget_bytes)
-    return _fits(space, fastest, budget_bytes) if fastest.best else None
+    @gc_paused()
+    def with_advice(self) -> PlanningResult:
+        """The result without a plan, and with advice.
+
+        Raises:
+            PlanError: no plan is legal at all.
+        """
+        return _nothing_fits(self.space, self.fastest, self.budget_bytes)
 
 
 def _possible_space(

@@ -15,7 +15,7 @@ class PlanForecast:
     machine: Machine
     prediction: Prediction
     programs: tuple[Program, ...]
-    """That of each stage's first rank."""
+    """The program of each stage's first rank."""
     timeline: Timeline
     """One lane for each stage, that of the stage's first rank."""
     stage_peaks: tuple[tuple[TierPeak, ...], ...]

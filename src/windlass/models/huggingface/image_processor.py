@@ -19,7 +19,7 @@ class ImageProcessor:
     sides: tuple[int, int] | None
     """Height and width in pixels; None if they are not said."""
     mean: tuple[float, ...]
-    """Of each channel, of pixels up to 1; empty if it is not said."""
+    """Mean of each channel, where pixels reach up to 1; empty if it is not said."""
     std: tuple[float, ...]
 
 
