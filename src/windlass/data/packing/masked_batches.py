@@ -127,9 +127,7 @@ class MaskedBatches:
             count: total number of rows, limited to those that exist, and spread evenly over them.
             rows: rows per batch; the last batch may have fewer.
         """
-        chosen = self._order.held_out_rows(count)
-        for first in range(0, len(chosen), rows):
-            chunk = chosen[first:][:rows]
+        for chunk in self._order.held_out_chunks(count, rows):
             inputs, targets = self._empty(len(chunk))
             for place, row in enumerate(chunk):
                 layout = self._order.held_out

@@ -104,9 +104,14 @@ class RowOrder:
 
     def held_out_documents(self, count: int, rows: int) -> Iterator[TokenBatch]:
         """The same of held-out rows, so many at a time."""
+        for chunk in self.held_out_chunks(count, rows):
+            yield self._ids([(self.held_out, row) for row in chunk])
+
+    def held_out_chunks(self, count: int, rows: int) -> Iterator[list[int]]:
+        """The rows of `held_out_rows(count)`, so many at a time; the last may be fewer."""
         chosen = self.held_out_rows(count)
         for first in range(0, len(chosen), rows):
-            yield self._ids([(self.held_out, row) for row in chosen[first:][:rows]])
+            yield chosen[first:][:rows]
 
     def held_out_rows(self, count: int) -> list[int]:
         """At most `count` held-out rows, spread evenly over them."""
