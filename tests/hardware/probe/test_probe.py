@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from itertools import cycle
 from pathlib import Path
 
@@ -57,8 +58,20 @@ def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(
     assert len(calls) > len(sizes)
 
 
-def test_neither_float32_nor_a_precision_of_an_accelerator_is_converted():
-    assert "float32" not in converted_precisions(torch.device("cpu"))
+def shortest_product(dtype: torch.dtype) -> float:
+    """Seconds of the quickest of a few products."""
+    x = torch.ones(384, 384, dtype=dtype)
+    return min(timeit.repeat(lambda: x @ x, number=1, repeat=5))
+
+
+def test_precisions_that_clearly_take_longer_than_float32_are_converted_and_no_quick_ones():
+    converted = converted_precisions(torch.device("cpu"))
+    base = shortest_product(torch.float32)
+    for precision in ("bfloat16", "float16"):
+        times = shortest_product(getattr(torch, precision)) / base
+        # Between the two a busy machine decides.
+        if not 1.5 < times < 6:
+            assert (precision in converted) == (times >= 6), times
     assert not converted_precisions(torch.device("cuda"))
 
 
