@@ -64,7 +64,9 @@ def verify_and_print(
         console.print(verification_table(result))
         console.print(Text(describe_verdict(result), style="bold"), soft_wrap=True)
         console.print(verification_table(independent))
-        reference = "plain PyTorch in two epochs of a short text"
+        examples = ready.graph.examples
+        data = "a short text" if examples is None else f"a few {examples.noun}"
+        reference = f"plain PyTorch in two epochs of {data}"
         verdict = Text(describe_verdict(independent, reference), style="bold")
         console.print(verdict, soft_wrap=True)
         if injected:

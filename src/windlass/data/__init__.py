@@ -38,12 +38,13 @@ from windlass.data.images.image_cache import (
     image_fingerprint,
     prepare_images,
 )
-from windlass.data.mlm_masking import (
+from windlass.data.keyed_choices.mlm_masking import (
     MlmMasking,
 )
 from windlass.data.packing import (
-    DocumentBatches,
-    MaskedBatches,
+    RowBatches,
+    conversation_batches,
+    masked_batches,
 )
 from windlass.data.pixels import (
     PixelScale,
@@ -90,16 +91,15 @@ __all__ = [
     "ChatTemplate",
     "ChoiceLikelihood",
     "DatasetStatistics",
-    "DocumentBatches",
     "EncodedChoice",
     "EncodedTask",
     "ExampleArray",
     "ExampleBatches",
     "ExampleDataset",
-    "MaskedBatches",
     "MlmMasking",
     "PixelScale",
     "ReadAhead",
+    "RowBatches",
     "SplitMeta",
     "TargetItem",
     "Task",
@@ -111,6 +111,7 @@ __all__ = [
     "TrainingBatches",
     "batch_of_step",
     "code_tasks",
+    "conversation_batches",
     "dataset_statistics",
     "document_files",
     "encode_choices",
@@ -124,6 +125,7 @@ __all__ = [
     "load_task",
     "load_tokenizer",
     "make_examples",
+    "masked_batches",
     "open_dataset",
     "prepare_dataset",
     "prepare_images",

@@ -9,9 +9,9 @@ from itertools import accumulate, repeat
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.mlm_masking import MlmMasking
-from windlass.data.permutation import Indices, keyed_number, keyed_permutation
-from windlass.data.source_mixture import SourceMixture, source_mixture
+from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices.permutation import Indices, keyed_number, keyed_permutation
+from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.token_files import TokenDataset
 from windlass.errors import raise_data_errors
 

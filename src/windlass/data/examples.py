@@ -12,7 +12,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from windlass.data.batches import TokenBatch
-from windlass.data.permutation import keyed_permutation
+from windlass.data.keyed_choices.permutation import keyed_permutation
 from windlass.data.pixels import PixelScale
 from windlass.errors import DataError, raise_data_errors
 

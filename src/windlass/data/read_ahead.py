@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from windlass.data.batches import Batches
 from windlass.data.examples import ExampleArray, ExampleBatches
-from windlass.data.packing import DocumentBatches, MaskedBatches
+from windlass.data.packing import RowBatches
 
-TrainingBatches = Batches | ExampleBatches | DocumentBatches | MaskedBatches
-"""The samples of every step: windows of text, examples such as images, conversations, or packed
+TrainingBatches = Batches | ExampleBatches | RowBatches
+"""The samples of every step: windows of text, examples such as images, or rows of whole
 documents."""
 
 Examples = tuple[ExampleArray, ExampleArray]

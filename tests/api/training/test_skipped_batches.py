@@ -1,5 +1,6 @@
 """Runs that leave out batches."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_what_cannot_be_left_out_is_refused_in_one_sentence(home: Path) -> None:
         windlass.resume(run.folder, skip_batches=["4-6"])
     with pytest.raises(RequestError, match="write a batch, or the first and the last one"):
         windlass.resume(run.folder, skip_batches=["6-5"])
+
+
+def test_packed_rows_of_a_later_batch_keep_their_own_documents(home: Path) -> None:
+    path = home / "lines.jsonl"
+    lines = [json.dumps({"text": "one or two words " * (1 + n % 5)}) for n in range(80)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    words = (
+        "bert-tiny", "model.layers=1", "model.width=32", "model.heads=2", "model.vocabulary=258",
+        f"data.source={path}", "data.tokenizer=byte", "data.packing=true", "train.sequence=128",
+        "train.batch=2", "train.evaluate_sequences=0", "compile=false", "precision=float32",
+        # No weight moves, so that a batch has the same loss at any step.
+        "train.learning_rate=1e-30",
+    )  # fmt: skip
+    whole = windlass.train(*words, "train.steps=2", root=home / "runs")
+    list(whole)
+    later = windlass.train(*words, "train.steps=1", "train.skip_batches=1", root=home / "runs")
+    list(later)
+    assert losses(later) == losses(whole)[1:]
 
 
 @pytest.mark.slow

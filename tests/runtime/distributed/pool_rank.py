@@ -27,7 +27,7 @@ from torch import Tensor
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
-from windlass.data.mlm_masking import MlmMasking
+from windlass.data.keyed_choices.mlm_masking import MlmMasking
 from windlass.data.tasks.encode_choices import EncodedTask, encode_task
 from windlass.data.tasks.task import load_task
 from windlass.data.token_files import TokenDataset

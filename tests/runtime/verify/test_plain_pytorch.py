@@ -9,7 +9,7 @@ import pytest
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.excerpt import write_excerpt
-from windlass.data.mlm_masking import MlmMasking
+from windlass.data.keyed_choices.mlm_masking import MlmMasking
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.models.layer_stack import LayerStack
 from windlass.runtime.rank_context import RankContext

@@ -1,7 +1,8 @@
 """Batches whose rows are whole documents, each apart from the others."""
 
-from windlass.data.packing.document_batches import DocumentBatches
-from windlass.data.packing.masked_batches import MaskedBatches
+from windlass.data.packing.conversation_rows import conversation_batches
+from windlass.data.packing.masked_rows import masked_batches
+from windlass.data.packing.row_batches import RowBatches
 from windlass.data.packing.row_layout import RowLayout, lay_out_rows
 
-__all__ = ["DocumentBatches", "MaskedBatches", "RowLayout", "lay_out_rows"]
+__all__ = ["RowBatches", "RowLayout", "conversation_batches", "lay_out_rows", "masked_batches"]

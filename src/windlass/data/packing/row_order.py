@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
+from windlass.data.keyed_choices.permutation import Indices, keyed_permutation
+from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.packing.row_layout import RowLayout
-from windlass.data.permutation import Indices, keyed_permutation
-from windlass.data.source_mixture import SourceMixture, source_mixture
 from windlass.data.token_files import TokenDataset
 
 

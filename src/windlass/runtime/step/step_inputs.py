@@ -154,7 +154,7 @@ class StepInputs:
         """
         if micro not in self._documents:
             start = self.micro_batch_start(micro)
-            ids = self._batches.document_ids(self.step, start, self._micro)
+            ids = self._batches.document_ids(self.batch, start, self._micro)
             placed = None if ids is None else self._put(("documents", micro), ids)
             self._documents[micro] = placed
         return self._documents[micro]

@@ -9,19 +9,16 @@ from windlass.models import is_causal, is_users_own
 if TYPE_CHECKING:
     from windlass.data import (
         Batches,
-        DocumentBatches,
         ExampleDataset,
-        MaskedBatches,
         MlmMasking,
+        RowBatches,
         TokenDataset,
         TrainingBatches,
     )
 
 
 @overload
-def make_batches(
-    planned: Planned, tokens: "TokenDataset"
-) -> "Batches | DocumentBatches | MaskedBatches": ...
+def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches | RowBatches": ...
 @overload
 def make_batches(
     planned: Planned, tokens: "TokenDataset | ExampleDataset"
@@ -34,7 +31,12 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
         PlanError: conversations for a model that predicts masked tokens, packed text for one that
             does not, or packed rows for a model of the user's own.
     """
-    from windlass.data import DocumentBatches, ExampleBatches, ExampleDataset, MaskedBatches
+    from windlass.data import (
+        ExampleBatches,
+        ExampleDataset,
+        conversation_batches,
+        masked_batches,
+    )
 
     settings, data = planned.request.train, planned.request.data
     if isinstance(tokens, ExampleDataset):
@@ -48,14 +50,14 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
                 f"`{planned.request.model.name}` predicts masked tokens, and answers are learned "
                 "by models that predict each next token; take one of those, or `data.format=text`"
             )
-        return DocumentBatches(
+        return conversation_batches(
             tokens, sequence=planned.plan.batch.sequence, batch=settings.batch,
             seed=settings.seed, weights=data.weights,
             drop_long=data.long_documents == "drop", packing=data.packing,
         )  # fmt: skip
     if masking is None or not data.packing:
         return make_windows(planned, tokens)
-    return MaskedBatches(
+    return masked_batches(
         tokens, sequence=planned.plan.batch.sequence, batch=settings.batch, seed=settings.seed,
         masking=masking, weights=data.weights,
     )  # fmt: skip
@@ -78,18 +80,17 @@ def make_windows(planned: Planned, tokens: "TokenDataset") -> "Batches":
 
 def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
     """What is worth knowing of a run's batches, a sentence each."""
-    from windlass.data import DocumentBatches, MaskedBatches
+    from windlass.data import RowBatches
 
-    return batches.notes if isinstance(batches, DocumentBatches | MaskedBatches) else ()
+    return batches.notes if isinstance(batches, RowBatches) else ()
 
 
 def data_metadata(batches: "TrainingBatches") -> dict[str, object]:
     """What a run keeps of its batches."""
-    from windlass.data import DocumentBatches, MaskedBatches
+    from windlass.data import RowBatches
 
-    if not isinstance(batches, DocumentBatches | MaskedBatches) or not batches.packing_factor:
-        return {}
-    return {"packing_factor": batches.packing_factor}
+    factor = batches.packing_factor if isinstance(batches, RowBatches) else None
+    return {} if factor is None else {"packing_factor": factor}
 
 
 def _masking(planned: Planned, tokens: "TokenDataset") -> "MlmMasking | None":

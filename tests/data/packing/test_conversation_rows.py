@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_text import prepare
 
-from windlass.data import DocumentBatches, TokenDataset, open_dataset
+from windlass.data import TokenDataset, conversation_batches, open_dataset
 from windlass.data.examples import IGNORED_TARGET
 from windlass.data.packing.row_layout import pack
 from windlass.errors import DataError, InputErrors
@@ -47,7 +47,7 @@ def answers(tokens: TokenDataset, targets: np.ndarray) -> list[str]:
 
 def test_a_row_is_one_conversation_whose_answers_alone_are_targets(conversations: Prepared):
     tokens = conversations()
-    batches = DocumentBatches(tokens, sequence=128, batch=4, seed=3)
+    batches = conversation_batches(tokens, sequence=128, batch=4, seed=3)
     inputs, targets = batches.samples(1)
     for row, learned in zip(inputs, answers(tokens, targets), strict=True):
         text = tokens.tokenizer.backend.decode(row.tolist(), skip_special_tokens=False)
@@ -59,7 +59,7 @@ def test_a_row_is_one_conversation_whose_answers_alone_are_targets(conversations
 
 
 def test_a_target_follows_its_input_in_the_document(conversations: Prepared):
-    batches = DocumentBatches(conversations(), sequence=128, batch=5, seed=3)
+    batches = conversation_batches(conversations(), sequence=128, batch=5, seed=3)
     inputs, targets = batches.samples(2)
     rows, places = np.nonzero(targets[:, :-1] != IGNORED_TARGET)
     assert (inputs[rows, places + 1] == targets[rows, places]).all()
@@ -67,7 +67,7 @@ def test_a_target_follows_its_input_in_the_document(conversations: Prepared):
 
 def test_an_epoch_has_each_conversation_once_in_an_order_of_its_own(conversations: Prepared):
     tokens = conversations()
-    batches = DocumentBatches(tokens, sequence=128, batch=1, seed=3)
+    batches = conversation_batches(tokens, sequence=128, batch=1, seed=3)
     count = tokens.meta.train.documents
     epochs = [
         [batches.document_names(step, 0) for step in range(first + 1, first + count + 1)]
@@ -79,7 +79,7 @@ def test_an_epoch_has_each_conversation_once_in_an_order_of_its_own(conversation
 
 
 def test_micro_batches_have_the_samples_of_the_batch(conversations: Prepared):
-    batches = DocumentBatches(conversations(), sequence=64, batch=6, seed=1)
+    batches = conversation_batches(conversations(), sequence=64, batch=6, seed=1)
     whole = batches.samples(3)
     parts = [batches.samples(3, first, 2) for first in (0, 2, 4)]
     for index, array in enumerate(whole):
@@ -94,20 +94,20 @@ def test_long_conversations_lose_their_end_or_are_left_out_and_are_counted(
         [np.diff(index.starts) for index in (tokens.documents, tokens.held_out_documents)]
     )
     longer = int((lengths - 1 > 64).sum())
-    cut = DocumentBatches(tokens, sequence=64, batch=2, seed=0)
+    cut = conversation_batches(tokens, sequence=64, batch=2, seed=0)
     assert f"{longer} conversations are longer than 64 tokens and lose their end" in cut.notes
-    dropped = DocumentBatches(tokens, sequence=64, batch=2, seed=0, drop_long=True)
+    dropped = conversation_batches(tokens, sequence=64, batch=2, seed=0, drop_long=True)
     assert f"{longer} conversations are longer than 64 tokens and are left out" in dropped.notes
 
 
 def test_a_sequence_in_which_no_answer_fits_is_refused(conversations: Prepared):
     with pytest.raises(InputErrors, match=r"has an answer within 8 tokens; raise `train.sequence`"):
-        DocumentBatches(conversations(), sequence=8, batch=2, seed=0)
+        conversation_batches(conversations(), sequence=8, batch=2, seed=0)
 
 
 def test_bits_per_byte_count_the_bytes_of_answers(conversations: Prepared):
     tokens = conversations()
-    batches = DocumentBatches(tokens, sequence=128, batch=2, seed=0)
+    batches = conversation_batches(tokens, sequence=128, batch=2, seed=0)
     learned = [t for _, part in batches.held_out_batches(99) for t in answers(tokens, part)]
     count = sum(len(tokens.tokenizer.backend.encode(text).ids) for text in learned)
     nbytes = sum(len(text.replace("<|endoftext|>", "").encode()) for text in learned)
@@ -134,7 +134,7 @@ def test_several_sources_have_their_shares(conversations: Prepared, tmp_path: Pa
     tokens = prepare(
         tuple(map(str, paths)), cache=tmp_path / "cache", tokenizer="byte", format="chat"
     )
-    batches = DocumentBatches(tokens, sequence=128, batch=1000, seed=0, weights=(1.0, 3.0))
+    batches = conversation_batches(tokens, sequence=128, batch=1000, seed=0, weights=(1.0, 3.0))
     names = [batches.document_names(1, sample)[0] for sample in range(1000)]
     assert sum("a.jsonl" in name for name in names) == 250
 
@@ -155,8 +155,8 @@ def test_text_is_no_conversation(tmp_path: Path):
 
 def test_packed_rows_hold_each_conversation_once_and_whole(conversations: Prepared):
     tokens = conversations()
-    alone = DocumentBatches(tokens, sequence=160, batch=1, seed=3)
-    packed = DocumentBatches(tokens, sequence=160, batch=1, seed=3, packing=True)
+    alone = conversation_batches(tokens, sequence=160, batch=1, seed=3)
+    packed = conversation_batches(tokens, sequence=160, batch=1, seed=3, packing=True)
     rows = int(packed.notes[-1].split(" rows")[0].split()[-1])
     count = tokens.meta.train.documents
     texts = []
@@ -192,7 +192,7 @@ def test_best_fit_fills_rows_and_holds_each_length_once():
 
 
 def test_held_out_rows_are_packed_too(conversations: Prepared):
-    batches = DocumentBatches(conversations(), sequence=160, batch=1, seed=3, packing=True)
+    batches = conversation_batches(conversations(), sequence=160, batch=1, seed=3, packing=True)
     pairs = list(batches.held_out_batches(99, 2))
     ids = list(batches.held_out_documents(99, 2))
     assert [part.shape for part, _ in pairs] == [part.shape for part in ids]

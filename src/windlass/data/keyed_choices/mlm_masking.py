@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.permutation import keyed_number, keyed_permutation
+from windlass.data.keyed_choices.permutation import keyed_number, keyed_permutation
 
 TokenRow = npt.NDArray[np.int64]
 """Token ids `Int[s]` of one sequence."""

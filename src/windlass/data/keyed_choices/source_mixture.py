@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from windlass.data.permutation import Indices, keyed_permutation
+from windlass.data.keyed_choices.permutation import Indices, keyed_permutation
 from windlass.errors import DataError
 
 _BLOCK = 1000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_text import prepare
 
-from windlass.data import MaskedBatches, MlmMasking, TokenDataset
+from windlass.data import MlmMasking, RowBatches, TokenDataset, masked_batches
 from windlass.data.examples import IGNORED_TARGET
 from windlass.errors import InputErrors
 
@@ -27,11 +27,11 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     return prepare(str(path), cache=folder / "cache", tokenizer="byte", held_out=0.2)
 
 
-def make(tokens: TokenDataset, batch: int = 1) -> MaskedBatches:
-    return MaskedBatches(tokens, sequence=SEQUENCE, batch=batch, seed=3, masking=MASKING)
+def make(tokens: TokenDataset, batch: int = 1) -> RowBatches:
+    return masked_batches(tokens, sequence=SEQUENCE, batch=batch, seed=3, masking=MASKING)
 
 
-def epoch_rows(batches: MaskedBatches) -> int:
+def epoch_rows(batches: RowBatches) -> int:
     """Rows of an epoch, read from the sentence that is printed."""
     return int(batches.notes[0].split(" rows")[0].split()[-1].replace(",", ""))
 
@@ -106,4 +106,4 @@ def test_a_text_without_two_tokens_in_a_row_is_refused(tmp_path: Path) -> None:
     path.write_text('{"text": "abc"}\n{"text": "xyz"}\n', encoding="utf-8")
     short = prepare(str(path), cache=tmp_path / "cache", tokenizer="byte", held_out=0.5)
     with pytest.raises(InputErrors, match=r"has two tokens; raise `train\.sequence`"):
-        MaskedBatches(short, sequence=1, batch=1, seed=0, masking=MASKING)
+        masked_batches(short, sequence=1, batch=1, seed=0, masking=MASKING)

@@ -1,0 +1,1 @@
+"""Choices that follow from a key alone: orders, shares of sources, masks."""
