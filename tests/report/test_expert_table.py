@@ -1,5 +1,7 @@
 """What is said of how busy experts were."""
 
+from dataclasses import replace
+
 from windlass.report.terminal.expert_table import describe_expert_load, expert_table
 from windlass.schema.run_record import Step
 
@@ -13,6 +15,11 @@ def test_one_line_names_the_busiest_expert_and_counts_the_idle_ones():
     assert describe_expert_load(STEP) == (
         "experts: the busiest, of block1, got 3.00 × an equal share; 2 of 8 got no token"
     )
+
+
+def test_the_line_says_how_many_choices_found_no_room():
+    line = describe_expert_load(replace(STEP, dropped_share=0.0213))
+    assert line.endswith("2 of 8 got no token; 2.1 % of choices dropped")
 
 
 def test_a_run_without_experts_has_no_table():

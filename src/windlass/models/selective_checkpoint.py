@@ -29,7 +29,7 @@ _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
 _OWN_PRODUCTS = frozenset(
     {"windlass::block_linear", "windlass::block_feed_forward", "windlass::grouped_linear"}
 )
-_COUNTERS = frozenset({"windlass::add_expert_load"})
+_COUNTERS = frozenset({"windlass::add_expert_load", "windlass::add_dropped_choices"})
 """What counts a forward pass, and so runs in one only."""
 _REDUCTIONS = frozenset({torch.ops.windlass.reduce_scatter, torch.ops.windlass.all_reduce})
 _FUSED_ATTENTION = "_scaled_dot_product_"

@@ -236,6 +236,12 @@ def describe_contention(share: float | None) -> str:
     return f"the machine was busy: threads waited {100 * share:.0f} % of the time"
 
 
+def describe_dropped(step: Step) -> str:
+    """`2.1 % of choices dropped`, by experts without room; empty without a capacity."""
+    share = step.dropped_share
+    return "" if share is None else f"{100 * share:.1f} % of choices dropped"
+
+
 def describe_loss_scale(steps: Sequence[Step]) -> str:
     """`32768; 1 of 400 steps skipped, as gradients overflowed`; empty if no loss is scaled."""
     scale = steps[-1].loss_scale

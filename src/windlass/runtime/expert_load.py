@@ -25,6 +25,10 @@ class _Counted:
     """`Float[E]`; None without one."""
     speed: float
     """How much the bias moves in a step."""
+    has_capacity: bool
+    """Whether its experts take only so many tokens of a sequence."""
+    dropped: Tensor | None
+    """`Int[]`: choices that found no room so far; None as for `load`, or without a capacity."""
 
 
 class ExpertLoad:
@@ -45,7 +49,7 @@ class ExpertLoad:
         *,
         counts: bool,
     ) -> None:
-        self._own_loads: list[Tensor] = []
+        self._own_counters: list[Tensor] = []
         self._routers: list[_Counted] = []
         for index, (layer, template) in enumerate(zip(layers, templates, strict=True)):
             for path, router in template.module.named_modules():
@@ -54,7 +58,8 @@ class ExpertLoad:
                 is_own = index in computed
                 named = dict(zip(template.buffers, layer.buffers, strict=True)) if is_own else {}
                 load = named.get(f"{path}.load")
-                self._own_loads += [] if load is None else [load]
+                dropped = named.get(f"{path}.dropped")
+                self._own_counters += [each for each in (load, dropped) if each is not None]
                 self._routers.append(
                     _Counted(
                         name=f"{layer.name}.{path}",
@@ -62,22 +67,27 @@ class ExpertLoad:
                         load=load if counts else None,
                         bias=named.get(f"{path}.balance_bias"),
                         speed=router.config.balance_bias or 0.0,
+                        has_capacity=router.config.capacity is not None,
+                        dropped=dropped if counts else None,
                     )
                 )
         self.totals: dict[str, tuple[int, ...]] = {}
-        """Tokens of each expert in the last step, by the name of its router."""
+        """Tokens that chose each expert in the last step, by the name of its router."""
+        self.dropped_share: float | None = None
+        """Share of all choices of the last step that found no room; None without a capacity."""
 
     def begin_step(self) -> None:
         """Counts from 0."""
-        for load in self._own_loads:
-            load.zero_()
+        for counter in self._own_counters:
+            counter.zero_()
 
     def counts(self) -> list[float]:
-        """This rank's tokens of each expert of all routers, one after the other."""
+        """This rank's tokens of each expert of all routers, then the dropped choices of each."""
         found: list[float] = []
         for router in self._routers:
             found += [0.0] * router.experts if router.load is None else router.load.tolist()
-        return found
+        dropped = (router.dropped for router in self._routers)
+        return [*found, *(0.0 if each is None else float(each.item()) for each in dropped)]
 
     def end_step(self, totals: Sequence[float]) -> None:
         """Takes the sums over all ranks, and moves each bias towards experts with fewer tokens.
@@ -97,3 +107,5 @@ class ExpertLoad:
                 signs = [(load < mean) - (load > mean) for load in loads]
                 moves = torch.tensor(signs, dtype=router.bias.dtype) * router.speed
                 router.bias.add_(moves.to(router.bias.device))
+        limited = [sum(self.totals[each.name]) for each in self._routers if each.has_capacity]
+        self.dropped_share = sum(totals[start:]) / max(1, sum(limited)) if limited else None

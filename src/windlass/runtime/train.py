@@ -363,6 +363,7 @@ class _Run:
             held_out_accuracy=evaluation.accuracy,
             task_scores=evaluation.task_scores,
             expert_load=compute.experts.totals if self._records_experts(step) else {},
+            dropped_share=compute.experts.dropped_share,
             saved=checkpoint_name(step) if saves else None,
         )
 

@@ -146,7 +146,10 @@ class Step:
     task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of tasks, by `TASK.METRIC`; empty if this step scored none."""
     expert_load: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Tokens of the whole global batch that each expert got, by the name of its router."""
+    """Tokens of the whole global batch that chose each expert, by the name of its router."""
+    dropped_share: float | None = None
+    """Share of the choices of experts in the global batch that found no room; None without a
+    capacity."""
     saved: str | None = None
     """Name of the checkpoint that was started after this step; None if none was."""
 

@@ -10,6 +10,7 @@ _DEVICE_MEMORY = "device_memory_bytes"
 _CONTENTION = "contention"
 _CPU_SECONDS = "cpu_seconds"
 _LOSS_SCALE = "loss_scale"
+_DROPPED_SHARE = "dropped_share"
 _KIND_PREFIX, _ARRIVAL_PREFIX = "seconds.", "arrival."
 """Precede an instruction kind in the names of a row."""
 _TASK_PREFIX = "task."
@@ -38,6 +39,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             **_optional(_CONTENTION, step.contention),
             **_optional(_CPU_SECONDS, step.cpu_seconds),
             **_optional(_LOSS_SCALE, step.loss_scale),
+            **_optional(_DROPPED_SHARE, step.dropped_share),
             **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
             **{_ARRIVAL_PREFIX + kind: seconds for kind, seconds in step.arrivals.items()},
             **{_TASK_PREFIX + metric: value for metric, value in step.task_scores.items()},
@@ -110,6 +112,7 @@ def _step(
         contention=value.get(_CONTENTION),
         device_memory_bytes=int(peak) if (peak := value.get(_DEVICE_MEMORY)) is not None else None,
         loss_scale=value.get(_LOSS_SCALE),
+        dropped_share=value.get(_DROPPED_SHARE),
         by_kind=_named(value, _KIND_PREFIX),
         arrivals=_named(value, _ARRIVAL_PREFIX),
         cpu_seconds=value.get(_CPU_SECONDS),

@@ -1,5 +1,6 @@
 """A mixture of experts is what a plain loop over tokens and experts computes."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -134,6 +135,22 @@ def test_the_load_counts_each_choice_of_training_and_none_of_evaluation():
     module.eval()(x)
 
     assert module.router.load.tolist() == [ranked.count(expert) for expert in range(5)]
+
+
+@pytest.mark.parametrize("capacity", [0.5, 1.0, 5.0])
+def test_dropped_choices_are_those_behind_the_first_of_a_sequence_and_no_other(capacity: float):
+    """Five experts have room for `ceil(capacity * s * k / E)` of each sequence's choices."""
+    module = a_mixture(a_config(capacity=capacity))
+    x = torch.randn(BATCH, SEQUENCE, WIDTH, dtype=torch.float64)
+    room = math.ceil(capacity * SEQUENCE * 2 / 5)
+    chosen = (x @ module.router.weight.T).topk(2).indices.flatten(1)
+    late = sum(max(0, row.tolist().count(expert) - room) for row in chosen for expert in range(5))
+
+    module(x)
+    module.eval()(x)
+
+    assert module.router.dropped.item() == late
+    assert (late > 0) == (capacity < 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -36,6 +36,8 @@ class MixtureOfExperts:
         has_bias = experts.balance_bias is not None
         self.bias = router.buffer((count,), "float32") if has_bias else None
         router.buffer((count,), "int64")
+        if experts.capacity is not None:
+            router.buffer((), "int64")
         self.activate = silu if config.activation == "swiglu" else gelu
         self.ups = [
             inner.inner(name).parameter("weight", (count, f, d))

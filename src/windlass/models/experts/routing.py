@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
-from windlass.models.experts.routing_ops import add_load, choose_experts, drop_late_tokens
+from windlass.models.experts.routing_ops import (
+    add_dropped,
+    add_load,
+    choose_experts,
+    drop_late_tokens,
+)
 
 _BALANCE_SCALE = "balance_scale"
 
@@ -27,8 +32,9 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """Scores experts for each token and picks the k best.
 
-    Three buffers are no parameters. `load`, `Int[E]`, sums the tokens of each expert over forward
-    passes in training. `balance_bias`, `Float[E]`, is added to scores when experts are picked, not
+    Four buffers are no parameters. `load`, `Int[E]`, sums the tokens that chose each expert over
+    forward passes in training, `dropped`, `Int[]`, the choices that found no room; None without a
+    capacity. `balance_bias`, `Float[E]`, is added to scores when experts are picked, not
     to their weights. `balance_scale`, `Float[]`, is the weight of one sequence's balance loss; None
     divides that of a call by its sequences.
 
@@ -41,6 +47,7 @@ class Router(nn.Module):
     balance_scale: Tensor | None
     balance_bias: Tensor | None
     load: Tensor
+    dropped: Tensor | None
 
     def __init__(self, width: int, config: ExpertConfig, *, std: float) -> None:
         super().__init__()
@@ -50,6 +57,8 @@ class Router(nn.Module):
         bias = None if config.balance_bias is None else torch.zeros(config.count)
         self.register_buffer("balance_bias", bias)
         self.register_buffer("load", torch.zeros(config.count, dtype=torch.int64), persistent=False)
+        dropped = None if config.capacity is None else torch.zeros((), dtype=torch.int64)
+        self.register_buffer("dropped", dropped, persistent=False)
         self.register_buffer(_BALANCE_SCALE, None, persistent=False)
         self.reset_parameters()
 
@@ -58,6 +67,8 @@ class Router(nn.Module):
         if not self.weight.is_meta:
             nn.init.normal_(self.weight, std=self.std)
         self.load.zero_()
+        if self.dropped is not None:
+            self.dropped.zero_()
         if self.balance_bias is not None:
             self.balance_bias.zero_()
 
@@ -74,6 +85,8 @@ class Router(nn.Module):
         slots = config.slots(x.shape[1])
         if slots is not None:
             experts = drop_late_tokens(experts, config.count, slots)
+            if self.training and self.dropped is not None:
+                add_dropped(self.dropped, experts, config.count)
             weights = weights.masked_fill(experts == config.count, 0)
         return Routing(experts.flatten(0, 1), weights.flatten(0, 1))
 

@@ -189,6 +189,20 @@ def _(load: Tensor, experts: Tensor) -> None:
     pass
 
 
+@custom_op("windlass::add_dropped_choices", mutates_args=("dropped",))
+def add_dropped(dropped: Tensor, experts: Tensor, count: int) -> None:
+    """Adds to `dropped[]` how many of `Int[b s k]` choices have no room, and so the number `count`.
+
+    Selective checkpointing does not run it again.
+    """
+    dropped.add_((experts == count).sum())
+
+
+@add_dropped.register_fake
+def _(dropped: Tensor, experts: Tensor, count: int) -> None:
+    pass
+
+
 def count_rows(experts: Tensor, count: int) -> Tensor:
     """Rows of each of `count` experts, `Int[count]`, of `Int[rows]`; shapes know no values."""
     return torch.zeros(count, dtype=torch.int64, device=experts.device).scatter_add_(

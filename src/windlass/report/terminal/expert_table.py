@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from windlass.report.formatting import describe_dropped
 from windlass.schema import Step
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -35,6 +36,8 @@ def expert_table(steps: Sequence[Step]) -> RenderableType | None:
 def describe_expert_load(step: Step) -> str:
     """`experts: the busiest, of block2, got 1.82 × an equal share; 3 of 32 got no token`.
 
+    It also says how many choices found no room, where experts have a capacity.
+
     Args:
         step: a step with `expert_load`.
     """
@@ -45,7 +48,9 @@ def describe_expert_load(step: Step) -> str:
     loads = [count for load in step.expert_load.values() for count in load]
     idle = f"; {loads.count(0)} of {len(loads)} got no token" if 0 in loads else ""
     layer = busiest.partition(".")[0]
-    return f"experts: the busiest, of {layer}, got {ratios[busiest]:.2f} × an equal share{idle}"
+    dropped = f"; {described}" if (described := describe_dropped(step)) else ""
+    busy = f"the busiest, of {layer}, got {ratios[busiest]:.2f} × an equal share"
+    return f"experts: {busy}{idle}{dropped}"
 
 
 def _bars(shares: Sequence[float]) -> str:

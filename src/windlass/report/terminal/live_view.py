@@ -12,6 +12,7 @@ from rich.text import Text
 
 from windlass.report.formatting import (
     describe_contention,
+    describe_dropped,
     describe_loss_scale,
     format_held_out_loss,
     format_loss,
@@ -126,6 +127,8 @@ class TrainingView:
             parts.append(format_task_scores(step))
         if step.saved is not None:
             parts.append(f"saved {step.saved}")
+        if dropped := describe_dropped(step):
+            parts.append(dropped)
         if scaled := describe_loss_scale([step]):
             parts.append(f"loss scale {scaled}")
         if busy := self._busy():
@@ -182,6 +185,7 @@ class TrainingView:
             ("speed", self._speed(step.tokens, seconds)),
             ("", Text(self._busy(), style="yellow")),
             ("MFU", format_mfu(prediction, seconds) if prediction else ""),
+            ("experts", describe_dropped(step)),
             ("loss scale", describe_loss_scale([step])),
             ("memory", self._memory(step)),
             ("traffic", self._traffic()),
