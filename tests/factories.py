@@ -23,6 +23,7 @@ from windlass.schema.graph import (
     Precision,
 )  # fmt: skip
 from windlass.schema.machine import Device, Link, Machine, Tier
+from windlass.schema.machine.rates import Curve, MatmulRate, Point
 from windlass.schema.plan import (
     Batch,
     MomentFormat,
@@ -32,7 +33,6 @@ from windlass.schema.plan import (
     ShardingDegrees,
     Stage,
 )
-from windlass.schema.rates import Curve, MatmulRate, Point
 from windlass.schema.sparsity import SparsityRequest
 from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
 from windlass.units import parse_bytes

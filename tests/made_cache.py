@@ -7,7 +7,7 @@ import pytest
 
 from factories import tiny_machine
 from windlass.hardware.local_machine import save_local_machine, system_fingerprint
-from windlass.schema.rates import AttentionRate, Curve, Point
+from windlass.schema.machine.rates import AttentionRate, Curve, Point
 
 
 def made_cache(factory: pytest.TempPathFactory, name: str, *, disk: str | None) -> Path:

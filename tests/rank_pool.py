@@ -29,8 +29,8 @@ from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
+from windlass.schema.train_request import TrainSettings
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
 MACHINE = tiny_machine(host="1 GiB", devices=16)

@@ -7,7 +7,7 @@ import pytest
 
 from command_line import TINY
 from windlass.api.plan import Planned, plan
-from windlass.api.training.setup import verified_programs
+from windlass.api.training.preconditions import verified_programs
 from windlass.errors import WindlassError
 from windlass.program import lower, memory_profile, plan_errors
 from windlass.schema import Plan, TensorGrid

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from windlass.capture.capture_layers import capture_graph
-from windlass.capture.recorder import record_layer
+from windlass.capture.recording.recorder import record_layer
 from windlass.capture.trace import LayerTrace
 from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack

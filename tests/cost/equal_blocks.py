@@ -3,7 +3,7 @@
 from factories import tiny_graph, tiny_machine
 from windlass.schema.graph import Graph, LayerRun
 from windlass.schema.machine import Machine
-from windlass.schema.rates import Curve, Point
+from windlass.schema.machine.rates import Curve, Point
 
 
 def equal_blocks(count: int) -> tuple[Graph, Machine]:

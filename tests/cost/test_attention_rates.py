@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.cost.attention_rates import AttentionRates
-from windlass.schema.rates import AttentionRate, Curve, Point
+from windlass.schema.machine.rates import AttentionRate, Curve, Point
 
 
 def flat(rate: float) -> Curve:

@@ -13,8 +13,8 @@ from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
+from windlass.schema.machine.stack import Stack
 from windlass.schema.plan import PipelineSchedule, Plan
-from windlass.schema.stack import Stack
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4

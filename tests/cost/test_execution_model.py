@@ -12,8 +12,8 @@ from windlass.cost.predict import predict_plan
 from windlass.program import plan_state_sizes
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Link, Machine
+from windlass.schema.machine.stack import Stack
 from windlass.schema.plan import Offload, Plan
-from windlass.schema.stack import Stack
 
 SLOW = 10.0
 """Seconds of a message."""

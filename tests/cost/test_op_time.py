@@ -6,8 +6,8 @@ from windlass.cost.device_rates import DeviceRates, OpContext
 from windlass.cost.op_time import LayerPass, TermSeconds, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
-from windlass.schema.rates import AttentionRate, Curve, OpRate, Point, ProductRate
-from windlass.schema.stack import OWN_STACK, AttentionKernel
+from windlass.schema.machine.rates import AttentionRate, Curve, OpRate, Point, ProductRate
+from windlass.schema.machine.stack import OWN_STACK, AttentionKernel
 from windlass.stacks import load_stack
 
 

@@ -10,9 +10,9 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
+from windlass.schema.machine.rates import Curve, MomentRate, Point
 from windlass.schema.plan import Offload
 from windlass.schema.prediction import Prediction
-from windlass.schema.rates import Curve, MomentRate, Point
 
 _sizes = st.integers(min_value=1, max_value=6)
 

@@ -8,7 +8,7 @@ from windlass.cost.op_time import LayerPass, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import KeptBlocks, LayerCost, MatmulShape, Op, Polynomial, Precision
 from windlass.schema.machine import Device, Machine
-from windlass.schema.rates import Curve, Point, SparseProductRate
+from windlass.schema.machine.rates import Curve, Point, SparseProductRate
 
 TOKENS, OUTPUTS, INPUTS = 512, 1024, 256
 DENSITY = 0.125

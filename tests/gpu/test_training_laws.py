@@ -19,7 +19,7 @@ from windlass.runtime.train import train_loop
 from windlass.schema.answers.verification import TOLERANCE
 from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 from windlass.torch_ext import Device, device_for
 
 SEQUENCE, BATCH, STEPS = 16, 4, 3

@@ -11,8 +11,8 @@ from windlass.errors import MachineError
 from windlass.hardware import catalog
 from windlass.hardware.number_sources import stated_numbers
 from windlass.schema.machine import Machine
-from windlass.schema.provenance import source_of
-from windlass.schema.rates import Curve
+from windlass.schema.machine.provenance import source_of
+from windlass.schema.machine.rates import Curve
 
 FOLDER = Path(windlass.hardware.__file__).parent
 FAMILIES = {family.name: family for family in catalog.host_families()}

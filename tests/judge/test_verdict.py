@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_runs import KINDS, LOSS_NOISE, evidence, steps_of
@@ -129,6 +131,30 @@ def test_a_loss_that_stays_high_is_no_spike():
 
     verdict = judge(evidence(peers=0, curves=diverge))
     assert (verdict.level, verdict.spike) == ("broken", None)
+
+
+def nearly_zero(curves: dict[str, Curve]) -> None:
+    """One of 64 images is wrong now and then, as in a run of digits that has learned them all."""
+    rng, steps = np.random.default_rng(11), curves["loss"].steps
+    wrong = np.where(rng.random(len(steps)) < 0.05, rng.uniform(2, 9, len(steps)) / 64, 0.0)
+    curves["loss"] = Curve(steps, 2e-4 * np.exp(rng.normal(0, 0.3, len(steps))) + wrong)
+
+
+@pytest.mark.parametrize("peers", [0, 12])
+def test_a_loss_near_zero_in_which_single_targets_are_wrong_is_not_broken(peers: int):
+    low = evidence(peers=peers, curves=nearly_zero, targets=64)
+    low = replace(low, peers=tuple(replace(peer, curves=low.curves) for peer in low.peers))
+    assert judge(low).level in ("expected", "unknown")
+    assert judge(replace(low, targets=None)).quantity == "loss"
+
+
+def test_a_loss_near_zero_that_forgets_what_it_learned_is_broken():
+    def forget(curves: dict[str, Curve]) -> None:
+        nearly_zero(curves)
+        curves["loss"].values[80:] += 0.5
+
+    verdict = judge(evidence(peers=0, curves=forget, targets=64))
+    assert (verdict.level, verdict.quantity, verdict.since_step) == ("broken", "loss", 81)
 
 
 def test_a_loss_that_is_no_number_is_broken_at_its_step():

@@ -7,8 +7,8 @@ from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
 from windlass.schema.machine import Machine
+from windlass.schema.machine.rates import AttentionRate, Curve, Point
 from windlass.schema.plan import Plan
-from windlass.schema.rates import AttentionRate, Curve, Point
 from windlass.schema.request import ResolvedRequest
 
 GRAPH = catalog_graph("gpt-tiny", layers=2, width=64, heads=2, vocabulary=300, sequence=256)

@@ -8,7 +8,8 @@ from windlass.planner.choose import choose_plan
 from windlass.planner.given_plan import result_of_given_plan
 from windlass.planner.result import PlanningResult
 from windlass.schema.machine import Machine
-from windlass.schema.request import ResolvedRequest, TrainSettings
+from windlass.schema.request import ResolvedRequest
+from windlass.schema.train_request import TrainSettings
 
 GRAPH = tiny_graph()
 STEPS = 10

@@ -9,7 +9,7 @@ from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.rates import Curve, Point, SparseProductRate
+from windlass.schema.machine.rates import Curve, Point, SparseProductRate
 from windlass.schema.request import ResolvedRequest
 from windlass.schema.sparsity import SparsityRequest
 

@@ -7,7 +7,8 @@ from windlass import plan
 from windlass.api import Planned
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
-from windlass.schema.request import ResolvedRequest, TrainSettings
+from windlass.schema.request import ResolvedRequest
+from windlass.schema.train_request import TrainSettings
 
 SIZES = ("train.batch=8", "train.sequence=512", "batch.micro=8", "compile=false", "loss=plain")
 

@@ -10,6 +10,7 @@ from windlass.document import Document
 from windlass.schema import run_record as files
 from windlass.schema.graph import Graph, LayerKind, LayerRun, ParameterInfo
 from windlass.schema.machine import Device, Machine, Tier
+from windlass.schema.machine.rates import Curve, MatmulRate, Point
 from windlass.schema.plan import Batch, Parallelism, Plan, Stage
 from windlass.schema.prediction import (
     DeviceTimeline,
@@ -18,7 +19,6 @@ from windlass.schema.prediction import (
     TierPeak,
     Timeline,
 )
-from windlass.schema.rates import Curve, MatmulRate, Point
 from windlass.schema.request import Request
 from windlass.schema.run_record import Environment, RunState, Step
 from windlass.tracking import RunRecord, create_run_folder, load_run

@@ -17,8 +17,8 @@ from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
 from windlass.schema.model_request import LoraRequest
 from windlass.schema.plan import Batch, Plan, Stage
-from windlass.schema.request import TrainSettings
 from windlass.schema.sparsity import SparsityRequest
+from windlass.schema.train_request import TrainSettings
 
 SEQUENCE = 16
 

@@ -20,7 +20,7 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 SEQUENCE = 16
 OFFLOADED = Offload(parameters="disk", gradients="disk", optimizer="disk")

@@ -27,9 +27,9 @@ from windlass.runtime.train import never_stop, train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.model_request import LoraRequest
 from windlass.schema.plan import Offload, Plan, Stage
-from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
+from windlass.schema.train_request import TrainRequest
 
 KINDS = [
     {"precision": "float32", "micro": 4},

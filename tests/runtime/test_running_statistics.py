@@ -19,8 +19,8 @@ from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 
 MODEL = """
 import torch

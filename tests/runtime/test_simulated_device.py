@@ -33,8 +33,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 from windlass.torch_ext import Device, device_for
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "sequence": 8, "dropout": 0.1}

@@ -26,8 +26,8 @@ from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 
 SAME = 1e-6
 """Relative tolerance of sums in float32 taken in another order."""

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from factories import tiny_machine
 from windlass.schema.machine import Device, Machine, Tier
-from windlass.schema.provenance import Source, source_of
-from windlass.schema.rates import Curve, Point
+from windlass.schema.machine.provenance import Source, source_of
+from windlass.schema.machine.rates import Curve, Point
 
 positive = st.floats(1e-3, 1e15)
 curves = st.lists(

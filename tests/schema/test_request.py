@@ -12,7 +12,8 @@ from windlass.errors import InputErrors
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
-from windlass.schema.request import Request, TrainRequest
+from windlass.schema.request import Request
+from windlass.schema.train_request import TrainRequest
 
 
 @pytest.mark.parametrize("name", ["request.toml", "request.json"])

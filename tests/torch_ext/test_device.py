@@ -18,12 +18,12 @@ ALLOWED = {
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
     "api/distributed/launch_script.py": "a word of the catalog and of Slurm",
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
-    "api/training/setup.py": "a word of the catalog: kinds that have kernels for kept blocks",
+    "api/training/preconditions.py": "a word of the catalog: kinds with kernels for kept blocks",
     "hardware/probe/host_devices.py": "links of GPUs, which the driver of NVIDIA tells",
     "runtime/distributed/rank_placement.py": "folders of GPU drivers, by the kind of device",
     "program/layer_mode_errors.py": "a word of the catalog",
     "report/terminal/machine_tables.py": "a word of the catalog",
-    "schema/machine.py": "a word of the catalog",
+    "schema/machine/device.py": "a word of the catalog",
     "validation/predict_run.py": "a word of the catalog",
 }
 """Files that may name CUDA, and why."""

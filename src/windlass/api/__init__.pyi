@@ -201,7 +201,7 @@ from .training.export import (
 from .training.import_model import (
     import_model,
 )
-from .training.instrumentation import (
+from .training.loop.hooks import (
     Instrumentation,
 )
 from .training.parent import (

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
-from windlass.api.training.setup import prepare_tokens
+from windlass.api.training.inputs.run_data import prepare_tokens
 from windlass.schema import Request
 
 if TYPE_CHECKING:

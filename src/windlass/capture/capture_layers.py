@@ -1,24 +1,26 @@
 """Captures a layer stack as a graph of ops, without allocating its weights.
 
-One layer of each kind runs forward and backward at a few sizes, on fake tensors. Every count is
-then fitted as a polynomial of micro-batch and sequence, and checked at one more size. For a
-tensor-parallel degree the first rank's sharded layers run instead: which ops fuse and what is saved
-does not follow from other degrees, nor does an uneven vocabulary.
+One layer of each kind is recorded and fitted (`recording/layer_fit.py`). For a tensor-parallel
+degree the first rank's sharded layers run instead: which ops fuse and what is saved does not follow
+from other degrees, nor does an uneven vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
-from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
-from windlass.capture.recorder import RecordedPass, record_layer
-from windlass.capture.trace import FittedTrace, NamedTrace
+from windlass.capture.recording.layer_fit import (
+    CAPTURED_DTYPES,
+    BoundaryShape,
+    LayerUnderTest,
+    fit_layer,
+    sequence_errors,
+)
+from windlass.capture.trace import NamedTrace
 from windlass.errors import ModelError
 from windlass.models import (
     LayerStack,
@@ -43,51 +45,7 @@ from windlass.schema import (
     ParameterInfo,
     Precision,
     grid_columns,
-    tensor_degree,
 )
-
-_DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_MAX_SEQUENCE = 64
-"""Upper limit of the sequences that are run; longer ones add no information."""
-_MIN_SEQUENCE = 9
-"""Shortest longest sequence of a model that can be captured."""
-_CHECK_MICRO_BATCH = 5
-_SHARD_TOKENS = ((4, 8, 12, 15), (2, 3, 4, 5))
-"""Tokens of one rank in the runs of a sharded layer: three to fit at and one to check at. The
-second row is for models that take only short sequences."""
-
-
-BoundaryShape = tuple[int, ...]
-"""What passes between two layers: the shape of one example, or of a token, `(d,)`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerUnderTest:
-    """A layer to record, full or sharded."""
-
-    stack: LayerStack
-    index: int
-    layer: nn.Module
-    tp_rank: TensorParallelRank
-    """The first tensor-parallel rank."""
-    inputs: BoundaryShape | None
-    """Shape of the input, of one rank; None if the layer takes tokens."""
-
-    @property
-    def last(self) -> bool:
-        """Whether the loss follows."""
-        return self.index == len(self.stack.layers) - 1
-
-    @property
-    def first(self) -> bool:
-        """Whether it takes what the data give."""
-        return self.index == 0
-
-    @property
-    def description(self) -> str:
-        """How error messages name the layer."""
-        sharded = f" on {_degree(self.tp_rank)} ranks" if self.tp_rank.degree > 1 else ""
-        return f"layer `{self.stack.names[self.index]}` of model `{self.stack.name}`{sharded}"
 
 
 def capture_graph(stack: LayerStack) -> Graph:
@@ -125,11 +83,11 @@ def capture_traces(stack: LayerStack, precision: Precision) -> dict[str, NamedTr
     for index, kind in enumerate(stack.kinds):
         if kind not in traces:
             layer = stack.layers[index]
-            subject = _LayerUnderTest(
+            subject = LayerUnderTest(
                 stack=stack, index=index, layer=layer, tp_rank=TensorParallelRank(degree=1),
                 inputs=inputs,
             )  # fmt: skip
-            fitted, shapes[kind] = _fit(subject, precision)
+            fitted, shapes[kind] = fit_layer(subject, precision)
             traces[kind] = NamedTrace(fitted=fitted, parameters=tuple(_state_names(layer)))
         inputs = shapes[kind]
     return traces
@@ -184,7 +142,7 @@ def check_tensor_degrees(stack: LayerStack, graph: Graph, degrees: Iterable[int]
         rank = _first_rank(degree)
         errors = (
             *sharding_errors(stack, rank.degree, columns=rank.columns),
-            *_sequence_errors(stack, rank),
+            *sequence_errors(stack, rank),
         )
         if stack.examples is not None:
             error = (
@@ -222,10 +180,10 @@ def _capture_kind(
     if tp_rank.degree > 1:
         last = index == len(stack.layers) - 1
         layer = shard_layer(layer, layer_sharding(stack, index), tp_rank, last=last)
-    subject = _LayerUnderTest(stack=stack, index=index, layer=layer, tp_rank=tp_rank, inputs=inputs)
+    subject = LayerUnderTest(stack=stack, index=index, layer=layer, tp_rank=tp_rank, inputs=inputs)
     is_embedding = is_embedding_only(layer)
-    for precision in _DTYPES:
-        fitted, output = _fit(subject, precision)
+    for precision in CAPTURED_DTYPES:
+        fitted, output = fit_layer(subject, precision)
         costs += (
             embedding_costs(fitted, precision)
             if is_embedding
@@ -245,7 +203,7 @@ def _capture_kind(
     return kind, output
 
 
-def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
+def _selective_costs(subject: LayerUnderTest) -> Iterator[LayerCost]:
     """Costs of an inner layer with selective activation checkpointing.
 
     There are none for a layer that modifies kept outputs in place: it can still run without. Nor
@@ -254,11 +212,11 @@ def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
     if subject.first or subject.last or norm_statistics(subject.layer):
         return
     with suppress(ModelError):
-        fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]
-        yield from map(eager_cost, fitted, _DTYPES)
+        fitted = [fit_layer(subject, precision, selective=True)[0] for precision in CAPTURED_DTYPES]
+        yield from map(eager_cost, fitted, CAPTURED_DTYPES)
 
 
-def _fused_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
+def _fused_costs(subject: LayerUnderTest) -> Iterator[LayerCost]:
     """Costs of the last layer with its loss fused, if one device has all of it."""
     kinds = subject.stack.kinds
     is_alone = subject.last and kinds.count(kinds[-1]) == 1 and subject.tp_rank.degree == 1
@@ -267,12 +225,12 @@ def _fused_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
         return
     if not can_fuse_loss(subject.layer, subject.inputs[-1]):
         return
-    for precision in _DTYPES:
-        fitted, _ = _fit(subject, precision, fused=True)
+    for precision in CAPTURED_DTYPES:
+        fitted, _ = fit_layer(subject, precision, fused=True)
         yield from (eager_cost(fitted, precision), compiled_cost(fitted, precision))
 
 
-def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
+def _parameters(subject: LayerUnderTest) -> Iterator[ParameterInfo]:
     stack, index = subject.stack, subject.index
     shards = {}
     if subject.tp_rank.degree > 1:
@@ -295,139 +253,6 @@ def _only_sharded_dim(shard: ParamShard) -> int | None:
     """The only dimension along which a parameter is sharded, if all ranks share it along that."""
     dims = [dim for dim, ranges in enumerate(shard.ranges) if ranges is not None]
     return dims[0] if shard.replicated_over is None and len(dims) == 1 else None
-
-
-def _fit(
-    subject: _LayerUnderTest, precision: Precision, *, selective: bool = False, fused: bool = False
-) -> tuple[FittedTrace, BoundaryShape]:
-    """The layer's trace with its numbers as polynomials, and the shape of its output.
-
-    The output of a fused loss has none.
-    """
-    *fit_sequences, check_sequence = _sequences(subject.stack, subject.tp_rank)
-    points = [(micro, sequence) for micro in FIT_MICRO_BATCHES for sequence in fit_sequences]
-    check = (_CHECK_MICRO_BATCH, check_sequence)
-    passes = {
-        point: _record(subject, precision, point, selective=selective, fused=fused)
-        for point in (*points, check)
-    }
-    first = passes[points[0]]
-    for point, recorded in passes.items():
-        if recorded.trace != first.trace:
-            raise _not_one_polynomial(subject, point, "other operations")
-    numbers = {point: recorded.numbers for point, recorded in passes.items()}
-    polynomials = tuple(
-        fit_polynomial({point: numbers[point][index] for point in points}, fit_sequences)
-        for index in range(len(first.numbers))
-    )
-    fitted = zip(polynomials, numbers[check], strict=True)
-    if any(polynomial.at(*check) != number for polynomial, number in fitted):
-        raise _not_one_polynomial(subject, check, "another amount of work")
-    # The second and the third number of a text's shape are tokens and features.
-    behind = 2 if subject.stack.examples is None else 1
-    shape = () if fused else first.output_shape[behind:]
-    return FittedTrace(trace=first.trace, numbers=polynomials), shape
-
-
-def _not_one_polynomial(
-    subject: _LayerUnderTest, point: tuple[int, int], difference: str
-) -> ModelError:
-    return ModelError(
-        f"{subject.description} does {difference} at micro-batch {point[0]}, sequence {point[1]} "
-        "than at other sizes; its work must be a polynomial of both, at most linear in the "
-        "micro-batch and quadratic in the sequence, so its code must not branch on sizes"
-    )
-
-
-def _record(
-    subject: _LayerUnderTest,
-    precision: Precision,
-    point: tuple[int, int],
-    *,
-    selective: bool,
-    fused: bool,
-) -> RecordedPass:
-    try:
-        return record_layer(
-            subject.layer,
-            _input_factory(subject, point),
-            dtype=_DTYPES[precision],
-            is_first=subject.first,
-            target_shape=_target_shape(subject, point),
-            target_dtype=_target_dtype(subject),
-            selective=selective,
-            fused=fused,
-        )
-    except Exception as error:
-        raise ModelError(
-            f"{subject.description} cannot run on fake tensors in {precision} at micro-batch "
-            f"{point[0]}, sequence {point[1]}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; its code must not "
-            "depend on the values of tensors, and constant tensors must be buffers"
-        ) from error
-
-
-def _input_factory(subject: _LayerUnderTest, point: tuple[int, int]) -> Callable[[], Tensor]:
-    """Makes all tokens for the first layer, the rank's own vectors for any other."""
-    (micro, sequence), inputs = point, subject.inputs
-    if inputs is None:
-        return lambda: torch.zeros(point, dtype=torch.int64)
-    if subject.stack.examples is not None:
-        return lambda: torch.empty(micro, *inputs)
-    return lambda: torch.empty(micro, sequence // subject.tp_rank.rows, *inputs)
-
-
-def _target_shape(subject: _LayerUnderTest, point: tuple[int, int]) -> tuple[int, ...] | None:
-    """Shape of the targets of the loss; None if it does not follow the layer."""
-    if not subject.last:
-        return None
-    examples = subject.stack.examples
-    if examples is None:
-        return point
-    return point[:1] if examples.numbers is None else (point[0], examples.numbers)
-
-
-def _target_dtype(subject: _LayerUnderTest) -> torch.dtype:
-    examples = subject.stack.examples
-    return torch.float32 if examples is not None and examples.numbers else torch.int64
-
-
-def _sequence_errors(stack: LayerStack, tp_rank: TensorParallelRank) -> Iterator[str]:
-    least = tp_rank.rows * _SHARD_TOKENS[-1][-1] + 1
-    if stack.max_sequence is not None and stack.max_sequence < least:
-        yield (
-            f"model `{stack.name}` takes sequences of at most {stack.max_sequence} tokens, must "
-            f"take {least} to be captured on {_degree(tp_rank)} ranks; lower the degree"
-        )
-
-
-def _degree(tp_rank: TensorParallelRank) -> str:
-    return str(tensor_degree(tp_rank.rows, tp_rank.columns))
-
-
-def _sequences(stack: LayerStack, tp_rank: TensorParallelRank) -> tuple[int, int, int, int]:
-    """Three lengths to fit at and one to check at, all shorter than the model's longest.
-
-    What takes no tokens is fitted at one length, on which nothing depends.
-    """
-    if stack.examples is not None:
-        return (stack.examples.positions,) * 4
-    if tp_rank.degree > 1:
-        rows = tp_rank.rows
-        longest = stack.max_sequence or _MAX_SEQUENCE * rows
-        tokens = next(row for row in _SHARD_TOKENS if rows * row[-1] < longest)
-        first, second, third, check = (rows * count for count in tokens)
-        return first, second, third, check
-    limit = stack.max_sequence
-    longest = _MAX_SEQUENCE if limit is None else min(_MAX_SEQUENCE, limit)
-    if longest < _MIN_SEQUENCE:
-        raise ModelError(
-            f"model `{stack.name}` takes sequences of at most {longest} tokens, must take "
-            f"{_MIN_SEQUENCE} to be captured"
-        )
-    # At the full length a slice of the position table would be the table itself.
-    check = longest - 1
-    return check // 4, check // 2, 3 * check // 4, check
 
 
 def _layer_runs(kinds: tuple[str, ...]) -> Iterator[LayerRun]:

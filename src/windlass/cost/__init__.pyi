@@ -23,7 +23,6 @@ from .compiled_code import (
 )
 from .dataflow.dataflow_report import (
     DataflowSubject,
-    chip_rates,
     dataflow_report,
 )
 from .instruction_time import (
@@ -61,7 +60,6 @@ __all__ = [
     "LayerConfig",
     "PipelineShape",
     "PlanColumns",
-    "chip_rates",
     "compile_seconds",
     "compile_shares",
     "dataflow_report",

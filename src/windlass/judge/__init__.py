@@ -17,7 +17,6 @@ from windlass.judge.change_points import (
     stall_share,
 )
 from windlass.judge.delta_debugging import (
-    Culprits,
     TestResult,
     find_culprits,
 )
@@ -33,7 +32,6 @@ from windlass.judge.evidence import (
 from windlass.judge.moderated_t import (
     DEFAULT_PRIOR,
     NoisePrior,
-    PeerTest,
     fit_noise_prior,
     moderated_t,
     robust_deviation,
@@ -60,7 +58,6 @@ __all__ = [
     "Band",
     "Budget",
     "Comparison",
-    "Culprits",
     "Curve",
     "DocumentCounts",
     "Evidence",
@@ -68,7 +65,6 @@ __all__ = [
     "NoiseFloor",
     "NoisePrior",
     "Peer",
-    "PeerTest",
     "PredictedTime",
     "RankTimes",
     "ResultDifference",

@@ -24,6 +24,8 @@ _CURVE_FREEDOM = 10.0
 _WINDOW = 20
 _RUN_SIGMAS, _RUN_STEPS, _SPIKE_SIGMAS = 6.0, 3, 15.0
 """A loss leaves its own band if it is beyond 6 deviations for 3 steps on end, or once beyond 15."""
+_WRONG_TARGET_NATS = 10.0
+"""What a target adds that a confident model gets wrong: it had a probability of 5e-5."""
 _LARGEST_DOCUMENT_P = 1e-3
 _STEP_SIGMAS = 3.0
 
@@ -51,7 +53,21 @@ def first_non_finite(curve: Curve) -> int | None:
     return int(curve.steps[np.argmax(wrong)]) if wrong.any() else None
 
 
-def leaves_peers(curve: Curve, peers: Sequence[Curve], *, least: float) -> Departure | None:
+def wrong_target_loss(targets: int | None) -> float:
+    """What one target that a confident model gets wrong adds to a mean loss, `10 / n` nats.
+
+    Where a loss is near zero, such targets are all that is left of it, and whether a step has one
+    is chance: neither ratios of such losses nor their deviations say anything.
+
+    Args:
+        targets: the n targets that the loss is a mean over; None gives 0.
+    """
+    return _WRONG_TARGET_NATS / targets if targets else 0.0
+
+
+def leaves_peers(
+    curve: Curve, peers: Sequence[Curve], *, least: float, floor: float = 0.0
+) -> Departure | None:
     """Where a curve of positive numbers leaves the band of its peers' curves, to either side.
 
     Medians of blocks of 20 steps are tested by a moderated t whose prior is fitted to all blocks;
@@ -61,6 +77,7 @@ def leaves_peers(curve: Curve, peers: Sequence[Curve], *, least: float) -> Depar
         curve: of the run.
         peers: of earlier runs, at equal steps.
         least: smallest departure, as a logarithm.
+        floor: smallest departure in the curve's own unit.
     """
     if not len(curve.steps) or (curve.values <= 0).any():
         return None
@@ -78,7 +95,12 @@ def leaves_peers(curve: Curve, peers: Sequence[Curve], *, least: float) -> Depar
     prior = prior._replace(freedom=min(prior.freedom, _CURVE_FREEDOM))
     tests = {block: moderated_t(own[block], values, prior) for block, values in known.items()}
     limit = FALSE_ALARM_RATE / len(tests)
-    outside = [block for block, test in tests.items() if _is_outside(test, limit, least)]
+    outside = [
+        block
+        for block, test in tests.items()
+        if _is_outside(test, limit, least)
+        and abs(math.exp(own[block]) - math.exp(own[block] - test.shift)) >= floor
+    ]
     if not outside:
         return None
     first = tests[outside[0]]
@@ -91,8 +113,13 @@ def leaves_peers(curve: Curve, peers: Sequence[Curve], *, least: float) -> Depar
     )
 
 
-def leaves_own_band(curve: Curve) -> Departure | None:
-    """Where a loss rises out of the band of its own last 20 steps: a spike, or a divergence."""
+def leaves_own_band(curve: Curve, *, floor: float = 0.0) -> Departure | None:
+    """Where a loss rises out of the band of its own last 20 steps: a spike, or a divergence.
+
+    Args:
+        curve: of the run.
+        floor: smallest rise that counts, in the curve's own unit.
+    """
     if len(curve.values) < 2 * _WINDOW or not np.isfinite(curve.values).all():
         return None
     past = np.median(sliding_window_view(curve.values, _WINDOW)[:-1], axis=1)
@@ -101,7 +128,7 @@ def leaves_own_band(curve: Curve) -> Departure | None:
     deviation = 1.4826 * float(np.median(np.abs(rise - middle)))
     if not deviation:
         return None
-    sigmas = (rise - middle) / deviation
+    sigmas = np.where(rise - middle < floor, 0.0, (rise - middle) / deviation)
     runs = sliding_window_view(sigmas, _RUN_STEPS).min(axis=1) > _RUN_SIGMAS
     spikes = sigmas > _SPIKE_SIGMAS
     starts = [int(np.argmax(found)) for found in (runs, spikes) if found.any()]

@@ -112,5 +112,7 @@ class Evidence:
     """What the run was asked for otherwise than its peers, a clause each."""
     load: Mapping[int, HostLoad] = field(default_factory=lambda: MappingProxyType({}))
     """By rank."""
+    targets: int | None = None
+    """Targets that the loss of a step is a mean over, at most; None if it is not known."""
     documents: DocumentCounts | None = None
     """Only needed once a loss is known to be wrong; None if they are not known."""

@@ -14,6 +14,7 @@ from windlass.judge.bands import (
     leaves_own_band,
     leaves_peers,
     suspect_documents,
+    wrong_target_loss,
 )
 from windlass.judge.change_points import BLOCK_STEPS, stall_share
 from windlass.judge.evidence import Curve, Evidence
@@ -169,15 +170,19 @@ def _departure(evidence: Evidence, name: str) -> Departure | None:
     if curve is None:
         return None
     peers = _peer_curves(evidence, name)
-    if len(peers) >= FEWEST_PEERS and (found := leaves_peers(curve, peers, least=_LEAST[name])):
+    floor = wrong_target_loss(evidence.targets) if name == "loss" else 0.0
+    if len(peers) >= FEWEST_PEERS and (
+        found := leaves_peers(curve, peers, least=_LEAST[name], floor=floor)
+    ):
         return found
-    return leaves_own_band(curve) if name == "loss" else None
+    return leaves_own_band(curve, floor=floor) if name == "loss" else None
 
 
 def _spike(evidence: Evidence) -> tuple[int, int] | None:
     """The steps of a loss that rose out of its own band and came back."""
     curve = evidence.curves.get("loss")
-    found = leaves_own_band(curve) if curve is not None else None
+    floor = wrong_target_loss(evidence.targets)
+    found = leaves_own_band(curve, floor=floor) if curve is not None else None
     if found is None or found.lasts or found.until is None:
         return None
     return found.step, found.until

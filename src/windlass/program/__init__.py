@@ -9,11 +9,10 @@ from windlass.program.activation_checkpointing import (
     describe_recompute,
     is_recomputed,
     recomputable_layers,
-    recompute_mode,
     selective_layers,
     with_recompute,
 )
-from windlass.program.attention_costs import tile_shares, with_attention
+from windlass.program.attention_costs import with_attention
 from windlass.program.communication_groups import (
     EXPERT_USES,
     CollectiveUse,
@@ -25,13 +24,10 @@ from windlass.program.communication_groups import (
     communicator_use,
 )
 from windlass.program.communication_volume import (
-    REPLICATED_SIZES,
     CommunicationVolume,
     PassCollective,
     all_gather_bytes,
     all_reduce_bytes,
-    collective_bytes,
-    collective_ranks,
     message_bytes,
     op_collectives,
     replicated_gradient_sums,
@@ -46,7 +42,6 @@ from windlass.program.device_mesh import (
 )
 from windlass.program.expert_parallel import (
     divided_kinds,
-    expert_degree_errors,
     rank_kinds,
 )
 from windlass.program.instruction import (
@@ -140,7 +135,6 @@ from windlass.program.validate_plan import (
     context_errors,
     plan_errors,
     require_valid_plan,
-    schedule_errors,
     tensor_parallel_errors,
 )
 from windlass.program.verify.verify import (
@@ -148,14 +142,12 @@ from windlass.program.verify.verify import (
 )
 from windlass.program.zero_sharding import (
     expert_sharding,
-    gradient_reduce_group,
     gradient_scatter_group,
     optimizer_shard_index,
     padded_elements,
     padded_frozen_elements,
     parameter_gather_group,
     parameter_shard_index,
-    update_gather_group,
     updates_per_shard,
 )
 
@@ -167,7 +159,6 @@ __all__ = [
     "GRADIENT_PASSES",
     "LAYER_PASSES",
     "MATCHING_RECEIVE",
-    "REPLICATED_SIZES",
     "STAGING_BYTES",
     "TRANSFER_KINDS",
     "WEIGHT_PASSES",
@@ -195,8 +186,6 @@ __all__ = [
     "all_reduce_bytes",
     "capability_faults",
     "chunks_of_stage",
-    "collective_bytes",
-    "collective_ranks",
     "communicator_partitions",
     "communicator_use",
     "context_errors",
@@ -204,10 +193,8 @@ __all__ = [
     "disk_usage",
     "divided_kinds",
     "evaluation_bytes",
-    "expert_degree_errors",
     "expert_sharding",
     "fused_loss_errors",
-    "gradient_reduce_group",
     "gradient_scatter_group",
     "gradients_reuse_weight_space",
     "is_recomputed",
@@ -237,11 +224,9 @@ __all__ = [
     "rank_kinds",
     "rank_of",
     "recomputable_layers",
-    "recompute_mode",
     "replicated_gradient_sums",
     "require_valid_plan",
     "runtime_gaps",
-    "schedule_errors",
     "schedule_passes",
     "selective_layers",
     "selective_recompute_errors",
@@ -252,8 +237,6 @@ __all__ = [
     "tied_across_stages",
     "tied_elements_within_stage",
     "tied_owner_layers",
-    "tile_shares",
-    "update_gather_group",
     "updated_elements",
     "updates_per_shard",
     "verify_programs",

@@ -20,7 +20,6 @@ from .postgres import (
 )
 from .pyramid import (
     Curve,
-    SeriesSummary,
 )
 from .queries import (
     ALL_RUNS,
@@ -30,7 +29,6 @@ from .remote import (
     without_secrets,
 )
 from .run_entry import (
-    RunEntry,
     read_run_entry,
 )
 from .run_row import (
@@ -52,11 +50,9 @@ __all__ = [
     "Catalog",
     "Curve",
     "MergeReport",
-    "RunEntry",
     "RunQueries",
     "RunQuery",
     "RunRow",
-    "SeriesSummary",
     "Setting",
     "SyncReceiver",
     "TeamCatalog",

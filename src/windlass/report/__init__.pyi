@@ -27,7 +27,6 @@ from .figures.sweep_figure import (
     sweep_figure,
 )
 from .formatting import (
-    describe_phases,
     describe_plan,
     describe_traffic,
 )
@@ -151,7 +150,6 @@ __all__ = [
     "dataflow_figure",
     "dataflow_table",
     "describe_dataflow",
-    "describe_phases",
     "describe_plan",
     "describe_sigmas",
     "describe_thresholds",

@@ -1,13 +1,11 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from windlass.data import TrainingBatches
-from windlass.errors import RunBroken
 from windlass.program import selective_layers
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.expert_load import ExpertLoad
@@ -19,11 +17,11 @@ from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import add_gradients
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.split_backward import backward_input, backward_weight
 from windlass.runtime.step.backward_reach import BackwardReach
-from windlass.runtime.step.broken_step import BrokenStep
+from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
-from windlass.runtime.step.step_state import LossScale, StepState
+from windlass.runtime.step.step_outcome import StepOutcome
+from windlass.runtime.step.step_state import StepState
 
 _COMPILED_KINDS = ("load_batch", "forward", "recompute", "backward")
 """Instruction kinds that `warm_up` runs."""
@@ -62,7 +60,6 @@ class ComputeHandlers:
         plan, program, device = context.plan, context.program, context.device.torch_device
         self.inputs = StepInputs(context, batches, dist.coord.data_rank)
         """What each step takes from the host."""
-        self._broken = BrokenStep(self.inputs, batches, plan.batch.micro, device)
         self._accumulates = plan.batch.accumulation > 1
         self._store = store
         self._activations = activations
@@ -71,7 +68,6 @@ class ComputeHandlers:
         self._templates = templates
         self._last = len(layers) - 1
         self._dist = dist
-        self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._seed = context.seed
         self._stop = stop
@@ -86,40 +82,33 @@ class ComputeHandlers:
         self._first_micro_batch = tuple(
             i for i in program.instructions if i.micro_batch == 0 and i.kind in _COMPILED_KINDS
         )
-        scales = plan.precision == "float16"
-        self.loss_scale = LossScale.of(context.settings.loss_scale) if scales else None
-        """What losses are multiplied by in the backward passes; None in other precisions."""
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._warms_up = False
         computed = frozenset(i.layer for i in program.instructions if i.kind == "forward")
         counts = dist.coord.tensor_rank == 0
         self.experts = ExpertLoad(layers, templates, computed, counts=counts)
         """Which experts the tokens of the step took."""
+        self.outcome = StepOutcome(
+            context, store, optimizer, inputs=self.inputs, batches=batches, experts=self.experts,
+            stop=stop, dist=dist,
+        )  # fmt: skip
+        """Loss and norm of the step, and whether it updates weights."""
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
         self.begin_step(1)
 
     def begin_step(self, step: int) -> None:
         """Drops everything of the previous step and begins `step`, counted from 1."""
         self._store.begin_step(step)
-        self.inputs.begin_step(step, self._scale)
+        self.inputs.begin_step(step, self.outcome.scale)
         self._optimizer.numbers.begin_step(step)
         if self._activations is not None:
             self._activations.begin_step()
         self.state = StepState()
-        self._norm: float | None = None
-        self._loss = math.nan
+        self.outcome.begin_step()
         self.experts.begin_step()
-        self.should_stop = False
-        """Whether any rank asked to stop, known to all ranks at the end of the step."""
-        self._clip_divisor: Tensor | None = None
-        self._has_decided = False
         for layer in self.layers:
             for weight in (*layer.owned, *layer.used):
                 weight.clear_gradient()
-
-    @property
-    def _scale(self) -> float:
-        return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
     def fix_addresses(self) -> None:
         """From now on each step finds its inputs and the numbers of its update in one place."""
@@ -139,11 +128,6 @@ class ComputeHandlers:
             keys=any(template.has_dropout for template in self._templates),
             documents=any(template.takes_documents for template in self._templates),
         )
-
-    def resume_loss_scale(self, saved: LossScale | None) -> None:
-        """Goes on with a saved loss scale, unless the request fixes another or none is used."""
-        if self.loss_scale is not None and saved is not None:
-            self.loss_scale = self.loss_scale.resumed(saved)
 
     def close(self) -> None:
         """Ends the thread that reads micro-batches."""
@@ -189,16 +173,6 @@ class ComputeHandlers:
             self.state.outputs[layer, micro] = activations.reload(layer, micro)
 
         return {"offload_activation": offload, "reload_activation": reload}
-
-    @property
-    def loss(self) -> float:
-        """Mean loss over the targets of the step on all ranks, in nats per token."""
-        return self._loss
-
-    @property
-    def gradient_norm(self) -> float:
-        """2-norm over all gradients of the step, before clipping; NaN for a skipped step."""
-        return math.nan if self._norm is None else self._norm
 
     def _load_batch(self, _: int, micro: int) -> None:
         if not self.inputs.has_loaded(micro):
@@ -292,96 +266,14 @@ class ComputeHandlers:
             self.state.gradients[layer - 1, micro] = gradient
 
     def _grad_norm(self, _: int, __: int) -> None:
-        self.measure()
-        self.decide()
-
-    def measure(self) -> None:
-        """Sums loss and norm of the step on this rank, which `decide` reads, if it clips."""
-        if self._clips:
-            norm = self._optimizer.combine_norms(self._gradient_norms())
-            self.state.measured = self.state.totals([norm], self.inputs.wide_weights)
-
-    def decide(self) -> bool:
-        """Whether the step updates weights, once all its passes are submitted.
-
-        It waits for the device once a step: a broken gradient must not change any weight.
-
-        Raises:
-            RunBroken: a loss or gradient is not finite.
-        """
-        self._has_decided = True
-        if self.state.measured is None:
-            self._broken.require_finite_losses(self.state.losses)
-            return True
-        self._reduce_results(self.state.measured)
-        overflowed = not math.isfinite(self.gradient_norm)
-        if overflowed:
-            self._skip_update()
-        self._clip_divisor = self._optimizer.numbers.clip_divisor(
-            0.0 if overflowed else self.gradient_norm, scale=self._scale
-        )
-        self._store.finish_backward(self._clip_divisor)
-        if self.loss_scale is not None:
-            self.loss_scale = self.loss_scale.after_step(overflowed=overflowed)
-        return not overflowed
-
-    def _skip_update(self) -> None:
-        """Drops the gradients of a step that overflowed by its loss scale, as all ranks do."""
-        if self.loss_scale is None:
-            layers = range(len(self.layers))
-            weights = [weight for i in layers for weight in self._store.grads_for_norm(i)]
-            count = len(self.state.losses)
-            raise self._broken.gradient_error(weights, self._optimizer, count)
-        scale = self.loss_scale
-        if scale.is_fixed or scale.scale <= 1:
-            way_out = "lower it or leave it out" if scale.is_fixed else "train in bfloat16"
-            raise RunBroken(
-                f"gradients overflow float16 at step {self.inputs.step} with `train.loss_scale` = "
-                f"{scale.scale:g}; {way_out}"
-            )
-        self._norm = math.nan
-        self._store.drop_gradients()
-
-    def _gradient_norms(self) -> list[Tensor]:
-        """2-norms of parts of all gradients that this rank updates, layer by layer."""
-        offloaded = self._store.offloaded_grad_norms
-        layers = [
-            () if layer in offloaded else self._store.grads_for_norm(layer)
-            for layer in range(len(self.layers))
-        ]
-        norms = self._optimizer.gradient_norms_by_layer(layers)
-        return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
+        self.outcome.measure(self.state)
+        self.outcome.decide(self.state)
 
     def _update(self, layer: int, _: int) -> None:
-        if not self._clips:
-            if not self._has_decided:
-                self.decide()
-            weights = self._store.grads_for_norm(layer)
-            self.state.norms.append(self._optimizer.gradient_norm(weights))
-        self._store.update(layer, self.inputs.step, self._clip_divisor)
+        self.outcome.update(self.state, layer)
 
     def _sync(self, _: int, __: int) -> None:
-        """Reduces loss and norm over all ranks, unless `grad_norm` has done so."""
-        if self._norm is None:
-            self._reduce_results(self.state.totals(self.state.norms, self.inputs.wide_weights))
-
-    def _reduce_results(self, totals: Tensor) -> None:
-        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once.
-
-        Args:
-            totals: `StepState.totals` of this rank.
-        """
-        square, loss, all_finite = totals.cpu().tolist()
-        if not all_finite:
-            self._broken.require_finite_losses(self.state.losses)
-        # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
-        own_loss = 0.0 if self._dist.coord.tensor_rank else loss
-        stop = self._dist.world_size > 1 and self._stop()
-        own_square = square if self._store.counts_in_norm else 0.0
-        local = (own_square, own_loss, float(stop), *self.experts.counts())
-        total, self._loss, stops, *loads = self._dist.all_reduce_sum(local)
-        self.experts.end_step(loads)
-        self._norm, self.should_stop = math.sqrt(total) / self._scale, stops > 0
+        self.outcome.sync(self.state)
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:

@@ -82,7 +82,7 @@ class StepGraph:
 
     def note_step(self) -> None:
         """Counts a step that has run, if it updated the weights."""
-        self._warm_steps += not math.isnan(self._compute.gradient_norm)
+        self._warm_steps += not math.isnan(self._compute.outcome.gradient_norm)
 
     def run(self) -> None:
         """Runs the step that `compute` has begun, and waits for the device.
@@ -95,7 +95,7 @@ class StepGraph:
         self._mark(0)
         self._run_passes()
         self._mark(1)
-        updates = compute.decide()
+        updates = compute.outcome.decide(compute.state)
         self._mark(2)
         if updates:
             self._run_updates()
@@ -114,7 +114,7 @@ class StepGraph:
 
     def _compute_passes(self) -> None:
         _call(self._passes)
-        self._compute.measure()
+        self._compute.outcome.measure(self._compute.state)
 
     def _run_updates(self) -> None:
         for _, layer, _ in self._updates:

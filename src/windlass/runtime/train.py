@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from pathlib import Path
 
 from windlass.data import TrainingBatches
 from windlass.errors import OutOfMemory, PlanError, RunBroken, RunInterrupted
@@ -14,32 +13,20 @@ from windlass.runtime.checkpoint.checkpoint import (
     checkpoint_name,
     remove_temporaries,
 )
-from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
-from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.compute import ComputeHandlers, StopRequested
-from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
-from windlass.runtime.distributed.p2p import P2PCommunicator
-from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
-from windlass.runtime.inference.evaluations import Evaluations
-from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
-from windlass.runtime.layer_templates import LayerTemplate, layer_templates
+from windlass.runtime.compute import StopRequested
+from windlass.runtime.interpreter import HeartbeatSlots, Interpreter
 from windlass.runtime.memory_stats import (
     PeakMemory,
     is_out_of_memory,
     requested_bytes_clause,
     usable_bytes,
 )
-from windlass.runtime.offload.activations import ActivationOffloader
-from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
-from windlass.runtime.optimizer_state.averages import averaging_of
+from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.optimizers.learning_rate import learning_rate
-from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.sparsity.mask_updates import mask_updates
+from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.step_graph import StepGraph
-from windlass.runtime.store_choice import store_for
-from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
+from windlass.runtime.verify.handler_hooks import HandlerWrapper
 from windlass.schema import Step, Timeline
 from windlass.sparsity import last_step_of_leg
 from windlass.torch_ext import (
@@ -149,94 +136,17 @@ class _Run:
         # Ranks that share cores wait for each other, which says nothing of other processes.
         has_cores = context.plan.parallel.devices <= core_count()
         self._contention = CpuContention() if has_cores else None
-        self._context, self._plan = context, context.plan
-        self._settings, self._batches = context.settings, batches
-        plan, device = context.plan, context.device
-        optimizer = Optimizer(context.settings, device, plan.moments)
-        self._averaging = averaging_of(context.settings)
+        self._context, self._settings = context, context.settings
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
-        graph = context.graph
-        self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
-        self._dist: DistContext = self._groups or SingleProcess()
-        self._queue = transfer_queue_for(plan, device)
-        self._templates: tuple[LayerTemplate, ...] = layer_templates(
-            context.stack,
-            compiled=plan.compile,
-            tp_rank=self._groups.tensor_parallel if self._groups else None,
-            experts=self._groups.experts if self._groups else None,
-            loss=plan.loss,
-            attention=plan.attention,
-            z_loss=context.settings.z_loss or 0.0,
-        )
-        self.checkpoints = RunCheckpoints(
-            context, batches.batch, self._templates, save_layer=self._save_layer,
-            rank=self._dist.rank, world_size=self._dist.world_size,
-        )  # fmt: skip
-        self.store = store_for(
-            context, optimizer, queue=self._queue, groups=self._groups,
-            before_update=self.checkpoints.wait_for,
-        )  # fmt: skip
-        self._activations: ActivationOffloader | None = None
-        if self._queue is not None and plan.is_offloaded("activations"):
-            self._activations = ActivationOffloader(
-                self._queue, plan.offload.activations, context.state_folder, device
-            )
-        self._compute = ComputeHandlers(
-            context,
-            self.store,
-            self._templates,
-            optimizer=optimizer,
-            batches=batches,
-            stop=stop,
-            dist=self._dist,
-            activations=self._activations,
-        )
-        self._mask_updates = mask_updates(context, self.store, self._templates, self._groups)
-        handlers = dict(self._compute.handlers())
-        self._p2p: P2PCommunicator | None = None
-        if self._groups:
-            self._p2p = P2PCommunicator(context, self._groups, self.store, self._templates)
-            handlers |= self._p2p.handlers()
-        passes = RankPasses(
-            context=context, store=self.store, templates=self._templates, dist=self._dist,
-            p2p=self._p2p, on_progress=self._count_other_work,
-        )  # fmt: skip
-        self._evaluations = Evaluations(
-            passes=passes,
-            batches=batches,
-            averaging=self._averaging,
-            no_grad_layers=self._compute.no_grad_layers,
-        )
-        if wrap_handlers is not None:
-            hooks = HookContext(plan, graph, self._compute, self._groups)
-            handlers = dict(wrap_handlers(handlers, hooks))
-        timer = timer_for(device, len(context.program.instructions))
-        self._device_heartbeat: DeviceHeartbeat | None = None
-        if heartbeat is not None and device.is_asynchronous:
-            self._device_heartbeat = DeviceHeartbeat(heartbeat, timer.finished_calls, device)
-            heartbeat = self._device_heartbeat.host_slots
-        self._heartbeat = heartbeat
-        self._interpreter = Interpreter(context.program, handlers, timer, heartbeat)
-        self._step_graph: StepGraph | None = None
-        if plan.step_graph and wrap_handlers is None:  # hooks see instructions, which it has none
-            self._step_graph = StepGraph(
-                context, self._compute, self._templates, before_update=self.checkpoints.wait_for
-            )
-        self._runner: Interpreter | StepGraph = self._interpreter
+        self._parts = RankParts(context, batches, stop, heartbeat, wrap_handlers)
+        self._compute, self.checkpoints = self._parts.compute, self._parts.checkpoints
+        self._runner: Interpreter | StepGraph = self._parts.interpreter
         """What ran the last step, and knows its times."""
 
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
-        self.checkpoints.close()
-        self._compute.close()
-        if self._device_heartbeat is not None:
-            self._device_heartbeat.close()
-        if self._queue is not None:
-            self._queue.close()
-        if self._activations is not None:
-            self._activations.close()
-        self.store.close()
+        self._parts.close()
         if self._contention is not None:
             self._contention.close()
 
@@ -246,8 +156,8 @@ class _Run:
         """Runs and yields all steps after those of `resume`."""
         done = self._initialize(resume)
         # A pipeline stage has no input and no gradient of its own to warm up with.
-        alone = self._plan.parallel.pipeline == 1
-        if self._plan.compile and alone and done < self._last_step:
+        alone = self._context.plan.parallel.pipeline == 1
+        if self._context.plan.compile and alone and done < self._last_step:
             try:
                 with sealed_compile_cache():
                     self._compute.warm_up(done + 1)
@@ -278,63 +188,65 @@ class _Run:
                     self._save(step)
             if is_last:
                 self.checkpoints.finish()
-            elif self._compute.should_stop:
+            elif self._compute.outcome.should_stop:
                 raise self._interrupted(step)
 
     def _initialize(self, resume: Checkpoint | None) -> int:
         """Loads what a run resumes from, or makes the state of a new one; returns the step done."""
-        if not self._dist.rank:
+        if not self._parts.dist.rank:
             remove_temporaries(self._context.checkpoints)
         done = self.checkpoints.step_of(resume) if resume else 0
         if resume:
-            self._compute.resume_loss_scale(resume.manifest.loss_scale)
-        self.store.initialize(resume)
+            self._compute.outcome.resume_loss_scale(resume.manifest.loss_scale)
+        self._parts.store.initialize(resume)
         return done
 
     def _run_step(self, step: int, recorder: TimelineRecorder | None) -> None:
         """Runs one step, and records its timeline if the recorder asks for it."""
+        parts, compute = self._parts, self._compute
         self._current_step = step
-        if self._heartbeat is not None:
-            self._heartbeat[0] = step
-        self._compute.begin_step(step)
-        if self._mask_updates:
-            self._mask_updates.begin_step(step)
-        if self._p2p:
-            self._p2p.step_state = self._compute.state
+        if parts.heartbeat is not None:
+            parts.heartbeat[0] = step
+        compute.begin_step(step)
+        if parts.mask_updates:
+            parts.mask_updates.begin_step(step)
+        if parts.p2p:
+            parts.p2p.step_state = compute.state
         cpu_start = time.process_time()
         self._run_instructions(step, recorder)
-        if self._groups:
-            self._groups.wait_for_sends()
-        if self._mask_updates:
-            self._mask_updates.end_step(step, self._compute.state.block_scores)
+        if parts.groups:
+            parts.groups.wait_for_sends()
+        if parts.mask_updates:
+            parts.mask_updates.end_step(step, compute.state.block_scores)
         self._cpu_seconds = time.process_time() - cpu_start
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
 
     def _run_instructions(self, step: int, recorder: TimelineRecorder | None) -> None:
         """Runs a step that has begun: recorded, unless its timeline is asked for."""
-        graph, self._runner = self._step_graph, self._interpreter
+        graph, self._runner = self._parts.step_graph, self._parts.interpreter
         if recorder is not None and step in recorder.steps:
-            memory = self._interpreter.run_sampled(self._peak.sample)
-            recorder.record(step, self._interpreter.timeline(memory))
+            memory = self._parts.interpreter.run_sampled(self._peak.sample)
+            recorder.record(step, self._parts.interpreter.timeline(memory))
         elif graph is not None and graph.is_warm:
             self._runner = graph
             graph.run()
         else:
-            self._interpreter.run()
+            self._parts.interpreter.run()
         if graph is not None:
             graph.note_step()
 
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""
-        compute, evaluates = self._compute, self._evaluations.is_due(step)
+        plan, parts, outcome = self._context.plan, self._parts, self._compute.outcome
+        evaluates = parts.evaluations.is_due(step)
         contention = self._take_contention()
         flush_start = time.perf_counter()
         if evaluates or saves:
-            self.store.flush_deferred_updates(self._context.program)
+            parts.store.flush_deferred_updates(self._context.program)
         flush_seconds = time.perf_counter() - flush_start
         transfers = self._take_transfer_stats()
-        evaluation = self._evaluations.after(step)
+        evaluation = parts.evaluations.after(step)
         if evaluates:
             self._take_transfer_stats()
             self._take_contention()
@@ -342,28 +254,28 @@ class _Run:
         takes_examples = self._context.stack.examples is not None
         return Step(
             step=step,
-            loss=compute.loss,
-            gradient_norm=compute.gradient_norm,
-            loss_scale=None if compute.loss_scale is None else compute.loss_scale.scale,
+            loss=outcome.loss,
+            gradient_norm=outcome.gradient_norm,
+            loss_scale=None if outcome.loss_scale is None else outcome.loss_scale.scale,
             learning_rate=learning_rate(self._settings, step),
-            tokens=self._plan.global_batch if takes_examples else self._plan.tokens_per_step,
+            tokens=plan.global_batch if takes_examples else plan.tokens_per_step,
             seconds=self._runner.step_seconds(),
-            memory_bytes=round(self._dist.all_reduce_max(peak)),
-            device_memory_bytes=peak if self._groups else None,
+            memory_bytes=round(parts.dist.all_reduce_max(peak)),
+            device_memory_bytes=peak if parts.groups else None,
             read_bytes=transfers.read_bytes,
             written_bytes=transfers.written_bytes,
             contention=contention,
-            flush_seconds=flush_seconds if self._plan.offloads and (evaluates or saves) else 0.0,
+            flush_seconds=flush_seconds if plan.offloads and (evaluates or saves) else 0.0,
             by_kind=self._runner.seconds_by_kind(),
-            arrivals=self._interpreter.arrivals_by_kind() if self._groups else {},
+            arrivals=parts.interpreter.arrivals_by_kind() if parts.groups else {},
             cpu_seconds=self._cpu_seconds,
             held_out_loss=evaluation.loss,
             held_out_bits_per_byte=evaluation.bits_per_byte,
             held_out_loss_ema=evaluation.loss_ema,
             held_out_accuracy=evaluation.accuracy,
             task_scores=evaluation.task_scores,
-            expert_load=compute.experts.totals if self._records_experts(step) else {},
-            dropped_share=compute.experts.dropped_share,
+            expert_load=self._compute.experts.totals if self._records_experts(step) else {},
+            dropped_share=self._compute.experts.dropped_share,
             saved=checkpoint_name(step) if saves else None,
         )
 
@@ -378,31 +290,20 @@ class _Run:
 
     def _take_transfer_stats(self) -> TransferStats:
         """What was transferred between tiers since the last call."""
-        return TransferStats() if self._queue is None else self._queue.take_stats()
+        return TransferStats() if self._parts.queue is None else self._parts.queue.take_stats()
 
     def _save(self, step: int) -> None:
-        self.checkpoints.save(step, self._compute.loss_scale)
+        self.checkpoints.save(step, self._compute.outcome.loss_scale)
 
     def _interrupted(self, done: int) -> RunInterrupted:
         """Saves the last complete step, unless it is saved already."""
         # Its save may be under way. A second one at once would remove files that another rank,
         # which is done with the first, has already written for it.
         if done and not self.checkpoints.has(done):
-            self.store.flush_deferred_updates(self._context.program)
+            self._parts.store.flush_deferred_updates(self._context.program)
             self._save(done)
         self.checkpoints.finish()
         return RunInterrupted(f"stopped after step {done}; {self.checkpoints.last_good()}")
-
-    def _save_layer(self, index: int, path: Path) -> SavedFile | None:
-        """Saves one layer, from the saver's thread."""
-        saved = self.store.save_layer(index, path)
-        self._count_other_work()
-        return saved
-
-    def _count_other_work(self) -> None:
-        """Gives a sign of life between instructions."""
-        if self._heartbeat is not None:
-            self._heartbeat[2] += 1
 
     def where(self) -> str:
         """The step that ran last, for a message."""

@@ -4,10 +4,7 @@ They are the model graph, the machine, the request, the plan, its prediction, an
 runs, comparisons and verifications.
 """
 
-from windlass.schema.answers.comparison import (
-    MachineForecast,
-    SmallestMachine,
-)
+from windlass.schema.answers.comparison import MachineForecast, SmallestMachine
 from windlass.schema.answers.dataflow import (
     ChipRates,
     DataflowReport,
@@ -35,9 +32,7 @@ from windlass.schema.answers.largest_model import (
     ReferenceCheck,
     ReferenceComparison,
 )
-from windlass.schema.answers.measurement import (
-    Measurement,
-)
+from windlass.schema.answers.measurement import Measurement
 from windlass.schema.answers.task_score import (
     OutputType,
     TaskMetric,
@@ -51,15 +46,10 @@ from windlass.schema.answers.verification import (
     QuantityComparison,
     VerificationResult,
 )
-from windlass.schema.data_request import (
-    DataRequest,
-)
-from windlass.schema.example_shape import (
-    ExampleShape,
-)
-from windlass.schema.fact_table import (
-    fact_table_html,
-)
+from windlass.schema.attention_tiles import attention_tiles
+from windlass.schema.data_request import DataRequest
+from windlass.schema.example_shape import ExampleShape
+from windlass.schema.fact_table import fact_table_html
 from windlass.schema.graph import (
     PRECISION_BYTES,
     Collective,
@@ -80,23 +70,45 @@ from windlass.schema.graph import (
     Precision,
     captured_precision,
 )
-from windlass.schema.machine import MAX_CONTENTION, Device, Link, Machine, Tier
+from windlass.schema.machine import (
+    CACHED_BYTES,
+    MAX_CONTENTION,
+    OWN_STACK,
+    AttentionKernel,
+    AttentionRate,
+    Capabilities,
+    ChosenDefault,
+    Curve,
+    Device,
+    Fusion,
+    Link,
+    Machine,
+    MatmulRate,
+    MomentRate,
+    OpRate,
+    Point,
+    ProductRate,
+    ProductRole,
+    Source,
+    SparseProductRate,
+    Stack,
+    StackMemory,
+    Tier,
+    TileRate,
+    source_of,
+)
 from windlass.schema.model_request import (
     LoraRequest,
     ModelRequest,
 )
 from windlass.schema.optimizers import (
     NEWTON_SCHULZ_STEPS,
-    DefaultRate,
     OptimizerLaw,
     OptimizerName,
     OtherOptimizer,
-    UpdateScope,
     optimizer_law,
 )
 from windlass.schema.plan import (
-    ATTENTION_TILE_ROWS,
-    ATTENTION_TILES,
     DEVICE_TIER,
     HOST_TIER,
     MOMENT_BLOCK,
@@ -112,7 +124,6 @@ from windlass.schema.plan import (
     Recompute,
     ShardingDegrees,
     Stage,
-    attention_tiles,
 )
 from windlass.schema.prediction import (
     DEVIATIONS_OF_80_PERCENT,
@@ -124,34 +135,13 @@ from windlass.schema.prediction import (
     TierPeak,
     Timeline,
 )
-from windlass.schema.provenance import (
-    ChosenDefault,
-    Source,
-    source_of,
-)
-from windlass.schema.rates import (
-    CACHED_BYTES,
-    AttentionRate,
-    Curve,
-    MatmulRate,
-    MomentRate,
-    OpRate,
-    Point,
-    ProductRate,
-    ProductRole,
-    SparseProductRate,
-    TileRate,
-)
 from windlass.schema.request import (
     BatchRequest,
     OffloadRequest,
     ParallelRequest,
-    ParameterGroup,
     Request,
     ResolvedRequest,
     ShardingRequest,
-    TrainRequest,
-    TrainSettings,
 )
 from windlass.schema.run_inputs import (
     CODE_FILE,
@@ -203,20 +193,9 @@ from windlass.schema.run_record import (
     Step,
 )
 from windlass.schema.sparsity import (
-    BLOCK_PATTERNS,
     BLOCK_SIZES,
     ModelIdentity,
-    SparseRole,
     SparsityRequest,
-)
-from windlass.schema.stack import (
-    OWN_STACK,
-    AttentionKernel,
-    Capabilities,
-    Fusion,
-    ParameterSharding,
-    Stack,
-    StackMemory,
 )
 from windlass.schema.tensor_grid import (
     TensorAxis,
@@ -227,12 +206,10 @@ from windlass.schema.tensor_grid import (
     group_span,
     tensor_degree,
 )
+from windlass.schema.train_request import ParameterGroup, TrainRequest, TrainSettings
 
 __all__ = [
     "ATTEMPTS_FOLDER",
-    "ATTENTION_TILES",
-    "ATTENTION_TILE_ROWS",
-    "BLOCK_PATTERNS",
     "BLOCK_SIZES",
     "CACHED_BYTES",
     "CHAT_TEMPLATE_FILE",
@@ -300,7 +277,6 @@ __all__ = [
     "DataRequest",
     "DataSplit",
     "DataflowReport",
-    "DefaultRate",
     "Device",
     "DeviceTimeline",
     "DoctorCheck",
@@ -354,7 +330,6 @@ __all__ = [
     "Parallelism",
     "ParameterGroup",
     "ParameterInfo",
-    "ParameterSharding",
     "PassFlow",
     "PipelineSchedule",
     "Plan",
@@ -379,7 +354,6 @@ __all__ = [
     "SmallestMachine",
     "Source",
     "SparseProductRate",
-    "SparseRole",
     "SparseSpeedup",
     "SparsityLevel",
     "SparsityRequest",
@@ -398,7 +372,6 @@ __all__ = [
     "TrainRequest",
     "TrainSettings",
     "UntrackedFile",
-    "UpdateScope",
     "VerificationResult",
     "attention_tiles",
     "captured_precision",

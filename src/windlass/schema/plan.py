@@ -1,7 +1,7 @@
 """Plan: how a graph is parallelized, sharded, offloaded and recomputed on a machine; immutable."""
 
 from html import escape
-from typing import ClassVar, Literal, NamedTuple, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -28,44 +28,6 @@ probabilities; or one of the others."""
 
 VOCABULARY_MULTIPLE = 64
 """Entries to a multiple of which accelerators pad the last projection's outputs, in each pass."""
-
-ATTENTION_TILES = 4
-"""Most tiles into which plain attention divides the queries of a sequence under a causal mask: each
-is multiplied with the keys up to its last token only. More would skip little more."""
-
-ATTENTION_TILE_ROWS = 128
-"""Fewest queries of such a tile: narrower products of scores are slow."""
-
-
-class AttentionTile(NamedTuple):
-    """Queries of a sequence, and the keys that any of them sees, as half-open ranges of tokens."""
-
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-
-
-def attention_tiles(
-    sequence: int, earlier: int | None, later: int | None
-) -> tuple[AttentionTile, ...]:
-    """The tiles of plain attention; a single one if every token sees all.
-
-    Args:
-        sequence: tokens of a sequence.
-        earlier: how many tokens before it a token sees; None means all.
-        later: the same of those behind it.
-    """
-    last = sequence - 1
-    if min(last if each is None else each for each in (earlier, later)) >= last:
-        return (AttentionTile((0, sequence), (0, sequence)),)
-    rows = max(ATTENTION_TILE_ROWS, -(-sequence // ATTENTION_TILES))
-    tiles = []
-    for first in range(0, sequence, rows):
-        end = min(first + rows, sequence)
-        begin = 0 if earlier is None else max(0, first - earlier)
-        seen = sequence if later is None else min(sequence, end + later)
-        tiles.append(AttentionTile((first, end), (begin, seen)))
-    return tuple(tiles)
-
 
 OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """The classes of tensors that a plan can offload."""

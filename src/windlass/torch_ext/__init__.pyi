@@ -3,7 +3,6 @@ from .compile_cache import (
 )
 from .cpu_allocator import (
     FREE_MEMORY_BYTES,
-    AllocatorStats,
     allocator_stats,
     install_allocator,
     set_memory_limit,
@@ -50,7 +49,6 @@ from .streams import (
 __all__ = [
     "FREE_MEMORY_BYTES",
     "PART_ELEMENTS",
-    "AllocatorStats",
     "CpuDevice",
     "CudaDevice",
     "Device",

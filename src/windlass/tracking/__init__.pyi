@@ -13,7 +13,6 @@ from .journal import (
     SYSTEM_PREFIX,
     Journal,
     JournalEvent,
-    JournalEventName,
     JournalRow,
     JournalWriter,
 )
@@ -92,7 +91,6 @@ __all__ = [
     "Journal",
     "JournalCursor",
     "JournalEvent",
-    "JournalEventName",
     "JournalFile",
     "JournalRecords",
     "JournalRow",

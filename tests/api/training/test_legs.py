@@ -21,7 +21,7 @@ import windlass
 from command_line import TINY
 from forked_runs import forking_process
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.setup import prepare_tokens
+from windlass.api.training.inputs.run_data import prepare_tokens
 from windlass.errors import PlanError
 from windlass.program.lowering.lower import lower
 from windlass.report import record_table

@@ -16,8 +16,8 @@ from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.layer_mode_errors import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
+from windlass.schema.machine.stack import Stack
 from windlass.schema.plan import Offload, Plan
-from windlass.schema.stack import Stack
 
 GRAPHS = tuple(
     sharded_graph(graph)

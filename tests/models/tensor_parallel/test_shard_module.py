@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from windlass.capture.recorder import record_layer
+from windlass.capture.recording.recorder import record_layer
 from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding

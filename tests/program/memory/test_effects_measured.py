@@ -20,7 +20,7 @@ from windlass.runtime.param_store import InMemoryStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Plan, Recompute
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 SEQUENCE, VOCABULARY = 128, 2048
 

@@ -9,8 +9,8 @@ from report.rendering import render
 from windlass.capture.analytic import analytic_graph
 from windlass.models import model_config
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
+from windlass.schema.machine.provenance import ChosenDefault
 from windlass.schema.plan import Offload, ShardingDegrees
-from windlass.schema.provenance import ChosenDefault
 from windlass.schema.sparsity import SparsityRequest
 from windlass.tracking import RunRecord
 

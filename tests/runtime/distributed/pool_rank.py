@@ -47,7 +47,7 @@ from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 OVERFLOW = "overflow"
 """The job's fault that `overflow_on_last_rank` plants."""

@@ -27,7 +27,7 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 RANKS = 2
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "sequence": 8, "dropout": 0.1, "vocabulary": 257}

@@ -13,8 +13,8 @@ from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, Ran
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.step.step_state import LossScale
 from windlass.runtime.verify.compare_runs import InstrumentedRun
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import CHECKPOINT_FOLDER
+from windlass.schema.train_request import TrainSettings
 
 FIRST = 2.0**16
 """The scale of the first step, as of `torch.amp.GradScaler`."""

@@ -31,7 +31,7 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 from windlass.torch_ext import Event, Stream
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "sequence": 8}

@@ -20,7 +20,7 @@ from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 Trained = tuple[LayerStack, Checkpoint | None]
 

@@ -17,7 +17,7 @@ from windlass.runtime.inference.score import log_likelihoods
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 SUM_ERROR = 1e-4
 """Sums of some dozen float32 logarithms, whose products are batched in another way."""

@@ -23,8 +23,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 
 SEQUENCE = 16
 ON_DISK = Offload(parameters="disk", gradients="disk", optimizer="disk")

@@ -19,8 +19,8 @@ from windlass.runtime.sparsity.convert_layers import convert_checkpoint
 from windlass.runtime.sparsity.mask_updates import sparse_modules
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.sparsity import SparsityRequest
+from windlass.schema.train_request import TrainSettings
 
 BLOCK, WIDTH = 16, 64
 

@@ -17,8 +17,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import sparse_modules
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.sparsity import ModelIdentity, SparsityRequest
+from windlass.schema.train_request import TrainSettings
 
 STEPS, EVERY, BLOCK, WIDTH, SEED = 7, 2, 16, 128, 3
 FORMATS = [

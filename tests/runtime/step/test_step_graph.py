@@ -30,7 +30,7 @@ from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
-from windlass.schema.request import ParameterGroup, TrainSettings
+from windlass.schema.train_request import ParameterGroup, TrainSettings
 from windlass.torch_ext import Device, device_for
 
 SHAPE = {"layers": 1, "width": 8, "heads": 2, "sequence": 4, "dropout": 0.1}

@@ -26,7 +26,7 @@ from windlass.runtime.verify.plain_data_order import PlainMasking, read_plain_ba
 from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
+from windlass.schema.train_request import TrainSettings
 
 MASK_TOKEN = 256
 

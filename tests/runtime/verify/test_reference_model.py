@@ -22,8 +22,8 @@ from windlass.runtime.verify.reference_model import ReferenceStep, reference_ste
 from windlass.schema.answers.largest_model import ReferenceComparison
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 
 SEQUENCE = 16
 BATCH = Batch(sequence=SEQUENCE, micro=2, accumulation=2)

@@ -14,8 +14,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.restart import train_with_restart
 from windlass.schema.plan import Plan
-from windlass.schema.request import TrainSettings
 from windlass.schema.run_record import Step
+from windlass.schema.train_request import TrainSettings
 
 Loop = Callable[[Checkpoint | None, Callable[[], bool]], Generator[Step]]
 

@@ -11,7 +11,8 @@ from windlass.program.memory.optimizer_state import offloaded_optimizer_errors
 from windlass.runtime.optimizers.updates import UPDATES
 from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import Batch, Plan, Stage
-from windlass.schema.request import Request, TrainSettings
+from windlass.schema.request import Request
+from windlass.schema.train_request import TrainSettings
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 STAGE = Stage(phases=((0, 1),))

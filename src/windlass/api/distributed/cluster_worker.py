@@ -13,12 +13,12 @@ from windlass.api.distributed.launch_script import ranks_by_host
 from windlass.api.distributed.rank_main import journal_steps
 from windlass.api.plan import Planned
 from windlass.api.runs import load
-from windlass.api.training.instrumentation import LoopHooks
-from windlass.api.training.local_launch import watchdog_timeouts
+from windlass.api.training.loop.hooks import LoopHooks
+from windlass.api.training.loop.local_ranks import watchdog_timeouts
+from windlass.api.training.loop.training_loop import train_rank
 from windlass.api.training.resume import continue_run, reopen_run
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.setup import train_rank
 from windlass.errors import (
     PlanError,
     RecordError,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.runs import load
-from windlass.api.training.instrumentation import Instrumentation, LoopHooks
+from windlass.api.training.loop.hooks import Instrumentation, LoopHooks
+from windlass.api.training.loop.training_loop import train_rank
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.setup import train_rank
 from windlass.schema import Step
 from windlass.torch_ext import Device, device_for, set_deterministic_libraries
 from windlass.tracking import SystemMonitor, append_step, rank_journal

@@ -11,11 +11,11 @@ from windlass.api.distributed.rank_main import joined_ranks, rank_process
 from windlass.api.machines import Progress
 from windlass.api.objects import NO_OBJECTS
 from windlass.api.plan import Planned, plan_request
-from windlass.api.training.instrumentation import never_stop
 from windlass.api.training.legs import request_at_step
-from windlass.api.training.local_launch import launch_local_ranks
+from windlass.api.training.loop.hooks import never_stop
+from windlass.api.training.loop.local_ranks import launch_local_ranks
+from windlass.api.training.preconditions import require_local_machine, verified_programs
 from windlass.api.training.run_files import require_unchanged, run_documents
-from windlass.api.training.setup import require_local_machine, verified_programs
 from windlass.atomic_files import atomic_write
 from windlass.errors import RequestError, RunBroken
 from windlass.program import lower

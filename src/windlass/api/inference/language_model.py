@@ -102,8 +102,10 @@ def load_language_model(
         RequestError: its model does not predict the next token, or it has no tokenizer.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
-    with streamed_language_model(run, step=step, root=root, phases=1) as model:
-        return model
+    record, planned, checkpoint = find_language_model(run, step=step, root=root)
+    # What a checkpoint is merged into is read once: all layers stay in memory.
+    with TemporaryDirectory(dir=record.folder) as folder:
+        return _read_model(record, planned, checkpoint, NO_OBJECTS, Path(folder))
 
 
 @contextmanager
@@ -116,7 +118,7 @@ def streamed_language_model(
         run: folder, name, the first characters of its id, or `last`.
         step: step of the checkpoint; None means the newest good one.
         root: the folder that holds the run folders.
-        phases: groups of layers; 1 loads all of them, which stay when the context is closed.
+        phases: groups of layers; 1 loads all of them.
         ema: whether averages that are kept beside the weights are meant.
 
     Raises:
@@ -178,23 +180,38 @@ def open_language_model(
         RequestError: `phases` is no number of groups.
         CheckpointError: the checkpoint belongs to another model, or has no averages.
     """
+    if phases < 1:
+        raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
+    with TemporaryDirectory(dir=record.folder) as folder:
+        yield _read_model(
+            record, planned, checkpoint, objects, Path(folder), phases=phases, ema=ema
+        )
+
+
+def _read_model(
+    record: RunRecord,
+    planned: Planned,
+    checkpoint: "Checkpoint",
+    objects: PlannedObjects,
+    folder: Path,
+    *,
+    phases: int = 1,
+    ema: bool = False,
+) -> LanguageModel:
+    """The model of a checkpoint; with several phases it reads its layers from `folder` later."""
     from windlass.data import load_tokenizer
     from windlass.runtime import InferenceModel, evaluation_checkpoint
 
-    if phases < 1:
-        raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
     # Another leg of the run had layers of other shapes.
     request = request_at_step(planned.request, checkpoint.manifest.step)
     stack = objects.stack(request.model_identity, seed=None)
-    with TemporaryDirectory(dir=record.folder) as folder:
-        into = Path(folder) / MERGED_CHECKPOINT_FOLDER
-        merged = evaluation_checkpoint(checkpoint, stack, into, ema=ema)
-        yield LanguageModel(
-            folder=record.folder,
-            step=checkpoint.manifest.step,
-            model=InferenceModel(stack, merged, phases=phases),
-            tokenizer=load_tokenizer(record.folder / TOKENIZER_FILE),
-        )
+    merged = evaluation_checkpoint(checkpoint, stack, folder / MERGED_CHECKPOINT_FOLDER, ema=ema)
+    return LanguageModel(
+        folder=record.folder,
+        step=checkpoint.manifest.step,
+        model=InferenceModel(stack, merged, phases=phases),
+        tokenizer=load_tokenizer(record.folder / TOKENIZER_FILE),
+    )
 
 
 def _require_language_model(record: RunRecord, model: str) -> None:

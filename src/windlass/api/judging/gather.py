@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.api.training.inputs.batches import make_batches
+from windlass.api.training.inputs.run_data import load_run_tokens, prepare_data
 from windlass.api.training.run_files import planned_from_record
-from windlass.api.training.setup import load_run_tokens, prepare_data
 from windlass.document import Document
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.judge import (
@@ -156,6 +156,7 @@ def gather_evidence(
         sizes=_sizes(history.plan),
         differences=history.differences,
         load=_host_loads(history.cores, series),
+        targets=_targets(first),
         documents=documents,
     )
 
@@ -216,6 +217,12 @@ def _curves(series: Mapping[str, Series]) -> dict[str, Curve]:
         kept = np.isfinite(norms.values)
         curves["gradient_norm"] = Curve(norms.steps[kept], norms.values[kept])
     return curves
+
+
+def _targets(series: Mapping[str, Series]) -> int | None:
+    """Targets of a step, at most: its tokens, or its examples; None if they were not recorded."""
+    tokens = _curve(series, "tokens").values
+    return int(tokens.max()) if len(tokens) else None
 
 
 def _curve(series: Mapping[str, Series], name: str) -> Curve:

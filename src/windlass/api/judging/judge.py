@@ -17,7 +17,7 @@ from windlass.api.judging.gather import (
     read_history,
 )
 from windlass.api.judging.skip_advice import with_skip_advice
-from windlass.api.training.instrumentation import never_stop
+from windlass.api.training.loop.hooks import never_stop
 from windlass.api.training.run import Run
 from windlass.errors import RequestError, WindlassError
 from windlass.judge import Verdict, judge as judge_evidence

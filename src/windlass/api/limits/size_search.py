@@ -9,7 +9,8 @@ from windlass.api.model_graph import build_requested_model, capture
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.training.disk_check import disk_usage_bytes
-from windlass.api.training.setup import prepare_batches
+from windlass.api.training.inputs.batches import make_batches
+from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.train import train
 from windlass.atomic_files import atomic_write, free_disk_bytes
 from windlass.cost import first_step_cost
@@ -220,7 +221,7 @@ def _compare_to_reference(
     stack = build_requested_model(planned.request.model_identity, seed=settings.seed)
     reference = reference_step(
         stack,
-        prepare_batches(planned),
+        make_batches(planned, prepare_data(planned.request, None)),
         seed=settings.seed,
         precision=plan.precision,
         batch=plan.batch,

@@ -11,7 +11,7 @@ from windlass.api.machines import Progress
 from windlass.api.recipes.recipe_plan import RecipeArm, RecipePlan, request_of
 from windlass.api.runs import load
 from windlass.api.sweeping.sweep import Sweep
-from windlass.api.training.setup import prepare_tokens
+from windlass.api.training.inputs.run_data import prepare_tokens
 from windlass.data import (
     Task,
     code_tasks,

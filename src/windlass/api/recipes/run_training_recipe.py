@@ -18,10 +18,10 @@ from windlass.api.recipes.training_recipe import (
 from windlass.api.runs import load
 from windlass.api.training.export import export
 from windlass.api.training.inputs.batches import data_notes, make_batches
+from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.parent import find_parent
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
-from windlass.api.training.setup import prepare_data
 from windlass.api.training.train import train
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import EVALUATIONS_FOLDER, Request, Step, TaskScore

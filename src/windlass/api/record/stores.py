@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from windlass.api.machines import Progress
-from windlass.api.training.instrumentation import never_stop
+from windlass.api.training.loop.hooks import never_stop
 from windlass.errors import RecordError
 from windlass.record import RUNS, MergeReport, merge_folders, sync_runs as sync_store
 

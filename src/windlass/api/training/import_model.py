@@ -7,8 +7,8 @@ from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.machines import Progress
 from windlass.api.plan import plan
 from windlass.api.runs import RUNS
+from windlass.api.training.preconditions import verified_programs
 from windlass.api.training.run_files import IMPORTED, run_documents
-from windlass.api.training.setup import verified_programs
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import RequestError, StorageError
 from windlass.models import find_model_folder, is_peft_folder, tokenizer_file

@@ -12,9 +12,16 @@ from windlass.api.plan import Planned, plan_request
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.instrumentation import LoopHooks, never_stop
+from windlass.api.training.inputs.run_data import (
+    load_run_tokens,
+    prepare_data,
+    requested_text_fingerprint,
+)
 from windlass.api.training.legs import request_at_step, start_of_leg
+from windlass.api.training.loop.hooks import LoopHooks, never_stop
+from windlass.api.training.loop.training_loop import make_training_loop
 from windlass.api.training.parent import remove_merged_checkpoint
+from windlass.api.training.preconditions import require_local_machine, verified_programs
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import (
     input_documents,
@@ -25,14 +32,6 @@ from windlass.api.training.run_files import (
     require_unchanged,
     restore_replaced_plan,
     run_metadata,
-)
-from windlass.api.training.setup import (
-    load_run_tokens,
-    make_training_loop,
-    prepare_data,
-    requested_text_fingerprint,
-    require_local_machine,
-    verified_programs,
 )
 from windlass.api.training.skipped_batches import with_skipped_batches
 from windlass.errors import CheckpointError, RecordError, RequestError

@@ -9,6 +9,13 @@ from windlass.api.plan import Planned
 from windlass.api.run_tasks import requested_tasks, save_run_tasks
 from windlass.api.training.disk_check import require_disk_space
 from windlass.api.training.inputs.batches import data_metadata, data_notes, make_batches
+from windlass.api.training.inputs.data_fit import require_vocabulary
+from windlass.api.training.inputs.run_data import (
+    load_run_tokens,
+    prepare_data,
+    requested_text_fingerprint,
+    save_run_data,
+)
 from windlass.api.training.legs import plan_later_legs
 from windlass.api.training.parent import (
     ParentRun,
@@ -16,19 +23,14 @@ from windlass.api.training.parent import (
     require_tokens_of_parent,
     start_from_parent,
 )
-from windlass.api.training.run_files import input_documents, run_documents, run_metadata
-from windlass.api.training.setup import (
-    load_run_tokens,
+from windlass.api.training.preconditions import (
     note_sparse_kernels,
-    prepare_data,
-    requested_text_fingerprint,
     require_one_process,
     require_own_runtime,
     require_pretrained_model,
-    require_vocabulary,
-    save_run_data,
     verified_programs,
 )
+from windlass.api.training.run_files import input_documents, run_documents, run_metadata
 from windlass.errors import RequestError
 from windlass.models import find_model_folder, is_huggingface
 from windlass.program import Program

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
-from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
+from windlass.api.training.loop.hooks import Instrumentation, LoopHooks, never_stop
+from windlass.api.training.loop.training_loop import make_training_loop
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
+from windlass.api.training.preconditions import require_local_machine, require_own_runtime
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
-from windlass.api.training.setup import (
-    make_training_loop,
-    require_local_machine,
-    require_own_runtime,
-)
 from windlass.api.training.start_run import start_run
 from windlass.errors import RequestError
 from windlass.schema import REQUEST_FILE, Request

@@ -9,9 +9,9 @@ from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.inputs.batches import make_windows
-from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.legs import as_single_leg
-from windlass.api.training.setup import prepare_data
+from windlass.api.training.loop.hooks import Instrumentation
 from windlass.api.training.train import train
 from windlass.cost import predict_plan
 from windlass.errors import PlanError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from windlass.document import Document
-from windlass.runtime.split_backward import DeferredWeightGrad
+from windlass.runtime.step.split_backward import DeferredWeightGrad
 
 _Key = tuple[int, int]
 """Layer and micro-batch."""

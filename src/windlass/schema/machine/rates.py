@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import OtherAttention, Precision
+from windlass.schema.machine.stack import AttentionKernel
 from windlass.schema.plan import MomentFormat
-from windlass.schema.stack import AttentionKernel
 from windlass.units import BytesPerSecond, FlopPerSecond, Seconds
 
 

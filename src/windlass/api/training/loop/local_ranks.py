@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.api.training.instrumentation import LoopHooks
+from windlass.api.training.loop.hooks import LoopHooks
 from windlass.cost import compile_seconds
 from windlass.errors import RankError, RunBroken
 from windlass.program import Program, mesh_coord

@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from windlass.capture.convolutions import ConvolutionProduct, convolution_products
-from windlass.capture.op_counts import (
+from windlass.capture.recording.convolutions import ConvolutionProduct, convolution_products
+from windlass.capture.recording.op_counts import (
     ALLOCATIONS,
     HIDDEN_IN_PLACE,
     attention_flop,

@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
+from windlass.schema.machine.provenance import Source
 from windlass.schema.plan import PipelineSchedule, Recompute
-from windlass.schema.provenance import Source
 from windlass.units import Bytes, Seconds
 
 AttentionKernel = Literal["unfused", "flash1", "flash2", "flash3"]

@@ -1,0 +1,79 @@
+"""Whether the data of a run fit its model: entries of the vocabulary, shapes and targets."""
+
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import Planned
+from windlass.errors import PlanError
+from windlass.models import is_causal, is_huggingface, is_pretrained
+
+if TYPE_CHECKING:
+    from windlass.data import ExampleDataset, TokenDataset
+
+
+def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> None:
+    """Refuses a model whose vocabulary is smaller than the tokenizer's.
+
+    A model that predicts masked tokens needs one more entry, for the mask token.
+
+    Raises:
+        PlanError: the model's vocabulary is too small.
+    """
+    from windlass.data import ExampleDataset
+
+    if isinstance(tokens, ExampleDataset):
+        _require_shape(planned, tokens)
+        if tokens.vocabulary > planned.graph.vocabulary:
+            if not tokens.has_tokens:
+                way_out = f"set `model.classes={tokens.vocabulary}`"
+                if is_pretrained(planned.request.model.name):
+                    way_out = "its weights are of these; take data of its own classes"
+                raise PlanError(
+                    f"the data have {tokens.vocabulary} classes, and the model "
+                    f"{planned.graph.vocabulary}; {way_out}"
+                )
+            raise PlanError(
+                f"the data have token ids up to {tokens.vocabulary - 1}, and the model has "
+                f"{planned.graph.vocabulary} entries; give it a larger vocabulary"
+            )
+        return
+    name = planned.request.model.name
+    mask_entries = 0 if is_causal(name) or tokens.tokenizer.mask_token is not None else 1
+    if tokens.vocabulary + mask_entries > planned.graph.vocabulary:
+        mask = " and one for the mask token" if mask_entries else ""
+        way_out = "raise `model.vocabulary` or lower `data.vocabulary`"
+        if is_huggingface(name):
+            way_out = "name the tokenizer that belongs to the model as `data.tokenizer`"
+        raise PlanError(
+            f"the tokenizer has {tokens.vocabulary} entries{mask} and the model only "
+            f"{planned.graph.vocabulary}; {way_out}"
+        )
+
+
+def _require_shape(planned: Planned, data: "ExampleDataset") -> None:
+    """Refuses examples that the model does not take.
+
+    Raises:
+        PlanError: they have another shape, or targets of another kind.
+    """
+    examples = planned.graph.examples
+    if examples is None:
+        if not data.has_tokens:
+            raise PlanError(
+                f"the data have inputs of {list(data.shape)}, and `{planned.graph.name}` takes "
+                f"tokens; set `model.input_shape={list(data.shape)}`".replace(", ", ",")
+            )
+        return
+    if data.shape != examples.inputs or data.has_tokens:
+        raise PlanError(
+            f"the data have inputs of {list(data.shape)}, and `{planned.graph.name}` takes "
+            f"{list(examples.inputs)}; name other data as `data.source`, or set "
+            "`model.input_shape`"
+        )
+    has_numbers = examples.numbers is not None
+    if data.has_classes is has_numbers or examples.numbers not in (None, data.vocabulary):
+        wanted = f"{examples.numbers} numbers" if has_numbers else "one class"
+        targets = "one class" if data.has_classes else f"{data.vocabulary} numbers"
+        raise PlanError(
+            f"each example of the data has {targets} as its target, and `{planned.graph.name}` "
+            f"predicts {wanted}; set `model.predicts`, or change the model's last layer"
+        )

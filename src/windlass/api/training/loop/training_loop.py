@@ -1,0 +1,181 @@
+"""The training loop of a run, in this process or on several ranks of this host."""
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import Planned
+from windlass.api.run_tasks import load_run_tasks
+from windlass.api.training.inputs.batches import make_batches
+from windlass.api.training.inputs.run_data import load_run_tokens, prepare_data
+from windlass.api.training.loop.hooks import LoopHooks
+from windlass.api.training.loop.local_ranks import train_local_ranks
+from windlass.program import Program, lower
+from windlass.schema import CHECKPOINT_FOLDER, MEASURED_TIMELINE_FILE, Step, Timeline
+from windlass.torch_ext import install_allocator
+from windlass.tracking import RunFolder
+
+if TYPE_CHECKING:
+    from windlass.data import TrainingBatches
+    from windlass.models import LayerStack
+    from windlass.runtime import Checkpoint, MemoryLimit
+    from windlass.torch_ext import Device
+
+_RECORDED_STEP = 3
+"""Step whose timeline is measured, counted within an attempt: caches are warm by then."""
+
+
+def make_training_loop(
+    planned: Planned,
+    batches: "TrainingBatches",
+    programs: tuple[Program, ...],
+    folder: RunFolder,
+    checkpoint: "Checkpoint | None",
+    hooks: LoopHooks,
+) -> Callable[[], Generator[Step]]:
+    """The training loop of a run, which begins when it is called.
+
+    Args:
+        planned: what is run.
+        batches: training and held-out sequences.
+        programs: one runs in this process; several run as local ranks, a process each.
+        folder: the run folder, open for this attempt.
+        checkpoint: the checkpoint to start from; None starts from the beginning.
+        hooks: what the caller attaches.
+    """
+    if len(programs) == 1:
+        from windlass.torch_ext import device_for
+
+        _prepare_memory(planned)
+        device, stack = device_for(planned.machine.device.kind), _new_stack(planned, checkpoint)
+        return lambda: _training_loop(
+            planned, stack, batches, programs[0], folder.path, checkpoint, device, hooks
+        )
+    return lambda: train_local_ranks(
+        planned,
+        programs,
+        folder.path,
+        attempt=folder.attempt,
+        checkpoint=checkpoint.path if checkpoint else None,
+        hooks=hooks,
+    )
+
+
+def train_rank(
+    planned: Planned,
+    rank: int,
+    folder: Path,
+    checkpoint: Path | None,
+    device: "Device",
+    hooks: LoopHooks,
+) -> Generator[Step]:
+    """The training loop of one rank of several.
+
+    Args:
+        planned: what the run was made from.
+        rank: the rank that this process runs.
+        folder: the run folder.
+        checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
+        device: the device that this rank computes on.
+        hooks: what the caller attaches; `stop` asks all ranks to end after the current step.
+    """
+    from windlass.runtime import open_checkpoint
+
+    _prepare_memory(planned)
+    tokens = load_run_tokens(folder) or prepare_data(planned.request, None)
+    batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
+    start = open_checkpoint(checkpoint) if checkpoint else None
+    new = _new_stack(planned, start)
+    return _training_loop(planned, new, batches, program, folder, start, device, hooks)
+
+
+def _new_stack(planned: Planned, checkpoint: "Checkpoint | None") -> "LayerStack":
+    model, seed = planned.request.model_identity, planned.request.train.seed
+    return planned.objects.stack(model.saved if checkpoint else model, seed=seed)
+
+
+def _prepare_memory(planned: Planned) -> None:
+    """Limits the memory of this process to what its rank needs; precedes torch's first tensor."""
+    install_allocator()
+    _memory_limit(planned).apply()
+
+
+def _memory_limit(planned: Planned) -> "MemoryLimit":
+    from windlass.runtime import MemoryLimit
+
+    peak = planned.prediction.peaks[0]
+    return MemoryLimit(
+        tensor_bytes=peak.peak_bytes - peak.by_class["runtime"],
+        budget_bytes=planned.request.memory or planned.machine.device.memory.capacity_bytes,
+    )
+
+
+def _training_loop(
+    planned: Planned,
+    stack: "LayerStack",
+    batches: "TrainingBatches",
+    program: Program,
+    folder: Path,
+    checkpoint: "Checkpoint | None",
+    device: "Device",
+    hooks: LoopHooks,
+) -> Generator[Step]:
+    """The training loop of one rank, which a verification may stop and start again."""
+    instrumentation = hooks.instrumentation
+    after = instrumentation.restart_after if instrumentation else None
+    if after is None:
+        return _attempt(planned, stack, batches, program, folder, checkpoint, device, hooks)
+    from windlass.runtime import train_with_restart
+
+    def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
+        # A new model each time: only the files may connect the two attempts.
+        stopped = replace(hooks, stop=stop)
+        new = _new_stack(planned, checkpoint)
+        return _attempt(planned, new, batches, program, folder, checkpoint, device, stopped)
+
+    return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)
+
+
+def _attempt(
+    planned: Planned,
+    stack: "LayerStack",
+    batches: "TrainingBatches",
+    program: Program,
+    folder: Path,
+    checkpoint: "Checkpoint | None",
+    device: "Device",
+    hooks: LoopHooks,
+) -> Generator[Step]:
+    """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
+    from windlass.runtime import RankContext, TimelineRecorder, train_loop
+
+    rank, instrumentation = program.device, hooks.instrumentation
+    done = checkpoint.manifest.step if checkpoint else 0
+    recorded = min(done + _RECORDED_STEP, planned.request.train.steps)
+
+    def save_timeline(step: int, timeline: Timeline) -> None:
+        del step
+        timeline.save(folder / MEASURED_TIMELINE_FILE)
+
+    recorder = TimelineRecorder(steps=frozenset({recorded}), record=save_timeline)
+    context = RankContext(
+        plan=planned.plan,
+        stack=stack,
+        program=program,
+        settings=planned.request.train,
+        checkpoints=folder / CHECKPOINT_FOLDER,
+        graph=planned.graph if planned.plan.parallel.devices > 1 else None,
+        device=device,
+        memory_limit=_memory_limit(planned),
+        tasks=load_run_tasks(folder, stack.max_sequence),
+    )
+    return train_loop(
+        context,
+        batches,
+        resume=checkpoint,
+        stop=hooks.stop,
+        recorder=None if rank else recorder,
+        heartbeat=hooks.heartbeat,
+        wrap_handlers=instrumentation.handler_wrapper(folder, rank) if instrumentation else None,
+    )

@@ -1,0 +1,157 @@
+"""RankParts: all that one rank trains with, made from its context and connected to each other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from windlass.data import TrainingBatches
+from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.compute import ComputeHandlers
+from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
+from windlass.runtime.distributed.p2p import P2PCommunicator
+from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
+from windlass.runtime.inference.evaluations import Evaluations
+from windlass.runtime.inference.rank_passes import RankPasses
+from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
+from windlass.runtime.layer_templates import LayerTemplate, layer_templates
+from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.offload.transfer_queue import transfer_queue_for
+from windlass.runtime.optimizer_state.averages import averaging_of
+from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.sparsity.mask_updates import mask_updates
+from windlass.runtime.step_graph import StepGraph
+from windlass.runtime.store_choice import store_for
+from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
+
+
+class RankParts:
+    """The store, the handlers, the communicators, the checkpoints and the evaluations of a rank.
+
+    Args:
+        context: what this rank runs.
+        batches: training and held-out sequences.
+        stop: asked before each micro-batch.
+        heartbeat: receives the step and the index of each instruction as it begins.
+        wrap_handlers: takes all handlers and returns those to run in their place.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        batches: TrainingBatches,
+        stop: Callable[[], bool],
+        heartbeat: HeartbeatSlots | None,
+        wrap_handlers: HandlerWrapper | None,
+    ) -> None:
+        plan, device, graph = context.plan, context.device, context.graph
+        optimizer = Optimizer(context.settings, device, plan.moments)
+        self.groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
+        """The groups of this rank; None if it is the only one."""
+        self.dist: DistContext = self.groups or SingleProcess()
+        self.queue = transfer_queue_for(plan, device)
+        """Carries transfers between tiers; None if the plan has none."""
+        self._templates = _templates_for(context, self.groups)
+        self.checkpoints = RunCheckpoints(
+            context, batches.batch, self._templates, save_layer=self._save_layer,
+            rank=self.dist.rank, world_size=self.dist.world_size,
+        )  # fmt: skip
+        self.store = store_for(
+            context, optimizer, queue=self.queue, groups=self.groups,
+            before_update=self.checkpoints.wait_for,
+        )  # fmt: skip
+        self._activations: ActivationOffloader | None = None
+        if self.queue is not None and plan.is_offloaded("activations"):
+            self._activations = ActivationOffloader(
+                self.queue, plan.offload.activations, context.state_folder, device
+            )
+        self.compute = ComputeHandlers(
+            context, self.store, self._templates, optimizer=optimizer, batches=batches, stop=stop,
+            dist=self.dist, activations=self._activations,
+        )  # fmt: skip
+        self.mask_updates = mask_updates(context, self.store, self._templates, self.groups)
+        self.p2p: P2PCommunicator | None = None
+        """Exchanges messages with other pipeline stages; None if this rank is the only one."""
+        if self.groups:
+            self.p2p = P2PCommunicator(context, self.groups, self.store, self._templates)
+        self.evaluations = self._evaluations(context, batches)
+        self._device_heartbeat: DeviceHeartbeat | None = None
+        self._connect_interpreter(context, heartbeat, wrap_handlers)
+        self.step_graph: StepGraph | None = None
+        """Runs a step recorded once; None if the plan records none."""
+        if plan.step_graph and wrap_handlers is None:  # hooks see instructions, which it has none
+            self.step_graph = StepGraph(
+                context, self.compute, self._templates, before_update=self.checkpoints.wait_for
+            )
+
+    def _evaluations(self, context: RankContext, batches: TrainingBatches) -> Evaluations:
+        passes = RankPasses(
+            context=context, store=self.store, templates=self._templates, dist=self.dist,
+            p2p=self.p2p, on_progress=self._count_other_work,
+        )  # fmt: skip
+        return Evaluations(
+            passes=passes,
+            batches=batches,
+            averaging=averaging_of(context.settings),
+            no_grad_layers=self.compute.no_grad_layers,
+        )
+
+    def _connect_interpreter(
+        self,
+        context: RankContext,
+        heartbeat: HeartbeatSlots | None,
+        wrap_handlers: HandlerWrapper | None,
+    ) -> None:
+        """Gives all handlers to an interpreter, which says by a heartbeat where it is."""
+        handlers = dict(self.compute.handlers())
+        if self.p2p:
+            handlers |= self.p2p.handlers()
+        if wrap_handlers is not None:
+            hooks = HookContext(context.plan, context.graph, self.compute, self.groups)
+            handlers = dict(wrap_handlers(handlers, hooks))
+        timer = timer_for(context.device, len(context.program.instructions))
+        if heartbeat is not None and context.device.is_asynchronous:
+            self._device_heartbeat = DeviceHeartbeat(
+                heartbeat, timer.finished_calls, context.device
+            )
+            heartbeat = self._device_heartbeat.host_slots
+        self.heartbeat = heartbeat
+        """Slots for the step, the instruction and other work; None if nobody watches."""
+        self.interpreter = Interpreter(context.program, handlers, timer, heartbeat)
+
+    def close(self) -> None:
+        """Waits for the save under way, and ends all threads."""
+        self.checkpoints.close()
+        self.compute.close()
+        if self._device_heartbeat is not None:
+            self._device_heartbeat.close()
+        if self.queue is not None:
+            self.queue.close()
+        if self._activations is not None:
+            self._activations.close()
+        self.store.close()
+
+    def _save_layer(self, index: int, path: Path) -> SavedFile | None:
+        """Saves one layer, from the saver's thread."""
+        saved = self.store.save_layer(index, path)
+        self._count_other_work()
+        return saved
+
+    def _count_other_work(self) -> None:
+        """Gives a sign of life between instructions."""
+        if self.heartbeat is not None:
+            self.heartbeat[2] += 1
+
+
+def _templates_for(context: RankContext, groups: ProcessGroups | None) -> tuple[LayerTemplate, ...]:
+    """The template of each layer, as the plan computes it on this rank."""
+    plan = context.plan
+    return layer_templates(
+        context.stack,
+        compiled=plan.compile,
+        tp_rank=groups.tensor_parallel if groups else None,
+        experts=groups.experts if groups else None,
+        loss=plan.loss,
+        attention=plan.attention,
+        z_loss=context.settings.z_loss or 0.0,
+    )

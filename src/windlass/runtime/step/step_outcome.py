@@ -1,0 +1,176 @@
+"""StepOutcome: loss and gradient norm of a step over all ranks, and whether it updates weights."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from windlass.data import TrainingBatches
+from windlass.errors import RunBroken
+from windlass.runtime.distributed.process_groups import DistContext
+from windlass.runtime.expert_load import ExpertLoad
+from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.param_store import ParamStore
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.step.broken_step import BrokenStep
+from windlass.runtime.step.step_inputs import StepInputs
+from windlass.runtime.step.step_state import LossScale, StepState
+
+
+class StepOutcome:
+    """What comes of the passes of a step, the same on all ranks.
+
+    Args:
+        context: the rank's plan, program and device.
+        store: weights and optimizer state.
+        optimizer: takes norms and updates the weights.
+        inputs: what the step takes from the host.
+        batches: provides the samples that an error names.
+        experts: which experts the tokens of the step took.
+        stop: asked at the end of a step of several ranks.
+        dist: the ranks of the run.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        store: ParamStore,
+        optimizer: Optimizer,
+        *,
+        inputs: StepInputs,
+        batches: TrainingBatches,
+        experts: ExpertLoad,
+        stop: Callable[[], bool],
+        dist: DistContext,
+    ) -> None:
+        plan, instructions = context.plan, context.program.instructions
+        self._store, self._optimizer, self._inputs = store, optimizer, inputs
+        self._experts, self._stop, self._dist = experts, stop, dist
+        self._broken = BrokenStep(inputs, batches, plan.batch.micro, context.device.torch_device)
+        self._clips = any(instruction.kind == "grad_norm" for instruction in instructions)
+        scales = plan.precision == "float16"
+        self.loss_scale = LossScale.of(context.settings.loss_scale) if scales else None
+        """What losses are multiplied by in the backward passes; None in other precisions."""
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forgets the outcome of the step before."""
+        self._norm: float | None = None
+        self._loss = math.nan
+        self._clip_divisor: Tensor | None = None
+        self._has_decided = False
+        self.should_stop = False
+        """Whether any rank asked to stop, known to all ranks at the end of the step."""
+
+    def resume_loss_scale(self, saved: LossScale | None) -> None:
+        """Goes on with a saved loss scale, unless the request fixes another or none is used."""
+        if self.loss_scale is not None and saved is not None:
+            self.loss_scale = self.loss_scale.resumed(saved)
+
+    @property
+    def scale(self) -> float:
+        """Factor of the losses in the backward passes."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the targets of the step on all ranks, in nats per token."""
+        return self._loss
+
+    @property
+    def gradient_norm(self) -> float:
+        """2-norm over all gradients of the step, before clipping; NaN for a skipped step."""
+        return math.nan if self._norm is None else self._norm
+
+    def measure(self, state: StepState) -> None:
+        """Sums loss and norm of the step on this rank, which `decide` reads, if it clips."""
+        if self._clips:
+            norm = self._optimizer.combine_norms(self._gradient_norms())
+            state.measured = state.totals([norm], self._inputs.wide_weights)
+
+    def decide(self, state: StepState) -> bool:
+        """Whether the step updates weights, once all its passes are submitted.
+
+        It waits for the device once a step: a broken gradient must not change any weight.
+
+        Raises:
+            RunBroken: a loss or gradient is not finite.
+        """
+        self._has_decided = True
+        if state.measured is None:
+            self._broken.require_finite_losses(state.losses)
+            return True
+        self._reduce(state, state.measured)
+        overflowed = not math.isfinite(self.gradient_norm)
+        if overflowed:
+            self._skip_update(len(state.losses))
+        self._clip_divisor = self._optimizer.numbers.clip_divisor(
+            0.0 if overflowed else self.gradient_norm, scale=self.scale
+        )
+        self._store.finish_backward(self._clip_divisor)
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after_step(overflowed=overflowed)
+        return not overflowed
+
+    def update(self, state: StepState, layer: int) -> None:
+        """Updates the weights of a layer.
+
+        Raises:
+            RunBroken: a loss of a step that does not clip is not finite.
+        """
+        if not self._clips:
+            if not self._has_decided:
+                self.decide(state)
+            weights = self._store.grads_for_norm(layer)
+            state.norms.append(self._optimizer.gradient_norm(weights))
+        self._store.update(layer, self._inputs.step, self._clip_divisor)
+
+    def sync(self, state: StepState) -> None:
+        """Reduces loss and norm over all ranks, unless `decide` has done so."""
+        if self._norm is None:
+            self._reduce(state, state.totals(state.norms, self._inputs.wide_weights))
+
+    def _skip_update(self, micro_batches: int) -> None:
+        """Drops the gradients of a step that overflowed by its loss scale, as all ranks do."""
+        if self.loss_scale is None:
+            layers = range(len(self._store.layers))
+            weights = [weight for i in layers for weight in self._store.grads_for_norm(i)]
+            raise self._broken.gradient_error(weights, self._optimizer, micro_batches)
+        scale = self.loss_scale
+        if scale.is_fixed or scale.scale <= 1:
+            way_out = "lower it or leave it out" if scale.is_fixed else "train in bfloat16"
+            raise RunBroken(
+                f"gradients overflow float16 at step {self._inputs.step} with `train.loss_scale` = "
+                f"{scale.scale:g}; {way_out}"
+            )
+        self._norm = math.nan
+        self._store.drop_gradients()
+
+    def _gradient_norms(self) -> list[Tensor]:
+        """2-norms of parts of all gradients that this rank updates, layer by layer."""
+        offloaded = self._store.offloaded_grad_norms
+        layers = [
+            () if layer in offloaded else self._store.grads_for_norm(layer)
+            for layer in range(len(self._store.layers))
+        ]
+        norms = self._optimizer.gradient_norms_by_layer(layers)
+        return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
+
+    def _reduce(self, state: StepState, totals: Tensor) -> None:
+        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once.
+
+        Args:
+            state: of the step.
+            totals: `StepState.totals` of this rank.
+        """
+        square, loss, all_finite = totals.cpu().tolist()
+        if not all_finite:
+            self._broken.require_finite_losses(state.losses)
+        # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
+        own_loss = 0.0 if self._dist.coord.tensor_rank else loss
+        stop = self._dist.world_size > 1 and self._stop()
+        own_square = square if self._store.counts_in_norm else 0.0
+        local = (own_square, own_loss, float(stop), *self._experts.counts())
+        total, self._loss, stops, *loads = self._dist.all_reduce_sum(local)
+        self._experts.end_step(loads)
+        self._norm, self.should_stop = math.sqrt(total) / self.scale, stops > 0

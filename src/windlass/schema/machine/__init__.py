@@ -1,0 +1,55 @@
+"""Machines: hosts, devices with rates and memory, links, and the software that drives them."""
+
+from windlass.schema.machine.device import Device, Tier
+from windlass.schema.machine.machine import MAX_CONTENTION, ExecutionModel, Link, Machine
+from windlass.schema.machine.provenance import ChosenDefault, Source, source_of
+from windlass.schema.machine.rates import (
+    CACHED_BYTES,
+    AttentionRate,
+    Curve,
+    MatmulRate,
+    MomentRate,
+    OpRate,
+    Point,
+    ProductRate,
+    ProductRole,
+    SparseProductRate,
+    TileRate,
+)
+from windlass.schema.machine.stack import (
+    OWN_STACK,
+    AttentionKernel,
+    Capabilities,
+    Fusion,
+    Stack,
+    StackMemory,
+)
+
+__all__ = [
+    "CACHED_BYTES",
+    "MAX_CONTENTION",
+    "OWN_STACK",
+    "AttentionKernel",
+    "AttentionRate",
+    "Capabilities",
+    "ChosenDefault",
+    "Curve",
+    "Device",
+    "ExecutionModel",
+    "Fusion",
+    "Link",
+    "Machine",
+    "MatmulRate",
+    "MomentRate",
+    "OpRate",
+    "Point",
+    "ProductRate",
+    "ProductRole",
+    "Source",
+    "SparseProductRate",
+    "Stack",
+    "StackMemory",
+    "Tier",
+    "TileRate",
+    "source_of",
+]
