@@ -4,7 +4,7 @@ import pytest
 
 from factories import catalog_graph
 from windlass.program.attention_costs import AttentionSizes, tile_shares, with_attention
-from windlass.schema.attention_tiles import attention_tiles
+from windlass.schema.attention_tiling import attention_tiles
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.backward_reach import BackwardReach
 from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
-from windlass.runtime.step.step_outcome import StepOutcome
 from windlass.runtime.step.step_state import StepState
+from windlass.runtime.step_outcome import StepOutcome
 
 _COMPILED_KINDS = ("load_batch", "forward", "recompute", "backward")
 """Instruction kinds that `warm_up` runs."""

@@ -10,18 +10,21 @@ from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
+from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.offload.activations import ActivationOffloader
-from windlass.runtime.offload.transfer_queue import transfer_queue_for
+from windlass.runtime.offload.offloaded_store import OffloadedStore
+from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
+from windlass.runtime.offload.transfer_queue import TransferQueue, transfer_queue_for
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import mask_updates
 from windlass.runtime.step_graph import StepGraph
-from windlass.runtime.store_choice import store_for
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 
 
@@ -56,7 +59,7 @@ class RankParts:
             context, batches.batch, self._templates, save_layer=self._save_layer,
             rank=self.dist.rank, world_size=self.dist.world_size,
         )  # fmt: skip
-        self.store = store_for(
+        self.store = _store_for(
             context, optimizer, queue=self.queue, groups=self.groups,
             before_update=self.checkpoints.wait_for,
         )  # fmt: skip
@@ -155,3 +158,22 @@ def _templates_for(context: RankContext, groups: ProcessGroups | None) -> tuple[
         attention=plan.attention,
         z_loss=context.settings.z_loss or 0.0,
     )
+
+
+def _store_for(
+    context: RankContext,
+    optimizer: Optimizer,
+    *,
+    queue: TransferQueue | None,
+    groups: ProcessGroups | None,
+    before_update: Callable[[int], None],
+) -> ParamStore:
+    """The store that the plan asks for: in memory, offloaded, sharded, or sharded and offloaded."""
+    offloaded = context.plan.is_offloaded("optimizer")
+    if queue is not None and offloaded and groups:
+        return ShardedOffloadedStore(context, optimizer, queue, groups, before_update=before_update)
+    if queue is not None and offloaded:
+        return OffloadedStore(context, optimizer, queue, before_update=before_update)
+    if groups:
+        return ShardedStore(context, optimizer, groups, before_update=before_update)
+    return InMemoryStore(context, optimizer, before_update=before_update)

@@ -46,7 +46,7 @@ from windlass.schema.answers.verification import (
     QuantityComparison,
     VerificationResult,
 )
-from windlass.schema.attention_tiles import attention_tiles
+from windlass.schema.attention_tiling import attention_tiles
 from windlass.schema.data_request import DataRequest
 from windlass.schema.example_shape import ExampleShape
 from windlass.schema.fact_table import fact_table_html
