@@ -22,11 +22,12 @@ from windlass.errors import PlanError, RunBroken, WindlassError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, latest_checkpoint
-from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step import step_state
 from windlass.runtime.step.step_inputs import StepInputs
+from windlass.runtime.step.step_state import StepState
+from windlass.runtime.step_outcome import StepOutcome
 from windlass.runtime.train import TimelineRecorder, train_loop
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Plan, Stage
@@ -200,15 +201,15 @@ def test_an_overflowed_step_is_skipped_before_and_after_recording(run: Runs):
 
 @pytest.mark.slow
 def test_updates_that_are_replayed_although_a_gradient_overflowed_are_noticed(run: Runs):
-    decide = ComputeHandlers.decide
+    decide = StepOutcome.decide
 
-    def always(self: ComputeHandlers) -> bool:
-        decide(self)
+    def always(self: StepOutcome, state: StepState) -> bool:
+        decide(self, state)
         return True
 
     with (
         patch.object(step_state, "_CLEAN_STEPS", 1),
-        patch.object(ComputeHandlers, "decide", always),
+        patch.object(StepOutcome, "decide", always),
         pytest.raises(RunBroken, match="the loss is nan"),
     ):
         run(OVERFLOWS, BY_NAME["late"], recorded=True)

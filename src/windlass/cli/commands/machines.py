@@ -7,7 +7,7 @@ from cyclopts import App
 
 from windlass import api
 from windlass.cli.commands.compare import compare
-from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.console import ProgressBars, console, print_json, print_line
 from windlass.cli.flags import AsJson
 from windlass.hardware import Question, StatedNumber, stated_numbers
 from windlass.models import model_config, model_names, resnet_config
@@ -116,27 +116,29 @@ app.command(compare, name="compare", sort_key=4)
 
 def models() -> None:
     """List the models that can be named."""
-    for name in model_names():
-        if (images := resnet_config(name)) is not None:
-            shape = " x ".join(map(str, images.image))
-            console.print(
-                f"{name:<14} {images.layers:>3} blocks up to {images.widths[-1]:>5}, images of "
-                f"{shape}, {images.classes} classes"
-            )
-            continue
-        config = model_config(name)
-        if config.image is not None:
-            shape = " x ".join(map(str, config.image))
-            console.print(
-                f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} "
-                f"heads, images of {shape}, {config.vocabulary} classes"
-            )
-            continue
-        console.print(
-            f"{name:<14} {config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads, "
-            f"vocabulary {config.vocabulary:>6}, sequence {config.sequence}"
-        )
-    console.print("or your own `file.py:function`, which returns an `nn.Sequential` of layers")
+    names = model_names()
+    longest = max(map(len, names))
+    for name in names:
+        print_line(f"{name:<{longest}} {_shape_of(name)}")
+    print_line("or `hf:DIR`, a Hugging Face folder")
+    print_line(
+        "or your own `file.py:function`, which returns an `nn.Module` with one list of blocks"
+    )
+
+
+def _shape_of(name: str) -> str:
+    """The sizes of a model of the catalog, in columns."""
+    if (images := resnet_config(name)) is not None:
+        shape = " x ".join(map(str, images.image))
+        blocks = f"{images.layers:>3} blocks up to {images.widths[-1]:>5}"
+        return f"{blocks}, images of {shape}, {images.classes} classes"
+    config = model_config(name)
+    size = f"{config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads"
+    if config.image is not None:
+        shape = " x ".join(map(str, config.image))
+        return f"{size}, images of {shape}, {config.vocabulary} classes"
+    experts = f", {config.experts.count} experts" if config.experts else ""
+    return f"{size}, vocabulary {config.vocabulary:>6}, sequence {config.sequence:>6}{experts}"
 
 
 def probe() -> None:

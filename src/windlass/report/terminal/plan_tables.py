@@ -130,8 +130,8 @@ def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) 
         runners_up: plan, its prediction if there is one, and the reason in words.
     """
     table = Table(
-        box=box.SIMPLE_HEAD, title="runners-up, all numbers predicted", title_justify="left",
-        title_style="bold", pad_edge=False,
+        box=box.SIMPLE_HEAD, title="runners-up, all numbers predicted, slower over the whole run",
+        title_justify="left", title_style="bold", pad_edge=False,
     )  # fmt: skip
     table.add_column("plan")
     table.add_column("step", justify="right", no_wrap=True)
@@ -187,7 +187,7 @@ def _shares(name: str, parts: Mapping[str, float], show: Callable[[float], str])
     table.add_column(width=_PART_CELLS, no_wrap=True)
     table.add_column(justify="right", width=9, no_wrap=True)
     table.add_column(justify="right", width=5)
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()  # of all, it alone gives way on a narrow terminal
     total = sum(parts.values()) or 1.0
     large = {part: size for part, size in parts.items() if size >= _SMALLEST_SHARE * total}
     small = {part: size for part, size in parts.items() if 0 < size < _SMALLEST_SHARE * total}

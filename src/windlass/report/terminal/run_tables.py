@@ -125,7 +125,7 @@ def _ranks(record: RunRecord) -> Iterator[RenderableType]:
     table.add_column("position")
     for name in ("busy", "waiting", "peak memory"):
         table.add_column(name, justify="right")
-    table.add_column("busy share of the step", style="cyan", no_wrap=True)
+    table.add_column("busy share of the step")
     for time in times[:_RANK_LINES]:
         step_seconds = time.busy_seconds + time.waiting_seconds
         table.add_row(

@@ -1,8 +1,9 @@
-"""Parts of several tables: tables of facts, tables with a title, and a bar of block characters."""
+"""Parts of several tables: tables of facts, tables with a title, and a bar."""
 
 from collections.abc import Callable
 
 from rich import box
+from rich.bar import Bar
 from rich.table import Table
 
 OUTSIDE_STYLE = "bold red"
@@ -13,7 +14,6 @@ STATE_COLOURS = {
 }  # fmt: skip
 """Style of each `RunState`."""
 _BAR_CELLS = 20
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def fact_table() -> Table:
@@ -41,7 +41,6 @@ def titled_table(title: str, *columns: str, stays_whole: Callable[[str], bool]) 
     return table
 
 
-def bar(share: float, cells: int = _BAR_CELLS) -> str:
-    """A bar of block characters, exact to an eighth of a cell."""
-    eighths = round(max(0.0, min(1.0, share)) * cells * 8)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+def bar(share: float) -> Bar:
+    """A bar of block characters that is narrower where a terminal is."""
+    return Bar(1.0, 0.0, max(0.0, min(1.0, share)), width=_BAR_CELLS, color="cyan")
