@@ -121,9 +121,7 @@ def models() -> None:
     for name in names:
         print_line(f"{name:<{longest}} {_shape_of(name)}")
     print_line("or `hf:DIR`, a Hugging Face folder")
-    print_line(
-        "or your own `file.py:function`, which returns an `nn.Module` with one list of blocks"
-    )
+    print_line("or your own `file.py:function`, which returns an `nn.Module`")
 
 
 def _shape_of(name: str) -> str:
