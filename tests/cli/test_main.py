@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from io import StringIO
@@ -40,7 +41,10 @@ def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) ->
         (("fit", "gpt-tiny", "--memory", "0"), "greater than 0"),
         (("show", "nothing"), "no run"),
         (("resume", "nothing"), "no run"),
-        (("frobnicate",), "frobnicate"),
+        (("frobnicate",), "unknown command `frobnicate`; `windlass --help` lists all"),
+        (("compare", "a", "b"), "did you mean `diff` or `machines compare`?"),
+        (("machines", "lst"), "`lst` is too much for `windlass machines`; did you mean `list`?"),
+        (("show", "last", "a", "b"), "`a` and 1 more are too much for `windlass show`"),
         (("train", "gpt-tiny", "--stepz", "3"), "--stepz"),
     ],
 )
@@ -172,3 +176,28 @@ def test_a_default_batch_that_does_not_fit_is_lowered_and_says_so(windlass: Wind
     assert done.returncode == 0
     assert "train.batch=4 (the usual 16 does not fit)" in " ".join(done.stdout.split())
     assert windlass("fit", *words, "train.batch=16").returncode == 1
+
+
+def piped(words: str, reader: str, surroundings: dict[str, str], folder: Path) -> tuple[int, str]:
+    """Exit code and stderr of a command whose output goes to another program."""
+    command = f"{shlex.quote(sys.executable)} -m windlass {words} | {reader}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=folder, env=surroundings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(surroundings: dict[str, str], tmp_path: Path) -> None:
+    assert piped("models", "true", surroundings, tmp_path) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_run_whose_reader_ends_stops_with_a_checkpoint(
+    surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = "train gpt-tiny model.layers=1 train.sequence=16 train.batch=2 train.steps=2000"
+    code, told = piped(words, "grep -m 1 '^step 1/'", surroundings, tmp_path)
+    assert (code, "Traceback" in told) == (130, False)
+    assert "stopped after step" in told
+    assert list(tmp_path.glob("runs/*/checkpoints/step-*"))

@@ -37,12 +37,22 @@ _MAX_CELL = 22
 """Most columns of a cell of words between the first and the last."""
 
 
+class _PipedConsole(Console):
+    """A console that lets its caller know that nobody reads its output any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Prints nothing from now on, not even what is left when Python ends."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BrokenPipeError
+
+
 def _console(*, stderr: bool) -> Console:
     """A console as wide as its terminal, but at most 100 columns; 100 in a pipe or file.
 
     It prints square brackets as they are, because names may contain them.
     """
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = _PipedConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
     has_width = console.is_terminal or "COLUMNS" in os.environ
     if console.width > _WIDTH or not has_width:
         console.width = _WIDTH

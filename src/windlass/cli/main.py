@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 
 from windlass.atomic_files import cache_folder
 from windlass.cli.console import error_console, print_error
+from windlass.cli.usage_errors import describe_usage_error
 from windlass.errors import RequestError, WindlassError, is_text, shorten
 
 app = App(
@@ -104,7 +105,7 @@ def main(tokens: list[str] | None = None) -> None:
         print_error(str(error))
         sys.exit(error.exit_code)
     except CycloptsError as error:
-        print_error(str(error))
+        print_error(describe_usage_error(error))
         sys.exit(2)
     except KeyboardInterrupt:
         print_error("interrupted")

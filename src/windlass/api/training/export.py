@@ -11,7 +11,7 @@ from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run_files import planned_from_record
-from windlass.errors import CheckpointError, RequestError
+from windlass.errors import CheckpointError, RequestError, did_you_mean
 from windlass.models import (
     ResNetConfig,
     TransformerConfig,
@@ -115,7 +115,11 @@ class _Target(NamedTuple):
 
 
 def _target(to: str, run: Path, step: int) -> _Target:
-    """What `--to` names: a format, a format and a place, or a safetensors file."""
+    """What `--to` names: a format, a format and a place, or a safetensors file.
+
+    Raises:
+        RequestError: no format has that name.
+    """
     name, colon, place = to.partition(":")
     if name == "hf" and (place or not colon):
         return _Target("hf", Path(place).expanduser() if place else run / f"hf-step-{step}")
@@ -123,6 +127,11 @@ def _target(to: str, run: Path, step: int) -> _Target:
         return _Target("peft", Path(place).expanduser() if place else run / f"peft-step-{step}")
     if name == "gguf" and (place or not colon):
         return _Target("gguf", Path(place).expanduser() if place else run / f"step-{step}.gguf")
+    if colon and name.isalnum() and "/" not in to:
+        raise RequestError(
+            f"`--to {to}`: no format `{name}`{did_you_mean(name, ('hf', 'gguf', 'peft'))}; write "
+            f"`hf:DIR`, `gguf:FILE` or `peft:DIR`, or `./{to}` for a file of that name"
+        )
     return _Target("safetensors", Path(to))
 
 

@@ -148,7 +148,8 @@ def show_run(run: api.Run, root: Path) -> None:
     earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     print_notes(run.notes)
-    print_predicted_plan(planned)
+    with _stop_without_reader():
+        print_predicted_plan(planned)
     model, steps = planned.request.model.name, planned.request.train.steps
     view = TrainingView(model, steps, planned.prediction, earlier)
     try:
@@ -188,9 +189,11 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
         every = max(1, last // _PRINTED_LINES)
         for step in _steps(run, view):
             view.update(step)
-            if step.step % every == 0 or step.step in (1, last):
-                console.print(view.line(), soft_wrap=True)
-            _print_known(judge.observe(step))
+            verdict = judge.observe(step)
+            with _stop_without_reader():
+                if step.step % every == 0 or step.step in (1, last):
+                    console.print(view.line(), soft_wrap=True)
+                _print_known(verdict)
     except RunInterrupted as error:
         message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
         raise RunInterrupted(message) from None
@@ -225,6 +228,15 @@ def _print_known(verdict: Verdict | None) -> None:
     """Prints a new verdict, unless too little is known to say anything."""
     if verdict is not None and verdict.level != "unknown":
         print_verdict(verdict)
+
+
+@contextmanager
+def _stop_without_reader() -> Iterator[None]:
+    """Ends a run as SIGTERM does, with a checkpoint, if nobody reads its output any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

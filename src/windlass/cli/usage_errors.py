@@ -1,0 +1,37 @@
+"""Messages for words that no command takes, where cyclopts's own say too little."""
+
+from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
+
+from windlass.errors import did_you_mean, did_you_mean_any, shorten
+
+_OTHER_WORDS = {
+    "compare": ("diff", "machines compare"),
+    "eval": ("evaluate",),
+    "generate": ("sample",),
+    "chat": ("sample",),
+    "finetune": ("train",),
+    "fine-tune": ("train",),
+    "continue": ("resume",),
+    "list": ("runs",),
+    "ls": ("runs",),
+    "info": ("show",),
+    "verify": ("check",),
+    "search": ("sweep",),
+    "ui": ("serve",),
+}
+"""Words by which other tools call what a command does."""
+
+
+def describe_usage_error(error: CycloptsError) -> str:
+    """What is wrong with a command line, with the nearest word and the help that lists all."""
+    if not isinstance(error, UnknownCommandError | UnusedCliTokensError) or not error.unused_tokens:
+        return str(error)
+    word, *more = error.unused_tokens
+    chain = " ".join(("windlass", *(error.command_chain or ())))
+    known = [name for name in (error.app or ()) if not name.startswith("-")]
+    hint = did_you_mean_any(_OTHER_WORDS.get(word, ())) if chain == "windlass" else ""
+    hint = hint or did_you_mean(word, known)
+    if isinstance(error, UnknownCommandError):
+        return f"unknown command `{shorten(word)}`{hint}; `{chain} --help` lists all"
+    words = f"`{shorten(word)}` and {len(more)} more are" if more else f"`{shorten(word)}` is"
+    return f"{words} too much for `{chain}`{hint}; `{chain} --help` says what it takes"
