@@ -1,7 +1,9 @@
 """Measures the rates of matrix products on this device."""
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -40,6 +42,7 @@ _FEW_SHAPES = ((64, 192, 192), (128, 192, 192), (256, 192, 192), (256, 320, 320)
 """In a precision that the processor converts, which takes up to a hundred times as long."""
 
 _TRIAL_SHAPE = (256, 512, 512)
+_TRIALS = 8
 _CONVERTED = 3.0
 """How many times as long as in float32 a product takes at least in a converted precision."""
 
@@ -69,9 +72,16 @@ def converted_precisions(device: torch.device) -> frozenset[Precision]:
     """
     if device.type != "cpu":
         return frozenset()
-    watch = Stopwatch(device, budget_seconds=0.0)
-    rate = {each: _measure_product(*_TRIAL_SHAPE, each, watch).rate for each in DTYPES}
-    return frozenset(each for each in DTYPES if rate["float32"] > _CONVERTED * rate[each])
+    m, n, k = _TRIAL_SHAPE
+    least = dict.fromkeys(DTYPES, inf)
+    # The first product of a process loads the library and others may disturb some; the shortest of
+    # several in turn says what the processor can do.
+    for precision in (*DTYPES,) * _TRIALS:
+        x, weight = (torch.ones(size, dtype=DTYPES[precision]) for size in ((m, k), (k, n)))
+        start = time.perf_counter()
+        torch.mm(x, weight)
+        least[precision] = min(least[precision], time.perf_counter() - start)
+    return frozenset(each for each in DTYPES if least[each] > _CONVERTED * least["float32"])
 
 
 def matmul_rates(
