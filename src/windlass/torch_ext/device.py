@@ -75,6 +75,10 @@ class Device:
         """
         return None
 
+    def has_tf32(self) -> bool:
+        """Whether matrix products of float32 can round their factors to TF32."""
+        return False
+
     def activate(self) -> None:
         """Makes it the current device of this thread.
 

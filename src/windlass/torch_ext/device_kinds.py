@@ -107,6 +107,11 @@ class CudaDevice(Device):
             return None
         return tuple(index for index in visible if isinstance(index, int))
 
+    def has_tf32(self) -> bool:
+        """Whether it has, which NVIDIA's have since Ampere."""
+        with torch.cuda.device(self.torch_device):
+            return bool(torch.cuda.is_tf32_supported())
+
     def register_host_memory(self, buffer: Tensor) -> None:
         """Pins host memory, as it is; torch's own pinned memory is rounded to a power of two."""
         code = self._runtime().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)

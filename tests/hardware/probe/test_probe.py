@@ -32,6 +32,7 @@ from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.graph import Precision
+from windlass.torch_ext import device_for
 
 
 @pytest.fixture
@@ -72,7 +73,17 @@ def test_precisions_that_clearly_take_longer_than_float32_are_converted_and_no_q
         # Between the two a busy machine decides.
         if not 1.5 < times < 6:
             assert (precision in converted) == (times >= 6), times
+    assert "tf32" not in converted
     assert not converted_precisions(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+def test_a_gpu_has_a_rate_in_each_precision_that_its_kernels_have(tmp_path: Path):
+    device = probe_machine(None, tmp_path).device
+    precisions = {"float32", "bfloat16"} | ({"tf32"} if device_for("cuda:0").has_tf32() else set())
+    assert {rate.precision for rate in device.matmul} == precisions
+    assert not device_for("cpu").has_tf32()
 
 
 def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):

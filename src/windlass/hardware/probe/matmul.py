@@ -23,7 +23,8 @@ from windlass.schema import (
 )
 
 DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }  # fmt: skip
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")

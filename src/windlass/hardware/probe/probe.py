@@ -56,6 +56,7 @@ from windlass.torch_ext import (
     accelerator_device,
     device_for,
     install_allocator,
+    numerics,
 )
 
 _BUDGET_SECONDS = 0.015
@@ -147,10 +148,10 @@ def _measure_twice(
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
     speed_checks = [speed_check_seconds(kind)]
-    _measure_device(bar, compile_costs, watch, converted)
+    _measure_device(bar, compile_costs, watch, measured, converted)
     speed_checks.append(speed_check_seconds(kind))
     watch.start_second_round()
-    device = _measure_device(bar, compile_costs, watch, converted)
+    device = _measure_device(bar, compile_costs, watch, measured, converted)
     speed_checks.append(speed_check_seconds(kind))
     share = contention.take_share() or 0.0
     contention.close()
@@ -183,8 +184,19 @@ class _Bar:
             self._progress(f"measuring {self._label}", self._done, _MEASUREMENTS)
 
 
+def _requested_precisions(device: TorchDevice) -> tuple[Precision, ...]:
+    """Precisions that only a request asks for; an accelerator's float16 has bfloat16's rates."""
+    if not device.is_asynchronous:
+        return ("float16",)
+    return ("tf32",) if device.has_tf32() else ()
+
+
 def _measure_device(
-    bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch, converted: frozenset[Precision]
+    bar: _Bar,
+    compile_costs: CompileCosts,
+    watch: Stopwatch,
+    measured: TorchDevice,
+    converted: frozenset[Precision],
 ) -> Device:
     """The device with its measured rates and without its tiers.
 
@@ -192,9 +204,10 @@ def _measure_device(
         bar: reports each measurement.
         compile_costs: what a fresh process measured.
         watch: times the work.
+        measured: the device.
         converted: precisions that the processor has no products for.
     """
-    kind = watch.device.type
+    kind = measured.kind
     on_cpu = kind == "cpu"
     rates: list[MatmulRate] = []
     ops: list[OpRate] = []
@@ -209,16 +222,18 @@ def _measure_device(
                 sparse = sparse_product_rates(precision, watch, bar.step)
                 rate = rate.model_copy(update={"sparse_products": sparse})
             if (compiled_speed := compile_costs.attention.get(precision)) is not None:
-                measured = rate.attention_rates
-                compiled = compiled_rates(measured, compiled_speed)
-                rate = rate.model_copy(update={"attention_rates": (*measured, *compiled)})
+                plain = rate.attention_rates
+                compiled = compiled_rates(plain, compiled_speed)
+                rate = rate.model_copy(update={"attention_rates": (*plain, *compiled)})
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
-        if on_cpu:
-            bar.label("products in float16")
-            is_converted = "float16" in converted
-            rates.append(matmul_rates("float16", watch, bar.step, is_converted=is_converted))
+        for precision in _requested_precisions(measured):
+            bar.label(f"products in {precision}")
+            is_converted = precision in converted
+            with numerics(measured, deterministic=False, tf32=precision == "tf32"):
+                rate = matmul_rates(precision, watch, bar.step, is_converted=is_converted)
+            rates.append(rate)
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
         return Device(
