@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from report.made_runs import make_record
 from report.rendering import render
 from windlass.record import Catalog, RunRow, annotate
@@ -25,6 +27,19 @@ def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., RunRecord]):
     lines = render(runs_table(rows(run.folder.parent), NOW)).splitlines()
     assert max(map(len, lines)) <= 80
     assert all("gpt-tiny" in line for line in lines[-4:-1])
+
+
+@pytest.mark.parametrize(("width", "kept"), [(80, ("held out", "step")), (60, ("step",)), (44, ())])
+def test_a_narrow_list_leaves_numbers_out_and_cuts_none(
+    tmp_path: Path, width: int, kept: tuple[str, ...]
+):
+    make_record(tmp_path, count=20)
+    (row,) = rows(tmp_path)
+    lines = render(runs_table([replace(row, state="interrupted")], NOW), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    for name in ("run", "model", "state", "loss", *kept):
+        assert name in lines[1]
 
 
 def test_the_list_of_runs_says_what_differs_among_them(tmp_path: Path):

@@ -18,6 +18,13 @@ _DIFFERENCE_CELLS = 18
 _MOST_LINES = 2
 """Lines that what differs may take in a column of the list; what is longer stands below."""
 _ABSENT = "–"
+_WIDEST = 200
+"""More columns than the list takes beyond any that it is cut to."""
+_MODEL_CELLS = 8
+"""Columns that a model's name keeps where there is little room."""
+_NUMBERS = ("step", "loss", "held out", "step time", "ratio", "ago")
+_LEAST_NEEDED = ("ratio", "step time", "ago", "held out", "step")
+"""Numbers that a narrow terminal leaves out, the first first."""
 
 
 def runs_table(runs: Sequence[RunRow], now: float) -> RenderableType:
@@ -44,11 +51,12 @@ class _RunsTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the table."""
-        table = self._table(with_differences=False)
+        numbers = self._numbers(console, options)
+        table = self._table(numbers, with_differences=False)
         room = options.max_width - console.measure(table).maximum
         longest = max(map(len, self._differences), default=0)
         is_wide = room >= max(_DIFFERENCE_CELLS, longest / _MOST_LINES)
-        yield self._table(with_differences=True) if is_wide and longest else table
+        yield self._table(numbers, with_differences=True) if is_wide and longest else table
         if longest and not is_wide:
             below = fact_table()
             for run, words in zip(self._runs, self._differences, strict=True):
@@ -56,31 +64,48 @@ class _RunsTable:
             yield Text("what differs", style="bold")
             yield below
 
-    def _table(self, *, with_differences: bool) -> Table:
+    def _numbers(self, console: Console, options: ConsoleOptions) -> tuple[str, ...]:
+        """The numbers for which there is room without cutting any."""
+        longest_model = max((len(run.model) for run in self._runs), default=0)
+        room = options.max_width + max(0, longest_model - _MODEL_CELLS)
+        # A table is measured as no wider than its console, so that one must be wide enough.
+        wide = options.update(width=room + _WIDEST)
+        numbers = _NUMBERS
+        for least in _LEAST_NEEDED:
+            table = self._table(numbers, with_differences=False)
+            if console.measure(table, options=wide).maximum <= room:
+                break
+            numbers = tuple(name for name in numbers if name != least)
+        return numbers
+
+    def _table(self, numbers: Sequence[str], *, with_differences: bool) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", no_wrap=True)
-        table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
+        table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=_MODEL_CELLS)
         table.add_column("state", no_wrap=True)
-        for name in ("step", "loss", "held out", "step time", "ratio", "ago"):
+        for name in numbers:
             table.add_column(name, justify="right", no_wrap=True)
         if with_differences:
             table.add_column("what differs", overflow="fold", min_width=_DIFFERENCE_CELLS)
         for run, words in zip(self._runs, self._differences, strict=True):
-            table.add_row(*self._cells(run), *([Text(words)] if with_differences else []))
+            cells = self._cells(run)
+            table.add_row(
+                run.short_id, Text(run.model), Text(run.state, style=STATE_COLOURS[run.state]),
+                *(cells[name] for name in numbers), *([Text(words)] if with_differences else []),
+            )  # fmt: skip
         return table
 
-    def _cells(self, run: RunRow) -> Iterator[str | Text]:
-        steps = f"/{run.steps}" if run.steps else ""
-        yield run.short_id
-        yield Text(run.model)
-        yield Text(run.state, style=STATE_COLOURS[run.state])
-        yield f"{run.step}{steps}"
-        yield _loss(run.loss) if run.step else _ABSENT
-        yield _ABSENT if run.held_out_loss is None else _loss(run.held_out_loss)
-        yield _ABSENT if run.seconds is None else format_seconds(run.seconds)
+    def _cells(self, run: RunRow) -> dict[str, str | Text]:
+        """Each of the numbers of a run."""
         ratio = _ABSENT if run.ratio is None else f"{run.ratio:.2f} ×"
-        yield Text(ratio, style=OUTSIDE_STYLE if run.outside_interval else "")
-        yield _ABSENT if run.started is None else _ago(self._now - run.started)
+        return {
+            "step": f"{run.step}/{run.steps}" if run.steps else str(run.step),
+            "loss": _loss(run.loss) if run.step else _ABSENT,
+            "held out": _ABSENT if run.held_out_loss is None else _loss(run.held_out_loss),
+            "step time": _ABSENT if run.seconds is None else format_seconds(run.seconds),
+            "ratio": Text(ratio, style=OUTSIDE_STYLE if run.outside_interval else ""),
+            "ago": _ABSENT if run.started is None else _ago(self._now - run.started),
+        }
 
 
 def _marks(run: RunRow) -> Iterator[str]:
