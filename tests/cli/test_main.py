@@ -14,7 +14,7 @@ from rich.console import Console
 
 from command_line import Windlass
 from windlass.cli import console as output
-from windlass.cli.main import main
+from windlass.cli.main import app, main
 
 TOO_LARGE = ("gpt-tiny", "model.layers=1", "model.vocabulary=257", "--memory", "1MiB")
 """A small model and less memory than any plan of it needs."""
@@ -176,6 +176,14 @@ def test_a_default_batch_that_does_not_fit_is_lowered_and_says_so(windlass: Wind
     assert done.returncode == 0
     assert "train.batch=4 (the usual 16 does not fit)" in " ".join(done.stdout.split())
     assert windlass("fit", *words, "train.batch=16").returncode == 1
+
+
+def test_every_command_has_a_row_in_the_documentation() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
+    rows = "".join(line for line in page.read_text().splitlines() if line.startswith("| `"))
+    shown = {name for name in app if not name.startswith("-") and app[name].show}
+    assert len(shown) > 30
+    assert {name for name in shown if not re.search(rf"`(windlass )?{name}\b", rows)} == set()
 
 
 def piped(words: str, reader: str, surroundings: dict[str, str], folder: Path) -> tuple[int, str]:

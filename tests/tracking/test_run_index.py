@@ -19,7 +19,10 @@ def test_a_run_is_found_by_path_name_id_their_beginnings_and_last(tmp_path: Path
         run.end("finished")
         for text in (str(run.path), run.path.name, run.id, run.id[-6:], run.path.name[:-1]):
             assert find_run(tmp_path, text) == run.path
-    assert find_run(tmp_path, "last") == second.path
+    assert find_run(tmp_path, "last") == find_run(tmp_path, "last~0") == second.path
+    assert find_run(tmp_path, "last~1") == first.path
+    with pytest.raises(RecordError, match=r"`last~2` of 2 runs in .*; the first one is `last~1`"):
+        find_run(tmp_path, "last~2")
 
 
 def test_a_query_that_matches_several_runs_names_them(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Finds a run by its name, and tells its state."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
@@ -18,7 +19,8 @@ from windlass.tracking.run_folder import (
 )
 
 LAST = "last"
-"""Names the newest run."""
+"""Names the newest run; `last~1` the one before it, in the words of git."""
+_BEFORE_LAST = re.compile(rf"{LAST}(?:~(\d{{1,9}}))?")
 _MAX_NAMES = 5
 
 
@@ -42,7 +44,8 @@ def find_run(root: Path, query: str) -> Path:
 
     Args:
         root: the folder that holds the runs.
-        query: a path, a folder's name, the beginning of an id or of its short end, or `last`.
+        query: a path, a folder's name, the beginning of an id or of its short end, `last`, or
+            `last~2` for the second run before the last one.
 
     Raises:
         RecordError: no run matches, more than one does, or the one that does has another format.
@@ -52,8 +55,9 @@ def find_run(root: Path, query: str) -> Path:
         return Path(query)
     folders = tuple(_folders(root))
     ids = {folder: read_run_id(folder) for folder in folders if _is_readable(folder)}
-    if query == LAST and ids:
-        return max(ids, key=lambda folder: ids[folder])
+    before = _BEFORE_LAST.fullmatch(query)
+    if before is not None and ids:
+        return _run_before_last(root, ids, int(before[1] or 0))
     exact = [folder for folder in ids if query in (folder.name, ids[folder])]
     matches = exact or [folder for folder in ids if _matches(query, folder.name, ids[folder])]
     if len(matches) == 1:
@@ -64,6 +68,21 @@ def find_run(root: Path, query: str) -> Path:
         raise _no_match(root, query, folders, ids)
     names = ", ".join(f"`{folder.name}`" for folder in sorted(matches)[-_MAX_NAMES:])
     raise RecordError(f"`{query}` means {len(matches)} runs: {names}; write more of the name")
+
+
+def _run_before_last(root: Path, ids: Mapping[Path, str], count: int) -> Path:
+    """The run that so many others came after.
+
+    Raises:
+        RecordError: there are fewer runs.
+    """
+    if count >= len(ids):
+        raise RecordError(
+            f"`{LAST}~{count}` of {len(ids)} runs in `{root}`; the first one is "
+            f"`{LAST}~{len(ids) - 1}`, and `windlass runs` lists them"
+        )
+    # Ids begin with the time of the start.
+    return sorted(ids, key=lambda folder: ids[folder])[-1 - count]
 
 
 def run_state(folder: Path, journals: Sequence[Journal]) -> RunState:
