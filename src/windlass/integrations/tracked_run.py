@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-import numpy as np
-
 from windlass.document import Document
 from windlass.errors import (
     InputErrors,
@@ -25,7 +23,8 @@ from windlass.errors import (
     is_text,
     shorten,
 )
-from windlass.integrations.device_values import WaitingRow, record_copies, start_copy
+from windlass.integrations.device_values import WaitingRow, record_copies
+from windlass.integrations.logged_values import read_values, require_step
 from windlass.integrations.portable_run import clean_text, flat_config
 from windlass.integrations.rank_meeting import (
     RunPlace,
@@ -57,14 +56,11 @@ from windlass.tracking import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
-    from windlass.integrations.device_values import Arriving
+    pass
 
 ORIGIN = "init"
 """Field `origin` in the opening event of such runs."""
 _logger = logging.getLogger("windlass")
-_STEPS = 2**63
 _MAX_NAME_SETS = 60_000
 """Sets of names that one run may log; a journal numbers them with 16 bits."""
 
@@ -209,26 +205,12 @@ class TrackedRun:
         """
         if self._is_finished or os.getpid() != self._process:
             raise self._closed()
-        step = self._step + 1 if step is None else _require_step(step)
-        numbers: dict[str, Arriving] = {}
-        refused: list[str] = []
-        devices: set[torch.device] = set()
-        for name, value in values.items():
-            if type(value) is float:
-                numbers[name] = value
-                continue
-            for key, item in _flat_values(name, value):
-                try:
-                    number = _number(key, item)
-                except RequestError as error:
-                    refused.append(str(error))
-                    continue
-                numbers[key] = number
-                if not isinstance(number, float):
-                    devices.add(cast("torch.Tensor", item).device)
+        step = self._step + 1 if step is None else require_step(step)
+        logged = read_values(values)
+        numbers, devices = logged.numbers, logged.devices
         names = tuple(numbers)
-        if refused or names not in self._names:
-            self._require_names(names, refused)
+        if logged.refused or names not in self._names:
+            self._require_names(names, logged.refused)
         self._step = step
         if not devices and not self._waiting:
             self._append(step, cast(Mapping[str, float], numbers), None)
@@ -352,42 +334,3 @@ def _state_after(error: BaseException | None) -> RunState:
         return "interrupted"
     ended = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
     return "finished" if ended else "broken"
-
-
-def _require_step(step: object) -> int:
-    """The number of a step.
-
-    Raises:
-        RequestError: it is no integer of 64 bits.
-    """
-    if isinstance(step, int | np.integer) and -_STEPS <= step < _STEPS:
-        return int(step)
-    raise RequestError(f"step {shorten(repr(step))} is no integer of 64 bits; count steps from 1")
-
-
-def _flat_values(name: str, value: object) -> Sequence[tuple[str, object]]:
-    if not isinstance(value, Mapping):
-        return ((name, value),)
-    return [pair for key, item in value.items() for pair in _flat_values(f"{name}.{key}", item)]
-
-
-def _number(name: str, value: object) -> "Arriving":
-    """The number to record of a value.
-
-    Raises:
-        RequestError: it is none.
-    """
-    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
-        try:
-            return float(value)
-        except OverflowError:
-            raise RequestError(f"`{shorten(name)}` is too large for a number of 64 bits") from None
-    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
-        return float(value.item())
-    number = start_copy(shorten(str(name)), value)
-    if number is None:
-        raise RequestError(
-            f"`{shorten(str(name))}` is {shorten(repr(value))}, a {type(value).__name__}; log "
-            "numbers, and put the rest into `config` or `notes`"
-        )
-    return number

@@ -34,16 +34,11 @@ from windlass.cost import (
 from windlass.planner.result import EvaluatedPlan
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
-from windlass.planner.search.least_recompute import (
-    LeastRecompute,
-    StageBytes,
-    fits_tiers,
-    most_sharing,
-    with_least_recompute,
-)
+from windlass.planner.search.least_recompute import fits_tiers, most_sharing
+from windlass.planner.search.memory_fit import MemoryFit
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
-from windlass.schema import DEVICE_TIER, Plan
+from windlass.schema import Plan
 
 CLOCK_ERROR = 0.01
 """Largest share by which the clock's extrapolation of many micro-batches is below their passes."""
@@ -121,6 +116,7 @@ class BestFirst:
     ) -> None:
         self.space, self._budget_bytes = space, budget_bytes
         self.clock = clock or ArrayClock(space.base, space.graph, space.machine)
+        self._fit = MemoryFit(space, self.clock, budget_bytes)
         self._queue: list[tuple[float, int, _Group]] = []
         self._pushed = count()
         self._too_large: list[tuple[Floats, _Group]] = []
@@ -254,48 +250,15 @@ class BestFirst:
             return
         known = dict(zip(group.items.tolist(), group.bounds.tolist(), strict=True))
         for columns, config in self.space.columns(option, group.items):
-            kept = self._tiers_hold(columns)
+            kept = self._fit.tiers_hold(columns)
             if only_most:
                 kept &= most_sharing(columns, config)
             held = np.flatnonzero(kept)
-            for plans, rows in self._recomputed(columns.select(held), option, result):
+            for plans, rows in self._fit.recomputed(columns.select(held), option, result):
                 own = config[held[rows]]
                 bounds = np.array([known[each] for each in own.tolist()])
                 seconds = self.clock.least_seconds(plans) * (1 - CLOCK_ERROR)
                 yield plans, own, np.maximum(bounds, seconds)
-
-    def _recomputed(
-        self, columns: PlanColumns, option: PipelineOption, result: SearchResult
-    ) -> Iterator[tuple[PlanColumns, Ints]]:
-        """Plans that fit as they recompute, and the row of each before."""
-        if not columns.count:
-            return
-        if self.space.minimizes_recompute:
-            least = self._least(columns, option, self.clock.least_bytes)
-            result.keep_misfits(columns, least.plain_bytes, self._budget_bytes, "none")
-            result.keep_misfits(least.columns, least.least_bytes, self._budget_bytes)
-            fits = np.flatnonzero(least.fits)
-            if fits.size:
-                yield least.columns.select(fits), fits
-            return
-        modes = [self.space.recomputes(option, each) for each in columns.configs]
-        for mode, counts in self.space.pinned_recompute.items():
-            able = np.array([mode in each for each in modes])[columns.config]
-            rows = np.flatnonzero(able)
-            if not rows.size:
-                continue
-            stages = np.resize(np.array(counts), option.pipeline)
-            layers = np.tile(np.resize(stages, columns.shape.chunks), (rows.size, 1))
-            plans = columns.select(rows)
-            if mode == "full":
-                plans = replace(plans, full=layers)
-            elif mode == "selective":
-                plans = replace(plans, selective=layers)
-            nbytes = self.clock.least_bytes(plans).max(axis=1)
-            result.keep_misfits(plans, nbytes, self._budget_bytes, mode)
-            fits = nbytes <= self._budget_bytes
-            if fits.any():
-                yield plans.select(fits), rows[fits]
 
     def _by_step(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
         """The plans with the clock's own seconds of their steps."""
@@ -325,11 +288,7 @@ class BestFirst:
         if group.settled or not self.space.minimizes_recompute:
             return
         one = group.columns.select(np.array([row]))
-        none = np.zeros_like(one.full)
-        shape = one.shape
-        option = PipelineOption(shape.pipeline, shape.schedule, shape.virtual_stages)
-        plain = replace(one, full=none, selective=none)
-        least = self._least(plain, option, self._program_bytes)
+        least = self._fit.recomputed_by_program(one)
         if least.fits.any():
             seconds = self._step_seconds(least.columns)
             yield _Group(
@@ -339,13 +298,6 @@ class BestFirst:
                 columns=least.columns,
                 settled=True,
             )
-
-    def _program_bytes(self, columns: PlanColumns) -> Floats:
-        """Bytes of the stages of plans by their programs, `[plan, stage]`."""
-        space = self.space
-        plans = (space.plan(columns, row) for row in range(columns.count))
-        held = [stage_peak_bytes(plan, space.graph, space.machine) for plan in plans]
-        return np.array(held, dtype=float)
 
     def _evaluated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
         """The fastest plans, and those as fast as the last of them, with their predictions."""
@@ -358,15 +310,6 @@ class BestFirst:
         ]
         return sorted(best, key=lambda item: run_rank(item, self.space.request.train.steps))
 
-    def _least(
-        self, columns: PlanColumns, option: PipelineOption, holds: StageBytes
-    ) -> LeastRecompute:
-        """Plans with as little recompute as fits, in the ways in which they can recompute."""
-        modes = [self.space.recomputes(option, each) for each in columns.configs]
-        ways = np.array([[way in each for each in modes] for way in ("full", "selective")])
-        ways = ways[:, columns.config]
-        return with_least_recompute(columns, holds, self.clock, self._budget_bytes, ways)
-
     def _step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step with its share of the compilation before the first, `[plan]`."""
         space = self.space
@@ -374,26 +317,3 @@ class BestFirst:
         seconds = layer_kinds_compiled(space.graph) * space.machine.device.compile_seconds
         shares = compiling * seconds / space.request.train.steps
         return np.asarray(self.clock.step_seconds(columns) + shares)
-
-    def _tiers_hold(self, columns: PlanColumns) -> Bools:
-        """Whether tiers have room for the optimizer state that is offloaded, `[plan]`.
-
-        As far as parameters that are evenly divided tell; a plan's program tells exactly.
-        """
-        tiers = {tier.name: tier.capacity_bytes for tier in self.space.machine.device.tiers}
-        chunks = np.diff(self._parameters_before[list(columns.chunk_bounds)])
-        fullest = int(chunks.reshape(-1, columns.shape.pipeline).sum(axis=0).max())
-        held = []
-        for config in columns.configs:
-            plan = self.space.base.model_copy(update={"precision": config.precision})
-            ranks = int(config.tensor) * (config.expert or 1)
-            nbytes = plan.state_bytes(fullest // ranks)
-            free = tiers[config.optimizer_tier] / nbytes if nbytes else inf
-            held.append(inf if config.optimizer_tier == DEVICE_TIER else free)
-        return np.asarray(columns.optimizer * np.array(held)[columns.config] >= 1)
-
-    @cached_property
-    def _parameters_before(self) -> Ints:
-        """Trained parameters of all layers before each, `[layer]`."""
-        kinds = self.space.graph.layer_kinds()
-        return np.cumsum([0, *(kind.trained_count for kind in kinds)])

@@ -70,7 +70,7 @@ class _RunsTable:
         room = options.max_width + max(0, longest_model - _MODEL_CELLS)
         # A table is measured as no wider than its console, so that one must be wide enough.
         wide = options.update(width=room + _WIDEST)
-        numbers = _NUMBERS
+        numbers: tuple[str, ...] = _NUMBERS
         for least in _LEAST_NEEDED:
             table = self._table(numbers, with_differences=False)
             if console.measure(table, options=wide).maximum <= room:
