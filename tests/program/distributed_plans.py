@@ -41,7 +41,7 @@ RESIDENT_OFFLOADS = (Offload(), Offload(optimizer="host"), Offload(activations="
 def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph, Plan]:
     """A graph of six layers and a plan: pipeline 1 to 3, data 1 to 4, tensor 1, 2, 4 or 2x2.
 
-    In half of the plans without phases or divided experts the first layers are frozen, unless all
+    In half of the plans without phases the first layers are frozen, unless all
     are `trained`. Replicas divide experts where there are any.
     """
     tensor = draw(st.sampled_from([1, 2, 4, TensorGrid(2, 2)]))
@@ -53,7 +53,7 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
     expert = draw(st.sampled_from(_divisors(replicas))) if graph.experts else 1
     offloads = expert == 1 and draw(st.booleans())
     schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
-    can_freeze = not (offloads or trained) and expert == 1
+    can_freeze = not (offloads or trained)
     if can_freeze and (front := draw(st.sampled_from([0, 0, 1, 3]))):
         graph = frozen_graph(graph, front)
     schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))

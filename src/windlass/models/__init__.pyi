@@ -62,7 +62,7 @@ from .fine_tuning.adapter_names import (
     is_adapter,
 )
 from .fine_tuning.lora import (
-    LoraLinear,
+    Adapted,
 )
 from .fused_loss.projection import (
     can_fuse_loss,
@@ -160,6 +160,7 @@ __all__ = [
     "EXPERTS_NOT_CUT",
     "IGNORE_INDEX",
     "PROCESSOR_FILE",
+    "Adapted",
     "Attention",
     "BlockLayout",
     "ExpertConfig",
@@ -169,7 +170,6 @@ __all__ = [
     "GgufLayout",
     "GgufVocabulary",
     "LayerStack",
-    "LoraLinear",
     "MixtureOfExperts",
     "ModelArgument",
     "ParamShard",

@@ -85,7 +85,6 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
         "`recompute` = selective": bool(selective_layers(plan)),
         f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
         f"`offload.optimizer` = {plan.offload.optimizer}": plan.is_offloaded("optimizer"),
-        "frozen weights": graph.has_frozen,
     }
     for what, is_asked in excluded.items():
         if is_asked:

@@ -23,6 +23,10 @@ SIZES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4},
 }  # fmt: skip
+SIZES["mixtral"] = SIZES["llama"] | {"num_local_experts": 4}
+SIZES["qwen3_moe"] = SIZES["llama"] | {
+    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
 
 
 def base(path: Path, model_type: str) -> Path:
@@ -49,11 +53,14 @@ def trained(home: Path, folder: Path, *overrides: str) -> Path:
 
 # peft asks transformers by a name that transformers is about to drop.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize(
     ("model_type", "targets"),
     [
         ("llama", ()),
         pytest.param("gpt2", ('lora.targets=["attention.*"]',), marks=pytest.mark.slow),
+        pytest.param("mixtral", (), marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", ('lora.ranks={"down" = 2}',), marks=pytest.mark.slow),
     ],
 )
 def test_peft_computes_with_an_exported_adapter_what_the_merged_model_computes(

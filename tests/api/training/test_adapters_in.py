@@ -16,9 +16,11 @@ from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.plan import make_request
 from windlass.api.training.parent import find_parent
 from windlass.errors import ModelError, RequestError, WindlassError
-from windlass.models.adapter_files.peft_adapter import linear_layers, peft_adapter
+from windlass.models.adapter_files.peft_adapter import PeftAdapter, linear_layers, peft_adapter
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
+from windlass.models.layer_stack import LayerStack
+from windlass.schema.model_request import LoraRequest
 
 MODEL, *OVERRIDES = TINY
 TOKENS = torch.arange(32)[None]
@@ -26,7 +28,11 @@ ROUNDING = 1e-5
 """Two products in place of one round differently in float32."""
 
 # peft asks transformers by a name that transformers is about to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+# And it looks for the patterns of parameters among modules.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),
+]
 
 
 def adapter(path: Path, folder: Path, **settings: object) -> torch.Tensor:
@@ -81,16 +87,75 @@ def test_adapters_of_peft_compute_what_peft_computes_and_are_written_as_they_wer
     torch.testing.assert_close(x, expected, rtol=ROUNDING, atol=ROUNDING)
     assert (logits(folder) - expected).abs().max() > 100 * ROUNDING
     writer = peft_adapter(model_config(f"hf:{folder}"), stack, request.lora)
+    written = written_tensors(stack, writer)
+    before = load_file(home / "adapter" / "adapter_model.safetensors")
+    assert before.keys() == written.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
+
+
+PAIRS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "both parameters": ("qwen3_moe", {"target_parameters": PAIRS}),
+    "one rank each": (
+        "mixtral",
+        {
+            "target_parameters": PAIRS, "rank_pattern": {r".*\.gate_up_proj": 6},
+            "alpha_pattern": {r".*\.gate_up_proj": 4},
+        },
+    ),
+    "gate and up alone": ("mixtral", {"target_parameters": PAIRS[:1]}),
+    "down alone": ("qwen3_moe", {"target_parameters": PAIRS[1:]}),
+    "names of transformers 4": ("mixtral", {"target_modules": ["q_proj", "w1", "w2", "w3"]}),
+}  # fmt: skip
+"""Adapters beside experts, as peft stacks them beside transformers 5."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in list(EXPERTS)[1:]))
+             for kind in EXPERTS],
+)  # fmt: skip
+def test_adapters_of_experts_compute_what_peft_computes_read_and_written(home: Path, kind: str):
+    model_type, settings = EXPERTS[kind]
+    folder = base(home / "base", model_type)
+    expected = adapter(home / "adapter", folder, **{"target_modules": ["q_proj"], **settings})
+    request = make_request(f"hf:{folder}", f"lora.adapter={home / 'adapter'}")
+    stack = build_layer_stack(f"hf:{folder}", {}, device="cpu", lora=request.lora)
+    x = TOKENS
+    with torch.no_grad():
+        for layer in stack.layers:
+            x = layer(x)
+    torch.testing.assert_close(x, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert (logits(folder) - expected).abs().max() > 100 * ROUNDING
+
+    assert request.lora is not None
+    if kind == "gate and up alone":
+        with pytest.raises(ModelError, match="beside `gate` and `up`, and PEFT reads those of all"):
+            save_adapters(home / "again", folder, stack, request.lora)
+        return
+    save_adapters(home / "again", folder, stack, request.lora)
+
+    torch.testing.assert_close(
+        logits(folder, home / "again"), expected, rtol=ROUNDING, atol=ROUNDING
+    )
+
+
+def save_adapters(path: Path, folder: Path, stack: LayerStack, lora: LoraRequest) -> None:
+    """Writes the adapters of a stack for peft."""
+    writer = peft_adapter(model_config(f"hf:{folder}"), stack, lora)
+    tensors = written_tensors(stack, writer)
+    path.mkdir()
+    (path / "adapter_config.json").write_text(json.dumps(writer.content(tensors)))
+    save_file(tensors, path / "adapter_model.safetensors")
+
+
+def written_tensors(stack: LayerStack, writer: PeftAdapter) -> dict[str, torch.Tensor]:
     layers = nn.ModuleDict(dict(zip(stack.names, stack.layers, strict=True)))
-    written = {
+    return {
         name: tensor
         for linear in linear_layers(stack, adapted=True)
         for module in (layers.get_submodule(linear),)
         for name, tensor in writer.tensors(linear, module.lora_a.data, module.lora_b.data)
     }
-    before = load_file(home / "adapter" / "adapter_model.safetensors")
-    assert before.keys() == written.keys()
-    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.slow

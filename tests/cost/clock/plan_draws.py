@@ -85,7 +85,10 @@ STACKS = (
 MACHINES = (FAST_LINKS, SLOW_LINKS, *OVERLAPPING, BULK_SYNCHRONOUS, *OFFLOADING)
 
 
-EXPERTS = (expert_graph(layers=10, width=64, experts=8), expert_graph(layers=7, experts=4))
+EXPERTS = (
+    expert_graph(layers=10, width=64, experts=8), expert_graph(layers=7, experts=4),
+    frozen_graph(expert_graph(layers=7, experts=4), 3),
+)  # fmt: skip
 """Graphs whose experts replicas can divide."""
 
 

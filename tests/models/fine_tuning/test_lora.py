@@ -9,7 +9,7 @@ from torch import nn
 from windlass.capture.capture_layers import capture_graph
 from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
-from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.fine_tuning.lora import LoraExpertLinear, LoraLinear
 from windlass.models.layer_stack import LayerStack
 from windlass.schema.model_request import LoraRequest
 
@@ -18,6 +18,12 @@ DIALS = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 64, "sequence": 16}
 
 def gpt(lora: LoraRequest | None = None, frozen: tuple[str, ...] | None = None) -> LayerStack:
     return build_layer_stack("gpt-tiny", DIALS, device="cpu", lora=lora, frozen=frozen)
+
+
+def moe(lora: LoraRequest | None = None) -> LayerStack:
+    return build_layer_stack(
+        "moe-tiny", {**DIALS, "kv_heads": 4, "experts": 4}, device="cpu", lora=lora
+    )
 
 
 def weights(stack: LayerStack) -> Iterator[tuple[str, nn.Parameter]]:
@@ -55,6 +61,31 @@ def test_an_adapter_adds_its_scaled_product_to_the_weight():
 
     # Two products in place of one round differently: 1e-5 of logits near 1.
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
+
+
+def test_each_expert_has_an_adapter_that_adds_its_product_to_the_experts_weight():
+    adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("experts.*",)))
+    assert torch.equal(logits(moe()), logits(adapted))
+    merged = moe()
+    for name, layer in zip(adapted.names, adapted.layers, strict=True):
+        for path, module in layer.named_modules():
+            if isinstance(module, LoraExpertLinear):
+                nn.init.normal_(module.lora_b, std=0.1)
+                target = merged.layers[merged.names.index(name)].get_submodule(path)
+                for expert in range(4):
+                    with torch.no_grad():
+                        target.weight[expert] += (
+                            3 / 4 * module.lora_b[expert] @ module.lora_a[expert]
+                        )
+
+    torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
+    assert (logits(adapted) - logits(moe())).abs().max() > 1e-3
+
+
+def test_adapters_of_experts_have_no_dropout():
+    with pytest.raises(ModelError, match=r"`lora.dropout` = 0.1 with adapters beside the experts"):
+        moe(LoraRequest(dropout=0.1))
+    moe(LoraRequest(dropout=0.1, targets=("attention.*",)))
 
 
 def test_only_adapters_of_the_named_layers_are_trained():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import ModelError, shorten
-from windlass.models.adapter_files.peft_folder import AdaptedWeights, PeftWeights
+from windlass.models.adapter_files.peft_weights import AdaptedWeights, PeftWeights
 from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,

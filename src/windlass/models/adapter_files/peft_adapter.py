@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from windlass.errors import ModelError
-from windlass.models.adapter_files.peft_folder import (
-    PEFT_PREFIX,
-    PeftWeights,
-    fit_adapters,
-    open_peft_folder,
-)
+from windlass.models.adapter_files.peft_folder import open_peft_folder
+from windlass.models.adapter_files.peft_weights import PeftWeights, fit_adapters
+from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
 from windlass.models.config import TransformerConfig
-from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.experts.mixture import ExpertLinear, Experts
+from windlass.models.fine_tuning.lora import LINEARS, Adapted
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.tensor_layouts import TensorNames
@@ -39,6 +38,9 @@ class PeftAdapter:
     """Content of `adapter_config.json` but for the modules with an adapter and their ranks."""
     scale: float
     """What the output of each adapter is multiplied with."""
+    expert_rank: int
+    """The largest rank of an adapter of experts, to which PEFT's other ones are filled up with
+    zeros: it stacks them, and reads one rank for all. 0 if there are none."""
 
     def tensors(self, linear: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the adapter beside one linear layer of ours.
@@ -48,12 +50,17 @@ class PeftAdapter:
 
         Args:
             linear: full name of the layer.
-            a: `[rank in]`.
-            b: `[out rank]`.
+            a: `[rank in]`, or `[E rank in]` of experts, each of which is a module of theirs.
+            b: `[out rank]`, or `[E out rank]`.
         """
         parts = self.names.split_rows(f"{linear}.weight", b)
-        for name, part in parts:
+        for index, (name, part) in enumerate(parts):
             module = PEFT_PREFIX + name.removesuffix(".weight")
+            if a.ndim > 2:
+                more = self.expert_rank - a.shape[1]
+                yield f"{module}.lora_A.weight", pad(a[index], (0, 0, 0, more)).contiguous()
+                yield f"{module}.lora_B.weight", pad(part, (0, more)).contiguous()
+                continue
             used = part.any(dim=0)
             if len(parts) > 1 and b.any():
                 if not used.any():
@@ -72,7 +79,7 @@ class PeftAdapter:
             for name, tensor in tensors.items()
             if name.endswith(end)
         }
-        rank = Counter(ranks.values()).most_common(1)[0][0]
+        rank = self.expert_rank or Counter(ranks.values()).most_common(1)[0][0]
         others = {name: other for name, other in _by_end(ranks).items() if other != rank}
         return self.config | {
             "r": rank,
@@ -114,7 +121,10 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
         "inference_mode": True,
     }
     modules = frozenset(_sources(names, linears))
-    return PeftAdapter(names=names, modules=modules, config=content, scale=request.scale)
+    return PeftAdapter(
+        names=names, modules=modules, config=content, scale=request.scale,
+        expert_rank=_expert_rank(stack),
+    )  # fmt: skip
 
 
 def adapter_names(config: TransformerConfig) -> tuple[TensorNames, str]:
@@ -142,9 +152,7 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
         ModelError: it is no folder of PEFT, or one of another base.
         InputErrors: everything that makes an adapter more than two factors beside a product.
     """
-    linears = {
-        name: (module.out_features, module.in_features) for name, module in _linear_modules(stack)
-    }
+    linears = {name: tuple(module.weight.shape) for name, module in _linear_modules(stack)}
     adapters = open_peft_folder(folder)
     return fit_adapters(adapters, adapter_names(config)[0], linears, model=config.name)
 
@@ -152,16 +160,40 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
 def linear_layers(stack: LayerStack, *, adapted: bool) -> list[str]:
     """Full names of the linear layers with an adapter, or of those without."""
     return [
-        name for name, module in _linear_modules(stack) if isinstance(module, LoraLinear) == adapted
+        name for name, module in _linear_modules(stack) if isinstance(module, Adapted) == adapted
     ]
 
 
-def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear]]:
+def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear | ExpertLinear]]:
     """Every linear layer with its full name."""
     for name, layer in zip(stack.names, stack.layers, strict=True):
         for path, module in layer.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, LINEARS):
                 yield f"{name}.{path}" if path else name, module
+
+
+def _expert_rank(stack: LayerStack) -> int:
+    """The largest rank of an adapter of experts; 0 if there is none.
+
+    Raises:
+        ModelError: adapters stand beside some linear layers of experts that PEFT does not read so.
+    """
+    ranks = [0]
+    for name, layer in zip(stack.names, stack.layers, strict=True):
+        for path, experts in layer.named_modules():
+            if not isinstance(experts, Experts):
+                continue
+            linears = dict(experts.named_children())
+            adapted = {key: each for key, each in linears.items() if isinstance(each, Adapted)}
+            if adapted.keys() not in ({}.keys(), {"down"}, linears.keys()):
+                raise ModelError(
+                    f"the experts of `{name}.{path}` have adapters beside "
+                    f"{' and '.join(f'`{key}`' for key in adapted)}, and PEFT reads those of all "
+                    "linear layers of experts together, or those of `down` alone; name these in "
+                    "`lora.targets`, or export the merged model (`--to hf:DIR`)"
+                )
+            ranks += [each.rank for each in adapted.values()]
+    return max(ranks)
 
 
 def _sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:

@@ -44,9 +44,10 @@ class ExpertParallelRank:
 def expert_parameters(layer: nn.Module) -> frozenset[str]:
     """Names inside a layer of the parameters whose first dimension counts experts."""
     return frozenset(
-        f"{path}.weight" if path else "weight"
+        f"{path}.{name}" if path else name
         for path, module in layer.named_modules()
         if isinstance(module, ExpertLinear)
+        for name, _ in module.named_parameters(recurse=False)
     )
 
 

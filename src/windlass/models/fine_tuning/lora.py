@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen linear layers.
+"""Low-rank adapters beside frozen linear layers, also those of experts.
 
 Source: Hu et al. 2021, LoRA, arXiv:2106.09685; initial values as in PEFT.
 """
@@ -12,12 +12,36 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.errors import ModelError
+from windlass.models.experts.grouped_products import grouped_linear
+from windlass.models.experts.mixture import ExpertLinear
 from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import LoraRequest
 
+LINEARS = (nn.Linear, ExpertLinear)
+"""Modules beside which an adapter may stand."""
 
-class LoraLinear(nn.Linear):
+
+class Adapted:
+    """What a linear layer with an adapter has, whatever its base."""
+
+    rank: int
+    scale: float
+    """What the adapter's output is multiplied with."""
+    lora_a: nn.Parameter
+    """`[rank in]`, or `[E rank in]` of experts."""
+    lora_b: nn.Parameter
+    """`[out rank]`, or `[E out rank]` of experts."""
+
+    def reset_adapter(self) -> None:
+        """Draws A, and sets B to zero: the adapter changes nothing before its first update."""
+        if not self.lora_a.is_meta:
+            for a in self.lora_a.detach().view(-1, *self.lora_a.shape[-2:]):
+                nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+            nn.init.zeros_(self.lora_b)
+
+
+class LoraLinear(nn.Linear, Adapted):
     """A frozen linear layer with an adapter: `x W^T + b + scale (dropout(x) A^T) B^T`.
 
     Args:
@@ -44,12 +68,6 @@ class LoraLinear(nn.Linear):
         """Draws the weights of the base, then those of the adapter."""
         self.base_type.reset_parameters(self)
         self.reset_adapter()
-
-    def reset_adapter(self) -> None:
-        """Draws A, and sets B to zero: the adapter changes nothing before its first update."""
-        if not self.lora_a.is_meta:
-            nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
-            nn.init.zeros_(self.lora_b)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[... in]` to `[... out]`."""
@@ -83,6 +101,35 @@ class RowLoraLinear(LoraLinear):
         return torch.add(base, self.adapter_output(x), alpha=self.scale)
 
 
+class LoraExpertLinear(ExpertLinear, Adapted):
+    """Frozen linear layers of E experts, each with an adapter: `x W_e^T + scale (x A_e^T) B_e^T`.
+
+    Args:
+        base: the linear layers, whose weight it takes over under the same name.
+        rank: rank of each expert's adapter.
+        scale: what the adapters' output is multiplied with.
+    """
+
+    def __init__(self, base: ExpertLinear, *, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.std, self.weight = base.std, base.weight
+        self.rank, self.scale = rank, scale
+        experts, outputs, inputs = base.weight.shape
+        self.lora_a = nn.Parameter(base.weight.new_empty(experts, rank, inputs))
+        self.lora_b = nn.Parameter(base.weight.new_empty(experts, outputs, rank))
+
+    def reset_parameters(self) -> None:
+        """Draws the weights of the base, then those of the adapters."""
+        super().reset_parameters()
+        self.reset_adapter()
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Maps `[rows in]`, sorted by expert, to `[rows out]`."""
+        inner = grouped_linear(rows, self.lora_a, counts)
+        adapter = grouped_linear(inner, self.lora_b, counts)
+        return torch.add(super().forward(rows, counts), adapter, alpha=self.scale)
+
+
 def add_adapters(
     model: nn.Module, name: str, layers: Sequence[str], request: LoraRequest, *, seed: int
 ) -> None:
@@ -96,23 +143,38 @@ def add_adapters(
         seed: random seed of all weights of the model.
 
     Raises:
-        ModelError: a pattern matches no linear layer, or one without its usual product.
+        ModelError: a pattern matches no linear layer, or one without its usual product; or experts
+            should get adapters with dropout.
     """
     model.requires_grad_(requires_grad=False)
     for path in _targets(model, name, layers[1:-1], request):
         base = model.get_submodule(path)
-        if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
-            raise ModelError(
-                f"`{path}` of model `{name}` is a `{type(base).__name__}` with a product of its "
-                "own, beside which no adapter stands; name other layers in `lora.targets`"
-            )
-        adapted = LoraLinear(
-            base, rank=_rank(path, request), scale=request.scale, dropout=request.dropout
-        )
+        adapted = _adapted(base, path, name, request)
         with keyed_generator(seed, f"{path}.lora"):
             adapted.reset_adapter()
         owner, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(owner), leaf, adapted.train(base.training))
+
+
+def _adapted(
+    base: nn.Module, path: str, model: str, request: LoraRequest
+) -> LoraLinear | LoraExpertLinear:
+    """A linear layer of a model with a new adapter beside it."""
+    rank, scale = _rank(path, request), request.scale
+    if isinstance(base, ExpertLinear):
+        if request.dropout:
+            raise ModelError(
+                f"`lora.dropout` = {request.dropout:g} with adapters beside the experts of "
+                f"`{model}`, whose rows are no longer in the order of their samples (PEFT has none "
+                "there either); set `lora.dropout` = 0, or name other layers in `lora.targets`"
+            )
+        return LoraExpertLinear(base, rank=rank, scale=scale)
+    if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
+        raise ModelError(
+            f"`{path}` of model `{model}` is a `{type(base).__name__}` with a product of its "
+            "own, beside which no adapter stands; name other layers in `lora.targets`"
+        )
+    return LoraLinear(base, rank=rank, scale=scale, dropout=request.dropout)
 
 
 def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRequest) -> list[str]:
@@ -121,7 +183,7 @@ def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRe
     Raises:
         ModelError: a pattern matches none, or there is none.
     """
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linears = [path for path, module in model.named_modules() if isinstance(module, LINEARS)]
     if request.targets is None:
         inner = tuple(f"{block}." for block in blocks)
         targets = [path for path in linears if path.startswith(inner) or path in blocks]

@@ -209,9 +209,8 @@ class OpenChoices:
 
     @cached_property
     def _whole_state(self) -> bool:
-        """Whether the optimizer updates whole weights, or some weights are frozen."""
-        is_element_wise = optimizer_law(self.request.train.optimizer).scope == "element"
-        return self.graph.has_frozen or not is_element_wise
+        """Whether the optimizer updates whole weights."""
+        return optimizer_law(self.request.train.optimizer).scope != "element"
 
     def reshards(self, parameters: int) -> tuple[Literal[True] | None, ...]:
         """Whether sharded parameters are gathered for each pass; None means once a step."""

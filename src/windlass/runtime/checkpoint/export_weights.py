@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import CheckpointError
-from windlass.models import LayerStack, LoraLinear, is_adapter, meta_copy
+from windlass.models import Adapted, LayerStack, is_adapter, meta_copy
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.safetensors_io import read_tensor, stream_tensors
 from windlass.sparsity import BlockSparseLinear, LayerMask, MaskedLinear, save_masks
@@ -129,9 +129,11 @@ def dense_tensors(
 
 def _merged(weight: Tensor, module: nn.Module, file: Path, name: str) -> Tensor:
     """A weight with the adapter beside it, if there is one, in the adapter's type."""
-    if not isinstance(module, LoraLinear):
+    if not isinstance(module, Adapted):
         return weight
     a, b = (read_tensor(file, f"weight/{name}.lora_{each}") for each in "ab")
+    if a.ndim > 2:  # those of experts
+        return torch.baddbmm(weight.to(a.dtype), b, a, alpha=module.scale)
     return torch.addmm(weight.to(a.dtype), b, a, alpha=module.scale)
 
 
