@@ -9,7 +9,8 @@ from torch import nn
 from windlass.capture.capture_layers import capture_graph
 from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
-from windlass.models.fine_tuning.lora import LoraExpertLinear, LoraLinear
+from windlass.models.experts.expert_linear import LoraExpertLinear
+from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.layer_stack import LayerStack
 from windlass.schema.model_request import LoraRequest
 

@@ -17,8 +17,8 @@ from windlass.models.adapter_files.peft_folder import open_peft_folder
 from windlass.models.adapter_files.peft_weights import PeftWeights, fit_adapters
 from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
 from windlass.models.config import TransformerConfig
-from windlass.models.experts.mixture import ExpertLinear, Experts
-from windlass.models.fine_tuning.lora import LINEARS, Adapted
+from windlass.models.experts.mixture import Experts
+from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.tensor_layouts import TensorNames
@@ -164,7 +164,7 @@ def linear_layers(stack: LayerStack, *, adapted: bool) -> list[str]:
     ]
 
 
-def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear | ExpertLinear]]:
+def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear | Adaptable]]:
     """Every linear layer with its full name."""
     for name, layer in zip(stack.names, stack.layers, strict=True):
         for path, module in layer.named_modules():

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.models.experts.mixture import ExpertLinear, Experts, MixtureOfExperts
+from windlass.models.experts.expert_linear import ExpertLinear
+from windlass.models.experts.mixture import Experts, MixtureOfExperts
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.tensor_parallel.collectives import process_group
 

@@ -7,12 +7,11 @@ f inner width of an expert.
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig, TransformerConfig
-from windlass.models.experts.grouped_products import grouped_linear
+from windlass.models.experts.expert_linear import ExpertLinear
 from windlass.models.experts.routing import Router
 from windlass.models.experts.routing_ops import sort_by_expert
 from windlass.models.experts.row_order import rows_by_expert, weighted_sum
@@ -46,25 +45,6 @@ class LocalExchange:
         """The experts' results of the rows."""
         y: Tensor = experts(rows, counts)
         return y
-
-
-class ExpertLinear(nn.Module):
-    """A linear layer without bias of each expert; `weight` is `[E outputs inputs]`."""
-
-    def __init__(self, experts: int, inputs: int, outputs: int, *, std: float) -> None:
-        super().__init__()
-        self.std = std
-        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws the weights."""
-        if not self.weight.is_meta:
-            nn.init.normal_(self.weight, std=self.std)
-
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Maps `[rows inputs]`, sorted by expert, to `[rows outputs]`."""
-        return grouped_linear(rows, self.weight, counts)
 
 
 class Experts(nn.Module):

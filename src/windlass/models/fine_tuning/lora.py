@@ -12,17 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.errors import ModelError
-from windlass.models.experts.grouped_products import grouped_linear
-from windlass.models.experts.mixture import ExpertLinear
 from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import LoraRequest
 
-LINEARS = (nn.Linear, ExpertLinear)
-"""Modules beside which an adapter may stand."""
 
-
-class Adapted:
+class Adapted(nn.Module):
     """What a linear layer with an adapter has, whatever its base."""
 
     rank: int
@@ -39,6 +34,20 @@ class Adapted:
             for a in self.lora_a.detach().view(-1, *self.lora_a.shape[-2:]):
                 nn.init.kaiming_uniform_(a, a=math.sqrt(5))
             nn.init.zeros_(self.lora_b)
+
+
+class Adaptable(nn.Module):
+    """Linear layers in one module, which knows what they are with an adapter beside each."""
+
+    weight: nn.Parameter
+
+    def with_adapters(self, *, rank: int, scale: float) -> Adapted:
+        """The same layers with new adapters, an `Adapted` that shares their weight."""
+        raise NotImplementedError
+
+
+LINEARS = (nn.Linear, Adaptable)
+"""Modules beside which an adapter may stand."""
 
 
 class LoraLinear(nn.Linear, Adapted):
@@ -101,35 +110,6 @@ class RowLoraLinear(LoraLinear):
         return torch.add(base, self.adapter_output(x), alpha=self.scale)
 
 
-class LoraExpertLinear(ExpertLinear, Adapted):
-    """Frozen linear layers of E experts, each with an adapter: `x W_e^T + scale (x A_e^T) B_e^T`.
-
-    Args:
-        base: the linear layers, whose weight it takes over under the same name.
-        rank: rank of each expert's adapter.
-        scale: what the adapters' output is multiplied with.
-    """
-
-    def __init__(self, base: ExpertLinear, *, rank: int, scale: float) -> None:
-        nn.Module.__init__(self)
-        self.std, self.weight = base.std, base.weight
-        self.rank, self.scale = rank, scale
-        experts, outputs, inputs = base.weight.shape
-        self.lora_a = nn.Parameter(base.weight.new_empty(experts, rank, inputs))
-        self.lora_b = nn.Parameter(base.weight.new_empty(experts, outputs, rank))
-
-    def reset_parameters(self) -> None:
-        """Draws the weights of the base, then those of the adapters."""
-        super().reset_parameters()
-        self.reset_adapter()
-
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Maps `[rows in]`, sorted by expert, to `[rows out]`."""
-        inner = grouped_linear(rows, self.lora_a, counts)
-        adapter = grouped_linear(inner, self.lora_b, counts)
-        return torch.add(super().forward(rows, counts), adapter, alpha=self.scale)
-
-
 def add_adapters(
     model: nn.Module, name: str, layers: Sequence[str], request: LoraRequest, *, seed: int
 ) -> None:
@@ -156,19 +136,17 @@ def add_adapters(
         setattr(model.get_submodule(owner), leaf, adapted.train(base.training))
 
 
-def _adapted(
-    base: nn.Module, path: str, model: str, request: LoraRequest
-) -> LoraLinear | LoraExpertLinear:
+def _adapted(base: nn.Module, path: str, model: str, request: LoraRequest) -> Adapted:
     """A linear layer of a model with a new adapter beside it."""
     rank, scale = _rank(path, request), request.scale
-    if isinstance(base, ExpertLinear):
+    if isinstance(base, Adaptable):
         if request.dropout:
             raise ModelError(
                 f"`lora.dropout` = {request.dropout:g} with adapters beside the experts of "
                 f"`{model}`, whose rows are no longer in the order of their samples (PEFT has none "
                 "there either); set `lora.dropout` = 0, or name other layers in `lora.targets`"
             )
-        return LoraExpertLinear(base, rank=rank, scale=scale)
+        return base.with_adapters(rank=rank, scale=scale)
     if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
         raise ModelError(
             f"`{path}` of model `{model}` is a `{type(base).__name__}` with a product of its "
