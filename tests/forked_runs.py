@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,44 @@ from typing import Any
 import torch
 
 
-def fork_runs(run: Callable[[Any], None]) -> None:
+def fork_runs(run: Callable[[Any], None], *, announced: bool = True) -> None:
     """Forks a run for each line of the input, and prints "ended" and its exit code after it.
 
     Args:
         run: what a forked process does with the line, which is JSON.
+        announced: whether it prints "process" and its process id first.
     """
     torch.set_num_threads(1)
     for line in sys.stdin:
         forked = os.fork()
         if forked == 0:
+            code = 1
             try:
-                print("process", os.getpid(), flush=True)
+                if announced:
+                    print("process", os.getpid(), flush=True)
                 run(json.loads(line))
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
             except BaseException:  # noqa: BLE001  a forked process must not return
                 traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         _, status = os.waitpid(forked, 0)
         print("ended", os.waitstatus_to_exitcode(status), flush=True)
 
 
 @contextmanager
-def forking_process(script: Path) -> Iterator[subprocess.Popen[str]]:
+def forking_process(
+    script: Path, surroundings: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a script which calls `fork_runs`."""
     tests = str(Path(__file__).parent)
     paths = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": paths},
+        env={**surroundings, "PYTHONPATH": paths},
     )  # fmt: skip
     try:
         yield process

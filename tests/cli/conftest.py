@@ -4,14 +4,16 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from cli.forked_command_line import run_forked
 from cli.rank_processes import STAGES, ended
 from command_line import Windlass, start
+from forked_runs import forking_process
 from made_cache import made_cache
 from windlass.cli import console as output
 from windlass.cli.main import main
@@ -32,12 +34,23 @@ _WITHOUT_RANKS = frozenset(
 """Commands that neither train nor measure: they may run within the process of the tests."""
 
 
+@pytest.fixture(scope="session")
+def _forking(surroundings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that forks one for each command line that trains."""
+    script = Path(__file__).with_name("forked_command_line.py")
+    with forking_process(script, surroundings) as process:
+        yield process
+
+
 @pytest.fixture
-def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
+def windlass(
+    surroundings: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> Windlass:
     """Runs a command line in an empty folder, and waits for its end.
 
-    Commands that train run in a process of their own, as they would for a user. Starting one takes
-    longer than most other commands, so those run in this process.
+    Commands that train run in a process of their own, as they would for a user. It is forked from
+    one in which all is imported, unless it gets variables or limits that imports would see too.
+    Other commands run in this process.
     """
 
     def run(
@@ -45,6 +58,8 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
     ) -> subprocess.CompletedProcess[str]:
         if words[0] in _WITHOUT_RANKS and not (env or more):
             return _run_here(words, surroundings, tmp_path)
+        if not (env or more):
+            return run_forked(request.getfixturevalue("_forking"), words, tmp_path, surroundings)
         return subprocess.run(
             (sys.executable, "-m", "windlass", *words),
             cwd=tmp_path, env=surroundings | dict(env or {}), capture_output=True, text=True,
