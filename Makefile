@@ -22,7 +22,7 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mkdocs build --quiet --strict
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not gpu"

@@ -1,5 +1,6 @@
 """What all tests share: `factories.py` makes tiny graphs, machines and plans."""
 
+import gc
 import getpass
 import os
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Tests are imported each on its own (importmode=importlib), so a module that they share must be
 # found by name.
@@ -34,27 +37,37 @@ _GROUPS = {
         "runtime/test_tensor_parallel.py",
     ),
     "capture": ("capture/",),
-    "launches": ("runtime/test_launches.py",),
     "transformers": (
+        "api/training/test_adapter_files.py",
+        "api/training/test_adapters_in.py",
         "api/training/test_export.py",
-        "models/huggingface/test_pretrained_weights.py",
+        "models/huggingface/",
     ),
 }
-"""Tests that one worker takes: those that start several ranks, some of which must act within
-seconds and would starve each other, those that share captured graphs or counted launches, and those
-that import `transformers`, which takes seconds."""
+"""Files that one worker takes: those that start several ranks, some of which must act within
+seconds and would starve each other, those that share captured graphs, and those that import
+`transformers`, which takes seconds."""
 
 
-# Before xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives all tests of a group to one worker."""
-    root = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(root).as_posix()
-        for group, prefixes in _GROUPS.items():
-            if path.startswith(prefixes):
-                item.add_marker(pytest.mark.xdist_group(group))
+class _TogetherByFile(LoadScopeScheduling):
+    """Gives all tests of a group, or of a file, to one worker: they share what it has made."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        below = path.removeprefix(f"{Path(__file__).parent.name}/")
+        found = (group for group, prefixes in _GROUPS.items() if below.startswith(prefixes))
+        return next(found, path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _TogetherByFile:
+    return _TogetherByFile(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Lets the collector look at no module again: pytest collects five times at the end alone."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
 """Runs to be killed, in processes that are forked from one in which torch is imported already."""
 
+import gc
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ def fork_runs(run: Callable[[Any], None], *, announced: bool = True) -> None:
         announced: whether it prints "process" and its process id first.
     """
     torch.set_num_threads(1)
+    share_imports()
     for line in sys.stdin:
         forked = os.fork()
         if forked == 0:
@@ -41,16 +44,36 @@ def fork_runs(run: Callable[[Any], None], *, announced: bool = True) -> None:
         print("ended", os.waitstatus_to_exitcode(status), flush=True)
 
 
+def share_imports(*modules: str) -> None:
+    """Lets processes that are forked from this one share what it has imported.
+
+    Torch's first backward pass imports sympy, which each of them would do again for a second; and
+    a collector that looks at all objects would copy the memory that they are in.
+
+    Args:
+        modules: what they will import besides.
+    """
+    for module in ("torch.fx.experimental.symbolic_shapes", *modules):
+        import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
+def beside_tests(surroundings: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment variables of a script that imports what tests share."""
+    tests = str(Path(__file__).parent)
+    paths = os.pathsep.join(filter(None, (tests, surroundings.get("PYTHONPATH"))))
+    return {**surroundings, "PYTHONPATH": paths}
+
+
 @contextmanager
 def forking_process(
     script: Path, surroundings: Mapping[str, str] = os.environ
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a script which calls `fork_runs`."""
-    tests = str(Path(__file__).parent)
-    paths = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**surroundings, "PYTHONPATH": paths},
+        env=beside_tests(surroundings),
     )  # fmt: skip
     try:
         yield process

@@ -12,6 +12,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
+from forked_runs import beside_tests
 from windlass.capture.capture_layers import capture_graph
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
@@ -76,8 +77,9 @@ class RankProcesses:
         words = [f"{job},{answer}" for job, answer in pairs]
         passed = tuple(chain(*pairs))
         self._parent = subprocess.Popen(
-            [sys.executable, str(script), *words], pass_fds=passed, start_new_session=True
-        )
+            [sys.executable, str(script), *words], pass_fds=passed, start_new_session=True,
+            env=beside_tests(),
+        )  # fmt: skip
         for descriptor in passed:
             os.close(descriptor)
         self._jobs = [os.fdopen(job[1], "w") for job in jobs]

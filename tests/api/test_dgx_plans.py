@@ -1,6 +1,6 @@
 """The planner's choice for every model on every DGX family, under NCCL's rules.
 
-Slow: `pytest -m slow tests/api/test_dgx_plans.py` plans 174 times, which takes
+Slow: `pytest -m slow tests/api/test_dgx_plans.py` plans 330 times, which takes
 about ten minutes on one core.
 """
 

@@ -15,7 +15,6 @@ from typing import Any
 from forked_runs import fork_runs
 
 _IMPORTED = (
-    "torch.fx.experimental.symbolic_shapes",  # torch's first backward pass imports it
     "windlass.cli.commands.train",
     "windlass.api.training.run",
     "windlass.runtime.train",

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from forked_runs import share_imports
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding, layer_stack_from_module
 from windlass.models.loss import IGNORE_INDEX
@@ -34,6 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    share_imports("torch._dynamo")  # by the first collective within a layer
     for rank in range(world_size):
         if os.fork() == 0:
             try:

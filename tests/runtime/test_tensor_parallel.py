@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forked_runs import beside_tests
+
 CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
 """Relative tolerance. Partial sums are rounded and added in another order: some hundred roundings
 of 1e-16, or of 6e-8; a dozen of 0.004."""
@@ -108,8 +110,9 @@ def errors_by_rank(
     (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("tensor_parallel_rank.py")
     running = subprocess.Popen(
-        [sys.executable, str(script), str(ranks), str(folder)], start_new_session=True
-    )
+        [sys.executable, str(script), str(ranks), str(folder)], start_new_session=True,
+        env=beside_tests(),
+    )  # fmt: skip
     try:
         assert running.wait(timeout=240) == 0
     finally:

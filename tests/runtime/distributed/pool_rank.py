@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from forked_runs import share_imports
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
@@ -58,6 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     pairs = [tuple(map(int, pair.split(","))) for pair in sys.argv[1:]]
+    share_imports("torch._dynamo")  # by the first collective within a layer
     for rank, pair in enumerate(pairs):
         if os.fork() == 0:
             for descriptor in set(chain(*pairs)) - set(pair):

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from factories import catalog_graph
+from forked_runs import share_imports
 from simulated_device import AT_ONCE, SCHEDULES, SimulatedDevice
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
@@ -41,6 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     folder = Path(sys.argv[1])
+    share_imports()
     for rank in range(RANKS):
         if os.fork() == 0:
             try:

@@ -21,6 +21,7 @@ from rank_pool import (
     SEQUENCE,
     SETTINGS,
     RankPool,
+    RankProcesses,
     divisors,
     legal,
     parallel_degrees,
@@ -54,28 +55,27 @@ _LOSS_DIGITS = 1e-6
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    """Four processes, and a GPT of four blocks with tensor-parallel degrees 2 and 2x2."""
-    four = RankPool(tmp_path_factory.mktemp("pool"), 4, (2, TensorGrid(2, 2)))
-    yield four
-    four.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    """A GPT of four blocks with tensor-parallel degrees 2 and 2x2."""
+    folder = tmp_path_factory.mktemp("pool")
+    return RankPool(folder, 4, (2, TensorGrid(2, 2)), processes=ranks)
 
 
 @pytest.fixture(scope="module")
-def encoders(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> RankPool:
-    """The same processes, and a BERT of four blocks with tensor-parallel degree 2x2."""
+def encoders(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    """A BERT of four blocks with tensor-parallel degree 2x2."""
     return RankPool(
         tmp_path_factory.mktemp("encoders"), 4, (TensorGrid(2, 2),), model="bert-tiny",
-        processes=pool.processes,
+        processes=ranks,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory, pool: RankPool) -> RankPool:
-    """The same processes, and a GPT whose four blocks have eight experts each."""
+def experts(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    """A GPT whose four blocks have eight experts each."""
     model = f"{Path(__file__).with_name('expert_model.py')}:experts"
     folder = tmp_path_factory.mktemp("experts")
-    return RankPool(folder, 4, (), model=model, processes=pool.processes)
+    return RankPool(folder, 4, (), model=model, processes=ranks)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Replicas that divide experts train the model that one device trains, and that a loop does."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from factories import tiny_plan
-from rank_pool import BATCH, MACHINE, SEQUENCE, SETTINGS, RankPool
+from rank_pool import BATCH, MACHINE, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.experts.mixture import MixtureOfExperts
@@ -83,10 +82,10 @@ class DenseLoop(MixtureOfExperts):
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    four = RankPool(tmp_path_factory.mktemp("experts"), 4, (), model=MODEL, examples=EXAMPLES)
-    yield four
-    four.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(
+        tmp_path_factory.mktemp("experts"), 4, (), model=MODEL, examples=EXAMPLES, processes=ranks
+    )
 
 
 def plan_of(pool: RankPool, **plan: Any) -> Plan:  # noqa: ANN401  keywords of a plan

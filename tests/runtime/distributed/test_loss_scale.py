@@ -1,7 +1,6 @@
 """A float16 run multiplies its losses, skips steps that overflow, and loses no weight by it."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from factories import tiny_plan
-from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.step.step_state import LossScale
 from windlass.runtime.verify.compare_runs import InstrumentedRun
@@ -33,10 +32,8 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    two = RankPool(tmp_path_factory.mktemp("float16"), 2, (2,))
-    yield two
-    two.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(tmp_path_factory.mktemp("float16"), 2, (2,), processes=ranks)
 
 
 def run(

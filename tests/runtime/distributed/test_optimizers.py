@@ -1,6 +1,5 @@
 """Every optimizer under every kind of plan takes the steps that it takes on a single device."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from factories import tiny_plan
-from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema import OtherOptimizer, TrainSettings, optimizer_law
 from windlass.schema.plan import Offload
@@ -29,10 +28,8 @@ PHASES = ((0, 2), (2, 4), (4, LAYERS))
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    two = RankPool(tmp_path_factory.mktemp("optimizers"), 2, (2,))
-    yield two
-    two.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(tmp_path_factory.mktemp("optimizers"), 2, (2,), processes=ranks)
 
 
 def settings_of(name: str) -> TrainSettings:

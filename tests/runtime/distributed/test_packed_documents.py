@@ -1,13 +1,12 @@
 """Packed rows train as one batch does, however a plan divides them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from factories import tiny_plan
-from rank_pool import LAYERS, MACHINE, OFFLOADED, SEQUENCE, RankPool
+from rank_pool import LAYERS, MACHINE, OFFLOADED, SEQUENCE, RankPool, RankProcesses
 from windlass.data.examples import IGNORED_TARGET, ExampleDataset
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.schema.graph import Precision
@@ -34,10 +33,10 @@ def packed_examples() -> ExampleDataset:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    two = RankPool(tmp_path_factory.mktemp("packed"), 2, (2,), examples=packed_examples())
-    yield two
-    two.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(
+        tmp_path_factory.mktemp("packed"), 2, (2,), examples=packed_examples(), processes=ranks
+    )
 
 
 def run(pool: RankPool, precision: Precision = "float64", **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywords of a plan

@@ -1,7 +1,6 @@
 """Two ranks on the simulated device: whatever streams do late, no bit of a run changes."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
+from forked_runs import beside_tests
 from simulated_device import SCHEDULES, Site
 from windlass.schema.plan import Offload, Plan
 
@@ -44,10 +44,8 @@ def run_jobs(jobs: Sequence[Job], folder: Path) -> list[list[dict[str, Any]]]:
     write_documents(folder / "text")
     listed = [(each.model_dump(mode="json"), schedule, site) for each, schedule, site in jobs]
     (folder / "jobs.json").write_text(json.dumps(listed))
-    tests = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)], env=os.environ | {"PYTHONPATH": paths},
+        [sys.executable, str(SCRIPT), str(folder)], env=beside_tests(),
         capture_output=True, text=True, timeout=SECONDS, start_new_session=True, check=False,
     )  # fmt: skip
     files = [folder / f"results{rank}.json" for rank in range(2)]

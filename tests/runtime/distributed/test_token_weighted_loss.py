@@ -1,6 +1,5 @@
 """The loss is a mean over the targets of the global batch, however a plan divides them."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from factories import tiny_plan
-from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset
 from windlass.models.build import build_layer_stack
 from windlass.runtime.verify.compare_runs import InstrumentedRun
@@ -52,10 +51,10 @@ BATCHES = ExampleBatches(EXAMPLES, batch=BATCH, seed=3)
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    two = RankPool(tmp_path_factory.mktemp("examples"), 2, (2,), examples=EXAMPLES)
-    yield two
-    two.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(
+        tmp_path_factory.mktemp("examples"), 2, (2,), examples=EXAMPLES, processes=ranks
+    )
 
 
 @pytest.fixture(scope="module")
