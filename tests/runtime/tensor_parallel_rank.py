@@ -21,6 +21,7 @@ from forked_runs import share_imports
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding, layer_stack_from_module
 from windlass.models.loss import IGNORE_INDEX
+from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
 from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import param_shards
@@ -116,6 +117,16 @@ def layer_errors(
     if last:
         targets = torch.randint(stack.vocabulary, (SAMPLES, SEQUENCE), generator=generator)
         targets[0, :5] = IGNORE_INDEX
+    loss_gradient, documents = torch.ones(()), None
+    if has_sentence_head(stack.layers[-1]):
+        tokens += stack.vocabulary * torch.randint(2, tokens.shape, generator=generator)
+        # Two documents and the fill behind them; of the last row the fill is the second one.
+        documents = torch.tensor(
+            [[0] * 5 + [1] * 7 + [2] * 4] * (SAMPLES - 1) + [[0] * 9 + [1] * 7]
+        )
+        loss_gradient = torch.tensor([1.0, 0.7, 0.0])
+        sentences = torch.tensor([[0, 1, IGNORE_INDEX]] * (SAMPLES - 1) + [[1, IGNORE_INDEX, -100]])
+        targets = torch.cat((targets, sentences), dim=1) if targets is not None else None
     output_gradient = torch.randn(SAMPLES, SEQUENCE, width, generator=generator, dtype=dtype)
 
     sharding = layer_sharding(stack, index)
@@ -129,11 +140,12 @@ def layer_errors(
     local_weights = [shards[path].extract(weight) for path, weight in pairs]
     inputs, local_inputs = (tokens, tokens) if index == 0 else (x, local_part(x, tp_rank))
     out, gradients = forward_backward(
-        full, weights, buffers, name, inputs, targets, torch.ones(()) if last else output_gradient
-    )
-    local_gradient = torch.ones(()) if last else local_part(output_gradient, tp_rank)
+        full, weights, buffers, name, inputs, targets, loss_gradient if last else output_gradient,
+        documents,
+    )  # fmt: skip
+    local_gradient = loss_gradient if last else local_part(output_gradient, tp_rank)
     local_out, local_gradients = forward_backward(
-        sharded, local_weights, buffers, name, local_inputs, targets, local_gradient
+        sharded, local_weights, buffers, name, local_inputs, targets, local_gradient, documents
     )
 
     errors = {f"{name} output": error(local_out, out if last else local_part(out, tp_rank))}
@@ -153,7 +165,7 @@ def layer_errors(
 
 def forward_backward(
     template: LayerTemplate, weights: list[Tensor], buffers: list[Tensor], name: str, x: Tensor,
-    targets: Tensor | None, output_gradient: Tensor,
+    targets: Tensor | None, output_gradient: Tensor, documents: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Output, and gradients of the weights and of the input, last, unless it is tokens."""
     wanted = [w.detach().clone().requires_grad_() for w in weights]
@@ -166,7 +178,7 @@ def forward_backward(
         x = x.detach().clone().requires_grad_()
         wanted.append(x)
     keys_if_dropout = keys if template.has_dropout else None
-    out = template(wanted[: len(weights)], buffers, keys_if_dropout, x, targets, seed=0)
+    out = template(wanted[: len(weights)], buffers, keys_if_dropout, x, targets, documents, seed=0)
     gradients = torch.autograd.grad(out, wanted, output_gradient.to(out.dtype))
     return out.detach(), [g.detach() for g in gradients]
 

@@ -40,9 +40,10 @@ RULES = {
 MODELS = {
     **{family: {"model": family, "dials": dials} for family, dials in FAMILIES.items()},
     "a user's model": {"model": "own", "sharding_rules": RULES | {"3": "vocabulary"}},
+    "bert-tiny with pairs": {"model": "bert-tiny", "dials": {**SMALL, "sentence_head": True}},
     "a user's model with a replicated head": {"model": "own", "sharding_rules": RULES},
 }
-GRIDS = {name: model for name, model in MODELS.items() if "replicated head" not in name}
+GRIDS = {name: model for name, model in MODELS.items() if not name.endswith(("head", "with pairs"))}
 """A replicated head needs all features of a token, which no rank of a grid has."""
 
 

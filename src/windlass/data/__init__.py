@@ -42,9 +42,12 @@ from windlass.data.keyed_choices.mlm_masking import (
     MlmMasking,
 )
 from windlass.data.packing import (
+    PairTokens,
     RowBatches,
+    SentencePairs,
     conversation_batches,
     masked_batches,
+    sentence_pair_batches,
 )
 from windlass.data.pixels import (
     PixelScale,
@@ -97,9 +100,11 @@ __all__ = [
     "ExampleBatches",
     "ExampleDataset",
     "MlmMasking",
+    "PairTokens",
     "PixelScale",
     "ReadAhead",
     "RowBatches",
+    "SentencePairs",
     "SplitMeta",
     "TargetItem",
     "Task",
@@ -132,6 +137,7 @@ __all__ = [
     "save_library_questions",
     "save_task",
     "score_choices",
+    "sentence_pair_batches",
     "standard_error",
     "target_counts",
     "text_fingerprint",

@@ -26,9 +26,9 @@ _DOCUMENT = b"excerpt"
 
 
 def write_excerpt(
-    tokens: TokenDataset, folder: Path, *, train: Sequence[int], held_out: int
+    tokens: TokenDataset, folder: Path, *, train: Sequence[int], held_out: int, documents: int = 1
 ) -> None:
-    """Writes a token folder with the beginnings of another one's texts, each as one document.
+    """Writes a token folder with the beginnings of another one's texts, each as some documents.
 
     Conversations become text: all of their tokens are targets.
 
@@ -39,6 +39,7 @@ def write_excerpt(
         folder: folder to create; it must not exist.
         train: most tokens to take from each source.
         held_out: most held-out tokens to take.
+        documents: number of documents of each text, of nearly one length.
 
     Raises:
         StorageError: the disk is full or not writable.
@@ -52,8 +53,10 @@ def write_excerpt(
     with storage_errors(folder):
         folder.mkdir(parents=True)
         splits = {
-            "train": _write_split(folder, "train", parts, tokens.meta.train),
-            "held_out": _write_split(folder, "held_out", [beginning], tokens.meta.held_out),
+            "train": _write_split(folder, "train", parts, tokens.meta.train, documents),
+            "held_out": _write_split(
+                folder, "held_out", [beginning], tokens.meta.held_out, documents
+            ),
         }
         lengths = tokens.held_out_bytes[: len(beginning)].astype(LENGTH_TYPE)
         (folder / HELD_OUT_BYTES_FILE).write_bytes(lengths.tobytes())
@@ -66,24 +69,25 @@ def write_excerpt(
 
 
 def _write_split(
-    folder: Path, name: str, parts: Sequence[StoredTokenIds], meta: SplitMeta
+    folder: Path, name: str, parts: Sequence[StoredTokenIds], meta: SplitMeta, documents: int
 ) -> SplitMeta:
-    """Writes one side of the split, each part as one document, and returns what describes it."""
+    """Writes one side of the split, each part as some documents, and returns what describes it."""
     content = b"".join(part.tobytes() for part in parts)
     (folder / token_file(name)).write_bytes(content)
     offsets_file, names_file = document_files(name)
-    (folder / names_file).write_bytes(_DOCUMENT * len(parts))
-    starts = list(accumulate(map(len, parts), initial=0))
+    pieces = [piece for part in parts for piece in np.array_split(part, documents)]
+    (folder / names_file).write_bytes(_DOCUMENT * len(pieces))
+    starts = list(accumulate(map(len, pieces), initial=0))
     name_starts = [len(_DOCUMENT) * index for index in range(len(starts))]
     np.save(folder / offsets_file, np.array([starts, name_starts], dtype="<i8"))
     # The beginning of the held-out text has one part, whatever the number of sources.
     described = [
-        source.model_copy(update={"documents": 1, "tokens": len(part)})
+        source.model_copy(update={"documents": documents, "tokens": len(part)})
         for source, part in zip(meta.sources, parts, strict=False)
     ]
     return meta.model_copy(
         update={
-            "sources": tuple(described), "documents": len(parts), "tokens": starts[-1],
+            "sources": tuple(described), "documents": len(pieces), "tokens": starts[-1],
             "sha256": hashlib.sha256(content).hexdigest(),
         }
     )  # fmt: skip

@@ -17,6 +17,7 @@ END_OF_TEXT = "<|endoftext|>"
 # Names that other families give the end of a text, in the order they are looked for.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 _MASK_NAMES = ("[MASK]", "<mask>")
+_CLASS_NAMES = ("[CLS]", "<s>")
 BYTE_VOCABULARY = 257
 
 TokenIds = npt.NDArray[np.int64]
@@ -37,6 +38,8 @@ class Tokenizer:
     """Id of the end of a text."""
     mask_token: int | None = None
     """Id that hides a token from an encoder; None if the tokenizer has none."""
+    class_token: int | None = None
+    """Id before a text, whose vector says what class it has; None if the tokenizer has none."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
@@ -179,13 +182,17 @@ def _with_end_of_text(backend: tokenizers.Tokenizer) -> Tokenizer:
         end = ids[END_OF_TEXT]
     # Ids may have gaps, so the largest decides.
     vocabulary = max(ids.values()) + 1
-    mask = next((ids[name] for name in _MASK_NAMES if name in ids), None)
+    mask, first = (
+        next((ids[name] for name in names if name in ids), None)
+        for names in (_MASK_NAMES, _CLASS_NAMES)
+    )
     return Tokenizer(
         backend=backend,
         bytewise=False,
         vocabulary=vocabulary,
         end_of_text=end,
         mask_token=mask,
+        class_token=first,
     )
 
 

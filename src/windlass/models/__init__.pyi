@@ -28,6 +28,7 @@ from .catalog import (
     is_users_own,
     model_config,
     model_names,
+    predicts_pairs,
     published_active_parameters,
     published_parameter_count,
     resnet_config,
@@ -126,6 +127,16 @@ from .packing.documents import (
 from .selective_checkpoint import (
     checkpoint_selectively,
 )
+from .sentences.head_losses import (
+    HEAD_RESULTS,
+    HeadLosses,
+    token_targets,
+)
+from .sentences.sentence_head import (
+    HeadOutputs,
+    has_sentence_head,
+    token_output,
+)
 from .shape_inference import (
     fake_state,
 )
@@ -158,6 +169,7 @@ from .transformer import (
 
 __all__ = [
     "EXPERTS_NOT_CUT",
+    "HEAD_RESULTS",
     "IGNORE_INDEX",
     "PROCESSOR_FILE",
     "Adapted",
@@ -169,6 +181,8 @@ __all__ = [
     "FusedLossSizes",
     "GgufLayout",
     "GgufVocabulary",
+    "HeadLosses",
+    "HeadOutputs",
     "LayerStack",
     "MixtureOfExperts",
     "ModelArgument",
@@ -204,6 +218,7 @@ __all__ = [
     "gguf_layout",
     "gguf_vocabulary",
     "has_config",
+    "has_sentence_head",
     "image_processor",
     "in_loss_precision",
     "is_adapter",
@@ -230,6 +245,7 @@ __all__ = [
     "padded_linear",
     "param_shards",
     "peft_adapter",
+    "predicts_pairs",
     "published_active_parameters",
     "published_parameter_count",
     "reduce_scatter",
@@ -245,5 +261,7 @@ __all__ = [
     "sliding_window",
     "takes_images",
     "text_model_names",
+    "token_output",
+    "token_targets",
     "tokenizer_file",
 ]

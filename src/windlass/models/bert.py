@@ -1,12 +1,14 @@
 """Layers of a BERT-style encoder, which normalises after each residual sum (post-norm).
 
 Source: Devlin et al. 2018, arXiv:1810.04805, and its code, google-research/bert. All tokens of a
-sequence belong to its first segment; there is no pooler and no next-sentence prediction.
+sequence belong to its first segment, unless the model says something of pairs of sentences: then an
+id of the second one is that of the token plus the entries of the vocabulary.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from windlass.models.attention import Attention
@@ -18,9 +20,12 @@ from windlass.models.modules import (
     build_norm,
 )
 from windlass.models.packing.documents import SeesDocuments, positions_in_documents
+from windlass.models.sentences.sentence_head import HeadOutputs, SentenceHead
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 SEGMENTS = 2
+PAIR_CLASSES = 2
+"""What a sentence head says of a pair: the second one follows, or is a random one."""
 
 
 class BertEmbedding(SeesDocuments, TensorShardable):
@@ -31,6 +36,8 @@ class BertEmbedding(SeesDocuments, TensorShardable):
         self.tokens = EmbeddingTable(config.vocabulary, config.width)
         self.positions = EmbeddingTable(config.sequence, config.width)
         self.segments = EmbeddingTable(SEGMENTS, config.width)
+        self.second_offset = config.vocabulary if config.sentence_head else None
+        """What is added to the ids of a second segment; None has none."""
         self.norm = build_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -40,7 +47,12 @@ class BertEmbedding(SeesDocuments, TensorShardable):
             positions = self.positions.weight[: tokens.shape[1]]
         else:
             positions = self.positions.weight[positions_in_documents(self.documents)]
-        places = positions + self.segments.weight[0]
+        segments = self.segments.weight[0]
+        if self.second_offset is not None:
+            is_second = (tokens >= self.second_offset).unsqueeze(-1)
+            segments = torch.where(is_second, self.segments.weight[1], segments)
+            tokens = tokens % self.second_offset
+        places = positions + segments
         return self.dropout(self.norm(self.tokens(tokens) + places))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
@@ -86,8 +98,16 @@ def build_split_bert_block(config: TransformerConfig) -> nn.Sequential:
     return nn.Sequential(OrderedDict(attention=attention, hidden=hidden))
 
 
+def _build_sentence_head(config: TransformerConfig) -> SentenceHead:
+    """The head that says whether the second sentence of a pair follows the first."""
+    pooler = Projection(config.width, config.width, bias=True)
+    return SentenceHead(pooler, Projection(config.width, PAIR_CLASSES, bias=True))
+
+
 class BertHead(nn.Module, TensorShardable):
     """Masked-token head: linear, GELU and norm, then a projection to the vocabulary.
+
+    Beside it stands a sentence head if the configuration has one.
 
     ModernBERT (Warner et al. 2024, arXiv:2412.13663), whose blocks are pre-norm, normalises first,
     and its linear has no bias.
@@ -95,6 +115,7 @@ class BertHead(nn.Module, TensorShardable):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.sentences = _build_sentence_head(config) if config.sentence_head else None
         is_post_norm = config.block_layout == "post_norm"
         self.input_norm = nn.Identity() if is_post_norm else build_norm(config)
         self.transform = Projection(config.width, config.width, bias=is_post_norm)
@@ -102,10 +123,12 @@ class BertHead(nn.Module, TensorShardable):
         self.norm = build_norm(config)
         self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps `[b s d]` to logits `[b s v]`."""
+    def forward(self, x: Tensor) -> Tensor | HeadOutputs:
+        """Maps `[b s d]` to logits `[b s v]`, and `[b p 2]` of pairs of sentences."""
+        sentences = None if self.sentences is None else self.sentences(x)
         features = self.activation(self.transform(self.input_norm(x)))
-        return self.projection(self.norm(features))
+        logits = self.projection(self.norm(features))
+        return logits if sentences is None else HeadOutputs(logits, sentences)
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
         """Each rank has its shard of the logits; in a grid also of the transform's features."""

@@ -41,7 +41,7 @@ from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest
 
-_FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss")
+_FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss", "sentence_head")
 """Arguments that leave the shape of every weight as it is."""
 _SIZE = "input_shape"
 

@@ -28,10 +28,13 @@ ModelArgument = int | float | str | tuple[int, ...]
 
 MODEL_ARGUMENTS = (
     "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
-    "split_blocks", "input_shape", "classes", "patch", *EXPERT_ARGUMENTS,
+    "split_blocks", "sentence_head", "input_shape", "classes", "patch", *EXPERT_ARGUMENTS,
 )  # fmt: skip
 """Fields of a catalog model's configuration that a request may change."""
-_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks", "input_shape", *EXPERT_ARGUMENTS}
+_COUNTS = frozenset(MODEL_ARGUMENTS) - {
+    "dropout", "split_blocks", "sentence_head", "input_shape", *EXPERT_ARGUMENTS,
+}  # fmt: skip
+
 _OF_IMAGES = {"input_shape": "image", "classes": "vocabulary"}
 """Arguments of models that take images, and the fields that they set."""
 _NOT_OF_IMAGES = ("vocabulary", "sequence")
@@ -216,6 +219,19 @@ def is_causal(name: str) -> bool:
     if is_residual(name):
         return False
     return not has_config(name) or model_config(name).causal
+
+
+def predicts_pairs(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
+    """Whether a model has a sentence head, so that it takes pairs of sentences.
+
+    Args:
+        name: its name.
+        arguments: what a request changes of it.
+    """
+    if not has_config(name):
+        return False
+    own = arguments.get("sentence_head")
+    return model_config(name).sentence_head if own is None else bool(own)
 
 
 def takes_images(name: str) -> bool:

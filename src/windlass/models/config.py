@@ -210,6 +210,8 @@ class TransformerConfig:
     """Whether embedded tokens are normalised, so that the first block's attention is not."""
     head_transform: bool = False
     """Whether the head of a pre-norm model transforms before it projects, as BERT's does."""
+    sentence_head: bool = False
+    """Whether a post-norm model also says if the second sentence of a pair follows the first."""
     positions: PositionEncoding = "learned"
     rotary_width: int | None = None
     """Features of each head that rotary positions rotate; None rotates all of them."""
@@ -344,11 +346,7 @@ class TransformerConfig:
         errors += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:
             errors.append(f"`dropout` is {self.dropout:g}, must be at least 0 and below 1")
-        if self.split_blocks and self.block_layout.startswith("parallel"):
-            errors.append(
-                "`split_blocks` splits a block between attention and feed-forward, but in this "
-                "model both read the block's input in parallel; leave it out"
-            )
+        errors += self._layout_errors()
         if low:
             return tuple(errors)
         if self.rope_scaling is not None:
@@ -377,6 +375,19 @@ class TransformerConfig:
         if self.heads % self.kv_heads:
             errors.append(f"`heads` {self.heads} is not divisible by `kv_heads` {self.kv_heads}")
         return tuple(errors)
+
+    def _layout_errors(self) -> Iterator[str]:
+        """What does not go with the layout of the blocks."""
+        if self.split_blocks and self.block_layout.startswith("parallel"):
+            yield (
+                "`split_blocks` splits a block between attention and feed-forward, but in this "
+                "model both read the block's input in parallel; leave it out"
+            )
+        if self.sentence_head and self.block_layout != "post_norm":
+            yield (
+                "`sentence_head` is of BERT's models of masked tokens; leave it out, or take "
+                "`bert-base`"
+            )
 
     def _image_errors(self) -> Iterator[str]:
         """Why images cannot be cut into patches."""

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.models.sentences.head_losses import HeadLosses
+from windlass.models.sentences.sentence_head import has_sentence_head
+
 IGNORE_INDEX = -100
 """Target that does not count in the mean; torch's own default for cross-entropy."""
 
@@ -57,13 +60,20 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (squares * known).sum() / known.sum()
 
 
-def layer_loss(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss function of (output, targets) for the last layer, sharded or not."""
-    attached: Callable[[Tensor, Tensor], Tensor] = getattr(layer, _ATTRIBUTE, mean_cross_entropy)
-    return attached
+def layer_loss(layer: nn.Module) -> Callable[..., Tensor]:
+    """The loss function of (output, targets) for the last layer, sharded or not.
+
+    It gives one number, or those of `HeadLosses` for a layer with a sentence head.
+    """
+    attached: Callable[..., Tensor] | None = getattr(layer, _ATTRIBUTE, None)
+    if attached is not None:
+        return attached
+    if has_sentence_head(layer):
+        return HeadLosses(tokens=mean_cross_entropy, ignored=IGNORE_INDEX)
+    return mean_cross_entropy
 
 
-def set_layer_loss(layer: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def set_layer_loss(layer: nn.Module, loss: Callable[..., Tensor]) -> None:
     """Attaches the loss function that `layer_loss` returns: a sharded layer's or a user's."""
     setattr(layer, _ATTRIBUTE, loss)
 

@@ -292,14 +292,17 @@ def format_task_scores(step: Step) -> str:
 def format_held_out_loss(step: Step) -> str:
     """`3.402 (1.920 bits per byte), 3.391 averaged`, or of classes `0.102 (97.1 % right)`.
 
+    With a sentence head it is `4.021 (1.920 bits per byte, 71.4 % of pairs right)`, and
     `not measured` if the step did not evaluate.
     """
     if step.held_out_loss is None:
         return "not measured"
-    bits = step.held_out_bits_per_byte
-    more = f" ({bits:.3f} bits per byte)" if bits is not None else ""
-    if step.held_out_accuracy is not None:
-        more = f" ({100 * step.held_out_accuracy:.1f} % right)"
+    bits, accuracy = step.held_out_bits_per_byte, step.held_out_accuracy
+    parts = [] if bits is None else [f"{bits:.3f} bits per byte"]
+    if accuracy is not None:
+        of_pairs = "" if step.held_out_sentence_loss is None else "of pairs "
+        parts.append(f"{100 * accuracy:.1f} % {of_pairs}right")
+    more = f" ({', '.join(parts)})" if parts else ""
     averaged = step.held_out_loss_ema
     more += f", {format_loss(averaged)} averaged" if averaged is not None else ""
     return format_loss(step.held_out_loss) + more

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from windlass.models import (
     ExpertParallelRank,
+    HeadLosses,
     LayerStack,
     TensorParallelLoss,
     TensorParallelRank,
@@ -34,6 +35,8 @@ from windlass.models import (
     running_statistics,
     set_attention_backend,
     shard_layer,
+    token_output,
+    token_targets,
 )
 from windlass.runtime.block_scores import BlockScores
 from windlass.runtime.keyed_dropout import (
@@ -240,7 +243,7 @@ class LayerTemplate:
             tensors |= key_buffers(self._keyed, disabled_keys(x))
         self._module.eval()
         try:
-            return self._output(tensors, x)
+            return token_output(self._output(tensors, x))
         finally:
             self._module.train()
 
@@ -285,7 +288,11 @@ class LayerTemplate:
         if balance is not None:
             tensors |= dict.fromkeys(self._balance, balance)
         if self._targets is not None and targets is not None:
-            return self._output({**tensors, self._targets: targets}, x)
+            if not isinstance(self._loss, HeadLosses):
+                return self._output({**tensors, self._targets: targets}, x)
+            return self._loss(
+                self._output({**tensors, self._targets: token_targets(targets)}, x), targets
+            )
         output = self._output(tensors, x)
         if self._loss is None or targets is None:
             return output
@@ -348,6 +355,8 @@ def _with_z_loss(
     """A cross-entropy with the gradient of `factor log^2 Z`."""
     if not factor:
         return loss
+    if isinstance(loss, HeadLosses):
+        return replace(loss, tokens=_with_z_loss(loss.tokens, factor))
     if isinstance(loss, TensorParallelLoss):
         return replace(loss, z_loss=factor)
     return partial(mean_cross_entropy, z_loss=factor)

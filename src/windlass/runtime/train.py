@@ -273,6 +273,7 @@ class _Run:
             held_out_bits_per_byte=evaluation.bits_per_byte,
             held_out_loss_ema=evaluation.loss_ema,
             held_out_accuracy=evaluation.accuracy,
+            held_out_sentence_loss=evaluation.sentence_loss,
             task_scores=evaluation.task_scores,
             expert_load=self._compute.experts.totals if self._records_experts(step) else {},
             dropped_share=self._compute.experts.dropped_share,

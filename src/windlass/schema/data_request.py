@@ -16,6 +16,10 @@ _HELD_OUT = 0.05
 _MAX_ENTRIES = 2**20
 """Largest vocabulary that a tokenizer is trained for."""
 
+SENTENCES_PER_ROW = 3
+"""Most pairs of sentences that share a row. Source: Krell et al. 2021, arXiv:2107.02027, whose
+packs of three fill nearly as much as larger ones."""
+
 DataFormat = Literal["text", "chat", "images"]
 """What a source holds: text that is learned whole, conversations, or images with a class each."""
 LongDocuments = Literal["truncate", "drop"]

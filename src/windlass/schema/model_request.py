@@ -92,6 +92,9 @@ class ModelRequest(RequestTable):
     split_blocks: bool | None = None
     """Makes attention and feed-forward separate layers, so that a stage may end between them; None
     means one layer per block."""
+    sentence_head: bool | None = None
+    """Adds a head beside that of masked tokens that says of a pair of sentences whether the second
+    follows the first, as in BERT; None means the model's own."""
     experts: int | None = Field(default=None, ge=0, le=_MAX_SIZE)
     """Experts of each feed-forward branch; 0 makes a model dense, None means the model's own."""
     experts_per_token: Size | None = None

@@ -142,7 +142,10 @@ class Step:
     held_out_loss_ema: float | None = None
     """The same loss with averaged weights (EMA); None if the run keeps none."""
     held_out_accuracy: float | None = None
-    """Share of held-out examples whose class is predicted right; None without classes."""
+    """Share of held-out examples, or pairs of sentences, whose class is predicted right; None
+    without classes."""
+    held_out_sentence_loss: float | None = None
+    """Part of the held-out loss that is of pairs of sentences; None without a sentence head."""
     task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of tasks, by `TASK.METRIC`; empty if this step scored none."""
     expert_load: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))

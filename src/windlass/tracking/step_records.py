@@ -53,6 +53,8 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             evaluation["loss_ema"] = step.held_out_loss_ema
         if step.held_out_accuracy is not None:
             evaluation["accuracy"] = step.held_out_accuracy
+        if step.held_out_sentence_loss is not None:
+            evaluation["sentence_loss"] = step.held_out_sentence_loss
         journal.append_event("evaluation", evaluation)
     if step.expert_load:
         loads = {name: list(load) for name, load in step.expert_load.items()}
@@ -120,6 +122,7 @@ def _step(
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         held_out_loss_ema=evaluation.fields.get("loss_ema") if evaluation else None,
         held_out_accuracy=evaluation.fields.get("accuracy") if evaluation else None,
+        held_out_sentence_loss=evaluation.fields.get("sentence_loss") if evaluation else None,
         task_scores=_named(value, _TASK_PREFIX),
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )

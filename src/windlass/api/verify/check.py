@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
-from windlass.api.training.inputs.batches import make_windows
+from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.legs import as_single_leg
 from windlass.api.training.loop.hooks import Instrumentation
@@ -31,7 +31,7 @@ from windlass.torch_ext import set_memory_limit
 from windlass.units import format_bytes
 
 if TYPE_CHECKING:
-    from windlass.data import Batches, ExampleBatches
+    from windlass.data import Batches, ExampleBatches, RowBatches
     from windlass.runtime import InstrumentedRun
 
 _SMALL_STEPS, _SMALL_MICRO, _SMALL_BATCH = 3, 2, 4
@@ -40,6 +40,9 @@ epochs of 6 sequences."""
 
 _SMALL_CLIP = 0.1
 """Largest gradient norm of that run, so that it clips."""
+
+_SMALL_DOCUMENTS = 3
+"""Documents of each source in that run; windows take no notice of them, pairs of sentences do."""
 
 _MIN_EPOCH = 2
 """Fewest sequences of an epoch that have an order."""
@@ -143,7 +146,7 @@ class Verifier:
             schedule=schedule,
         )
 
-    def _excerpt(self, planned: Planned, folder: Path) -> "Batches | ExampleBatches":
+    def _excerpt(self, planned: Planned, folder: Path) -> "Batches | ExampleBatches | RowBatches":
         """Writes the data of a run of two epochs into its folder: the beginning of the others'."""
         from windlass.data import ExampleBatches, ExampleDataset, open_dataset, write_excerpt
 
@@ -163,8 +166,10 @@ class Verifier:
         ]
         # Twice the windows that are evaluated, so that they lie apart.
         held_out = 2 * settings.evaluate_sequences * settings.sequence + 1
-        write_excerpt(tokens, excerpt, train=train_tokens, held_out=held_out)
-        return make_windows(planned, open_dataset(excerpt) or tokens)
+        write_excerpt(
+            tokens, excerpt, train=train_tokens, held_out=held_out, documents=_SMALL_DOCUMENTS
+        )
+        return make_batches(planned, open_dataset(excerpt) or tokens)
 
     def inject_faults(self) -> Iterator[FaultResult]:
         """Yields the verification of the plan with each fault that can occur in it."""

@@ -14,8 +14,8 @@ from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recording.recorder import RecordedPass, record_layer
 from windlass.capture.trace import FittedTrace
 from windlass.errors import ModelError
-from windlass.models import LayerStack, TensorParallelRank
-from windlass.schema import Precision, tensor_degree
+from windlass.models import LayerStack, TensorParallelRank, has_sentence_head
+from windlass.schema import SENTENCES_PER_ROW, Precision, tensor_degree
 
 CAPTURED_DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
@@ -159,7 +159,8 @@ def _target_shape(subject: LayerUnderTest, point: tuple[int, int]) -> tuple[int,
         return None
     examples = subject.stack.examples
     if examples is None:
-        return point
+        micro, sequence = point
+        return micro, sequence + SENTENCES_PER_ROW * has_sentence_head(subject.layer)
     return point[:1] if examples.numbers is None else (point[0], examples.numbers)
 
 

@@ -44,8 +44,11 @@ from windlass.models import (
     checkpoint_selectively,
     fake_state,
     fuse_loss,
+    has_sentence_head,
     layer_loss,
     meta_copy,
+    token_output,
+    token_targets,
 )
 from windlass.schema import OpKind
 from windlass.sparsity import SECTION_ACTIVATION, SectionSizes
@@ -100,11 +103,12 @@ def record_layer(
         recorder.set_role(state.values(), "parameter")
         recorder.set_role([x] if targets is None else [x, targets], "input")
         if targets is not None and targets_name is not None:
-            state[targets_name] = targets
+            has_both = has_sentence_head(layer)
+            state[targets_name] = token_targets(targets) if has_both else targets
         with recorder:
             y = _forward(layer, state, x, selective=selective)
-            shape = tuple(y.shape)
-            if targets is not None and targets_name is None:
+            shape = tuple(token_output(y).shape)
+            if targets is not None and (targets_name is None or has_sentence_head(layer)):
                 y = layer_loss(layer)(y, targets)
         recorder.end_forward([y])
         output_gradient = torch.empty_like(y)

@@ -4,5 +4,19 @@ from windlass.data.packing.conversation_rows import conversation_batches
 from windlass.data.packing.masked_rows import masked_batches
 from windlass.data.packing.row_batches import RowBatches
 from windlass.data.packing.row_layout import RowLayout, lay_out_rows
+from windlass.data.packing.sentence_pairs import (
+    PairTokens,
+    SentencePairs,
+    sentence_pair_batches,
+)
 
-__all__ = ["RowBatches", "RowLayout", "conversation_batches", "lay_out_rows", "masked_batches"]
+__all__ = [
+    "PairTokens",
+    "RowBatches",
+    "RowLayout",
+    "SentencePairs",
+    "conversation_batches",
+    "lay_out_rows",
+    "masked_batches",
+    "sentence_pair_batches",
+]

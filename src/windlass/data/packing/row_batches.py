@@ -136,7 +136,10 @@ class RowBatches:
         return self.order.held_out_documents(count, rows) if self.is_packed else repeat(None)
 
     def target_counts(self, step: int) -> TokenBatch:
-        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
+        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step.
+
+        It is `Int[sample kind]` where there are several kinds of targets.
+        """
         return self.order.target_counts(step)
 
     def document_names(self, step: int, sample: int) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class RowLayout:
     lengths: Integers
     """Number of inputs of each, `Int[document]`."""
     target_counts: Integers
-    """Targets that count in the loss, `Int[row]`."""
+    """Targets that count in the loss, `Int[row]`, or of several kinds, `Int[row kind]`."""
     truncated: int
     """Documents whose end is cut off."""
     dropped: int
@@ -82,7 +82,12 @@ def lay_out_rows(
 
 
 def lay_out_pieces(
-    starts: Integers, sequence: int, targets: Callable[[Integers], Integers]
+    starts: Integers,
+    sequence: int,
+    targets: Callable[[Integers], Integers],
+    *,
+    added: int = 0,
+    most: int | None = None,
 ) -> RowLayout:
     """Packed rows of consecutive documents whose own tokens are learned, as masked ones are.
 
@@ -91,24 +96,29 @@ def lay_out_pieces(
 
     Args:
         starts: token offset of each document, then the end of the last, `Int[document + 1]`.
-        sequence: most tokens of a piece.
-        targets: number of targets of pieces of such lengths, `Int[piece]`.
+        sequence: most tokens of a row.
+        targets: number of targets of pieces of such lengths, `Int[piece]`, or of several kinds of
+            targets, `Int[piece kind]`.
+        added: tokens that a row holds beside those of each piece; the end of a text is none of a
+            piece then.
+        most: most pieces of a row; None sets no limit.
     """
-    sizes = np.diff(starts)
-    pieces = -(-sizes // sequence)
+    sizes = np.maximum(np.diff(starts) - 1, 0) if added else np.diff(starts)
+    longest = max(sequence - added, 1)
+    pieces = -(-sizes // longest)
     documents = np.repeat(np.arange(len(sizes)), pieces)
     index = np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    lengths = np.minimum(sizes[documents] - index * sequence, sequence)
-    kept = np.flatnonzero(lengths > 1)
-    rows = pack(lengths[kept], sequence)
+    lengths = np.minimum(sizes[documents] - index * longest, longest)
+    kept = np.flatnonzero((lengths > 1) & (lengths + added <= sequence))
+    rows = pack(lengths[kept] + added, sequence, most)
     kept = kept[np.array([each for row in rows for each in row], dtype=np.int64)]
     row_starts = np.cumsum([0, *map(len, rows)])
     counts = targets(lengths[kept])
     return RowLayout(
         row_starts=row_starts,
         documents=documents[kept],
-        starts=(starts[:-1][documents] + index * sequence)[kept],
-        lengths=lengths[kept],
+        starts=(starts[:-1][documents] + index * longest)[kept],
+        lengths=lengths[kept] + added,
         target_counts=np.add.reduceat(counts, row_starts[:-1]) if len(kept) else counts,
         truncated=0,
         dropped=0,
@@ -116,7 +126,7 @@ def lay_out_pieces(
     )
 
 
-def pack(lengths: Integers, capacity: int) -> list[list[int]]:
+def pack(lengths: Integers, capacity: int, most: int | None = None) -> list[list[int]]:
     """Indices of the lengths in each row, by best fit: the longest first, into the fullest row.
 
     It takes at most 11/9 as many rows as the best packing, and one more.
@@ -125,6 +135,7 @@ def pack(lengths: Integers, capacity: int) -> list[list[int]]:
     Args:
         lengths: of 1 to `capacity` each, `Int[document]`.
         capacity: most that a row holds.
+        most: most lengths of a row; None sets no limit.
     """
     rows: list[list[int]] = []
     by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
@@ -141,6 +152,7 @@ def pack(lengths: Integers, capacity: int) -> list[list[int]]:
             space, row = capacity, len(rows)
             rows.append([])
         rows[row].append(index)
-        by_space[space - length].append(row)
-        spaces |= 1 << (space - length)
+        if len(rows[row]) != most:
+            by_space[space - length].append(row)
+            spaces |= 1 << (space - length)
     return rows

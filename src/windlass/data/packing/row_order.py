@@ -74,9 +74,13 @@ class RowOrder:
         return list(zip(sources.tolist(), rows.tolist(), strict=True))
 
     def target_counts(self, step: int) -> TokenBatch:
-        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step."""
+        """Number of targets that count in the loss, `Int[sample]`, of all samples of a step.
+
+        It is `Int[sample kind]` where there are several kinds of targets.
+        """
         sources, rows = self._sources_and_rows(step, 0, self.batch)
-        counts = np.zeros(self.batch, dtype=np.int64)
+        kinds = self.held_out.target_counts.shape[1:]
+        counts = np.zeros((self.batch, *kinds), dtype=np.int64)
         for source, layout in enumerate(self.train):
             counts[sources == source] = layout.target_counts[rows[sources == source]]
         return counts

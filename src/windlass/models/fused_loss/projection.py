@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
 from windlass.models.loss import has_own_loss
+from windlass.models.sentences.sentence_head import token_output
 from windlass.models.shape_inference import fake_state
 from windlass.schema import VOCABULARY_MULTIPLE
 
@@ -60,7 +61,7 @@ def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def can_fuse_loss(layer: nn.Module, width: int) -> bool:
-    """Whether a layer returns what its last `nn.Linear` gives, and has no loss of its own.
+    """Whether what a layer says of tokens is what its last `nn.Linear` gives, without own loss.
 
     Args:
         layer: the last layer of a model, on any device; it runs on fake tensors.
@@ -74,7 +75,7 @@ def can_fuse_loss(layer: nn.Module, width: int) -> bool:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             y = functional_call(layer, fake_state(layer), (torch.empty(*_TOKENS, width),))
-            return len(outputs) == 1 and outputs[0] is y
+            return len(outputs) == 1 and outputs[0] is token_output(y)
     finally:
         hook.remove()
 

@@ -92,6 +92,8 @@ class Family:
     """Which of our networks it is."""
     architecture: str
     """Class of `transformers` that has these tensors."""
+    heads: Mapping[str, Mapping[str, Any]]
+    """Fields of our configuration by other classes that have them; the usual class has none."""
     prefix: str
     """Beginning of the names of all tensors but the head's; a model saved without head lacks it."""
     fixed: Mapping[str, Any]
@@ -111,6 +113,26 @@ class Family:
     """Ends of names that folders of earlier versions have, by today's."""
     gguf: GgufTable | None = None
     """None if no GGUF file of this type can be written."""
+
+    def head_fields(self, architectures: object) -> Mapping[str, Any]:
+        """The fields that a folder's class sets beside its sizes.
+
+        Args:
+            architectures: value of that key in a `config.json`.
+        """
+        names = architectures if isinstance(architectures, list) else []
+        return next((self.heads[name] for name in names if name in self.heads), {})
+
+    def architecture_of(self, config: object) -> str:
+        """The class of `transformers` whose heads a configuration of ours has."""
+        return next(
+            (
+                name
+                for name, fields in self.heads.items()
+                if all(getattr(config, field) == value for field, value in fields.items())
+            ),
+            self.architecture,
+        )
 
     def rule(self, parameter: str) -> tuple[TensorRule, Mapping[str, str]]:
         """The rule for a parameter of ours, and the numbers of its block, by their letters.
@@ -171,6 +193,7 @@ def _family(model_type: str) -> Family:
         is_like=_tables()[model_type].get("like"),
         network=table.get("network", "transformer"),
         architecture=table["architecture"],
+        heads=table.get("heads", {}),
         prefix=table["prefix"],
         fixed=table["fixed"],
         fields={

@@ -164,6 +164,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             entry[name] = tuple(value) if isinstance(value, list) else value
         elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
+    entry |= family.head_fields(values.get("architectures"))
     _join_rope_scaling(entry)
     _join_experts(entry)
     if errors:

@@ -44,7 +44,7 @@ def _content(family: Family, config: ModelConfig) -> dict[str, Any] | None:
         return None
     scaling = config.rope_scaling if isinstance(config, TransformerConfig) else None
     content: dict[str, Any] = {
-        "architectures": [family.architecture],
+        "architectures": [family.architecture_of(config)],
         "model_type": family.model_type,
         **dict.fromkeys(family.null_keys),
     }

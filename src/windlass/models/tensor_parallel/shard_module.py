@@ -19,7 +19,9 @@ from torch import nn
 
 from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
-from windlass.models.loss import set_layer_loss
+from windlass.models.loss import IGNORE_INDEX, set_layer_loss
+from windlass.models.sentences.head_losses import HeadLosses
+from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.models.tensor_parallel.norms import (
     ShardedZeroCenteredRMSNorm,
@@ -40,6 +42,7 @@ from windlass.models.tensor_parallel.parallel_modules import (
     VocabParallelEmbedding,
     VocabParallelLinear,
 )
+from windlass.models.tensor_parallel.sentences import ReplicatedSentenceHead
 from windlass.models.tensor_parallel.shard_params import (
     EqualShard,
     ParamShard,
@@ -95,8 +98,20 @@ def shard_layer(
         local.register_forward_hook(KeepLocalPart(tp_rank))
     if last:
         first_column = _first_logit_column(layer, sharding, shards)
-        set_layer_loss(local, TensorParallelLoss(tp_rank=tp_rank, first_column=first_column))
+        _set_loss(local, TensorParallelLoss(tp_rank=tp_rank, first_column=first_column))
     return local
+
+
+def _set_loss(local: nn.Module, loss: TensorParallelLoss) -> None:
+    """Attaches the loss of the last layer, which a sentence head adds to on every rank."""
+    if not has_sentence_head(local):
+        set_layer_loss(local, loss)
+        return
+    for module in local.modules():
+        if isinstance(module, SentenceHead):
+            _change_class(module, ReplicatedSentenceHead, tp_rank=loss.tp_rank)
+    degree = loss.tp_rank.degree
+    set_layer_loss(local, HeadLosses(tokens=loss, ignored=IGNORE_INDEX, ranks=degree))
 
 
 def _replace_parameters(local: nn.Module, shards: dict[str, ParamShard]) -> None:

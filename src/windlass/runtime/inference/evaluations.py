@@ -21,7 +21,10 @@ class Evaluation:
     """Held-out loss in nats per token; None if it was not due."""
     bits_per_byte: float | None = None
     accuracy: float | None = None
-    """Share of held-out examples whose class is predicted right; None without classes."""
+    """Share of held-out examples, or pairs of sentences, whose class is predicted right; None
+    without classes."""
+    sentence_loss: float | None = None
+    """Part of the loss that is of pairs of sentences; None without a sentence head."""
     loss_ema: float | None = None
     """The loss of averaged weights; None if the run keeps none."""
     task_scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -52,6 +55,7 @@ class Evaluations:
             loss=held_out.loss if held_out else None,
             bits_per_byte=held_out.bits_per_byte if held_out else None,
             accuracy=held_out.accuracy if held_out else None,
+            sentence_loss=held_out.sentence_loss if held_out else None,
             loss_ema=averaged.loss if averaged else None,
             task_scores=self._task_scores() if self._tasks_are_due(step) else {},
         )

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data import ExampleArray, TrainingBatches, target_counts
-from windlass.models import IGNORE_INDEX, layer_loss
+from windlass.data import ExampleArray, TokenBatch, TrainingBatches, target_counts
+from windlass.models import HEAD_RESULTS, IGNORE_INDEX, has_sentence_head, layer_loss
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import DTYPES
 from windlass.runtime.rank_context import RankContext
-from windlass.schema import Plan
+from windlass.schema import SENTENCES_PER_ROW, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,14 @@ class HeldOutLoss:
     """The loss of a model on held-out text."""
 
     loss: float
-    """Mean loss in nats per token."""
+    """Mean loss in nats per token; with a sentence head, that of its pairs is added."""
     bits_per_byte: float | None
-    """The same loss in bits per byte of text; None without text."""
+    """The loss of tokens in bits per byte of text; None without text."""
     accuracy: float | None = None
-    """Share of the examples whose class has the largest logit; None if they have no class."""
+    """Share of the examples, or pairs of sentences, whose class has the largest logit; None if they
+    have no class."""
+    sentence_loss: float | None = None
+    """Mean loss of the pairs of sentences, in nats; None without a sentence head."""
 
 
 def with_averages(
@@ -69,6 +72,7 @@ def evaluate(
     examples = context.stack.examples
     # Their last layer gives few numbers, so it can give them, not only the loss.
     classifies = examples is not None and examples.numbers is None
+    has_sentences = has_sentence_head(context.stack.layers[-1])
     values, all_targets, all_documents, counts = _held_out_batches(context, batches, dist)
 
     def output(layers: range, index: int, x: Tensor) -> Tensor:
@@ -83,40 +87,53 @@ def evaluate(
             values[index] = loss_of(values[index], targets)
     # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
     has_loss = is_last and not dist.coord.tensor_rank
-    losses = [float(x) * n for x, n in zip(values, counts, strict=True)] if has_loss else []
-    local = (sum(losses), float(sum(counts) if has_loss else 0), float(correct))
-    loss, count, right = dist.all_reduce_sum(local)
-    bits = batches.bits_per_byte(loss / count, context.settings.evaluate_sequences)
-    accuracy = right / count if classifies else None
-    return HeldOutLoss(loss=loss / count, bits_per_byte=bits, accuracy=accuracy)
+    results = HEAD_RESULTS if has_sentences else 1
+    sums, totals = np.zeros(results), np.zeros(results)
+    for value, count in zip(values, counts, strict=True) if has_loss else ():
+        totals += count
+        sums += value.cpu().double().numpy() * count
+    local = (*sums.tolist(), *totals.tolist(), float(correct))
+    *reduced, right = dist.all_reduce_sum(local)
+    means = [total / n for total, n in zip(reduced[:results], reduced[results:], strict=True)]
+    bits = batches.bits_per_byte(means[0], context.settings.evaluate_sequences)
+    if has_sentences:
+        loss, sentence_loss, share_right = means
+        return HeldOutLoss(
+            loss=loss + sentence_loss, bits_per_byte=bits, accuracy=share_right,
+            sentence_loss=sentence_loss,
+        )  # fmt: skip
+    accuracy = right / reduced[results] if classifies else None
+    return HeldOutLoss(loss=means[0], bits_per_byte=bits, accuracy=accuracy)
 
 
 def _held_out_batches(
     context: RankContext, batches: TrainingBatches, dist: DistContext
-) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], list[int]]:
-    """Inputs, targets, documents and number of targets of each held-out micro-batch of this rank.
+) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], list[TokenBatch]]:
+    """Inputs, targets, documents and numbers of targets of each held-out micro-batch of this rank.
 
-    Documents are None where a row is one document.
+    Documents are None where a row is one document. There is a number of targets for each number
+    that the last layer gives.
     """
     plan, micro = context.plan, context.plan.batch.micro
-    own: list[tuple[Tensor, Tensor, Tensor | None, int]] = []
-    spare: tuple[Tensor, Tensor, Tensor | None, int] | None = None
+    own: list[tuple[Tensor, Tensor, Tensor | None, TokenBatch]] = []
+    spare: tuple[Tensor, Tensor, Tensor | None, TokenBatch] | None = None
+    has_sentences = has_sentence_head(context.stack.layers[-1])
     rounds = 0
     sequences = context.settings.evaluate_sequences
     held_out = batches.held_out_batches(sequences, micro)
     documents = batches.held_out_documents(sequences, micro)
     for index, ((inputs, targets), ids) in enumerate(zip(held_out, documents, strict=False)):
         rounds = index // plan.parallel.data + 1
-        count = int(target_counts(targets).sum())
+        count = _counts(targets, has_sentences=has_sentences)
         is_own = index % plan.parallel.data == dist.coord.data_rank
-        if not count or not (is_own or spare is None):
+        if not count.any() or not (is_own or spare is None):
             continue  # A mean over no target is no number.
         batch = (
             _in_precision(_padded(context, inputs, 0), plan),
             _padded(context, targets, _no_target(targets)),
             None if ids is None else _padded(context, ids, 0),
         )  # fmt: skip
-        spare = (*batch, 0) if spare is None else spare
+        spare = (*batch, np.zeros_like(count)) if spare is None else spare
         own += [(*batch, count)] if is_own else []
     if plan.parallel.expert and spare is not None:
         # Replicas that divide experts wait for each other in each pass.
@@ -125,6 +142,15 @@ def _held_out_batches(
         return [], [], [], []
     values, all_targets, all_documents, counts = map(list, zip(*own, strict=True))
     return values, all_targets, all_documents, counts
+
+
+def _counts(targets: ExampleArray, *, has_sentences: bool) -> TokenBatch:
+    """Number of targets that each result of the last layer is a mean over, `Int[result]`."""
+    if not has_sentences:
+        return np.array([target_counts(targets).sum()])
+    parts = targets[:, :-SENTENCES_PER_ROW], targets[:, -SENTENCES_PER_ROW:]
+    tokens, sentences = (int(target_counts(part).sum()) for part in parts)
+    return np.array([tokens, sentences, sentences])
 
 
 def _forward(

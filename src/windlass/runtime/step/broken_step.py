@@ -39,7 +39,8 @@ class BrokenStep:
         Raises:
             RunBroken: one is not finite.
         """
-        values = stacked(losses.values(), torch.float32, self._device).cpu().tolist()
+        parts = stacked(losses.values(), torch.float32, self._device)
+        values = parts.reshape(len(parts), -1).sum(dim=1).cpu().tolist()
         for micro, loss in zip(losses, values, strict=True):
             if not math.isfinite(loss):
                 first = self._inputs.micro_batch_start(micro)

@@ -7,9 +7,11 @@ from collections.abc import Hashable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from windlass.data import ReadAhead, TokenBatch, TrainingBatches, batch_of_step
 from windlass.errors import RunBroken
+from windlass.models import HEAD_RESULTS
 from windlass.runtime.keyed_dropout import sample_keys
 from windlass.runtime.parameters import DTYPES, master_dtype
 from windlass.runtime.rank_context import RankContext
@@ -38,10 +40,11 @@ class StepInputs:
         )
         precision = context.plan.precision
         self._master_dtype, self._dtype = master_dtype(precision), DTYPES[precision]
-        self._weighed: tuple[tuple[float, ...], float] = ((), 1.0)
+        self._weighed: tuple[tuple[tuple[float, ...], ...], float] = ((), 1.0)
         """What `loss_weights` are of: shares of the targets, and the loss scale."""
-        self.shares: tuple[float, ...] = ()
-        """Share of each micro-batch in the targets of the step's global batch."""
+        self.shares: tuple[tuple[float, ...], ...] = ()
+        """Share of each micro-batch in the targets of the step's global batch, of each kind of
+        target: those of tokens, and those of a sentence head."""
         self._fixed: dict[Hashable, Tensor] | None = None
         """Where the device finds each input in all steps; None if each step has its own memory."""
         self._tokens: dict[int, tuple[Tensor, Tensor]] = {}
@@ -69,27 +72,33 @@ class StepInputs:
         """Counts the targets of the global batch, of which every rank knows all samples.
 
         A micro-batch's loss is a mean over its own targets. It is weighted with their share of all
-        targets, so that the sum over all micro-batches and ranks is a mean over all targets.
+        targets, so that the sum over all micro-batches and ranks is a mean over all targets. A
+        sentence head has a loss, and a share, of its own.
         """
         counts = self._batches.target_counts(self.batch)
         end = self.first_sample + self._samples
-        own = counts[self.first_sample : end].reshape(-1, self._micro)
-        total = int(counts.sum())
-        if not total:
+        kinds = counts.reshape(len(counts), -1)
+        own = kinds[self.first_sample : end].reshape(self._accumulation, self._micro, -1)
+        totals = kinds.sum(axis=0)
+        if not totals.all():
             raise RunBroken(
                 f"none of the {len(counts)} samples of step {self.step} has a target, so no loss; "
                 "raise `train.batch`, or leave out examples without targets"
             )
-        self.shares = tuple(int(count) / total for count in own.sum(axis=1))
+        self.shares = tuple(map(tuple, (own.sum(axis=1) / totals).tolist()))
         if (self.shares, scale) != self._weighed:
             self._weighed = (self.shares, scale)
             wide = torch.float64 if self._device.has_float64 else torch.float32
             weights = torch.tensor(self.shares, dtype=torch.float64)
+            # What else a sentence head gives, the share that is right, is no loss.
+            several = functional.pad(weights, (0, HEAD_RESULTS - len(totals)))
+            weights = weights[:, 0] if len(totals) == 1 else several
             self.wide_weights = self._put("weights", weights.to(wide))
-            """`Float[micro_batch]`: the shares, in the precision of sums of losses."""
+            """`Float[micro_batch]`, or `[micro_batch result]` with a sentence head: the shares, in
+            the precision of sums of losses."""
             scaled = (scale * weights).to(self._master_dtype)
             self.loss_weights = self._put("scaled weights", scaled)
-            """`Float[micro_batch]`: weight of each loss, by which backward passes begin."""
+            """Weight of each of these losses, by which backward passes begin."""
             # Each tensor-parallel rank computes a part of every gradient.
             balance = torch.tensor(scale / self._balanced_over, dtype=wide)
             self.balance = self._put("balance", balance)
@@ -131,7 +140,7 @@ class StepInputs:
 
     def _read(self, micro: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self._reader.read(self.batch, micro)
-        if not self.shares[micro]:
+        if not all(self.shares[micro]):
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = targets.copy()
             targets.flat[: targets.shape[-1] if targets.dtype.kind == "f" else 1] = 0

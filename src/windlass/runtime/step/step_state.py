@@ -80,13 +80,13 @@ class StepState:
 
         Args:
             norms: 2-norms of gradients, `Float[]` each.
-            weights: `Float[micro_batch]`: weight of each loss, on the device that computes and in
-                the precision of the sums.
+            weights: weight of each loss, `Float[micro_batch]`, or of each of its parts,
+                `[micro_batch part]`, on the device that computes and in the precision of the sums.
         """
         dtype, device = weights.dtype, weights.device
         losses = stacked([self.losses[micro] for micro in sorted(self.losses)], dtype, device)
         square = stacked(norms, dtype, device).square().sum()
-        loss = torch.dot(losses, weights) if self.losses else losses.sum()
+        loss = torch.dot(losses.flatten(), weights.flatten()) if self.losses else losses.sum()
         return torch.stack((square, loss, losses.isfinite().all().to(dtype)))
 
     def add_scores(self, layer: int, scores: Sequence[Tensor | None]) -> None:
@@ -108,7 +108,7 @@ class StepState:
 
 
 def stacked(numbers: Collection[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`Float[n]`: n numbers on a device, which may be none."""
+    """`Float[n ...]`: n numbers, or as many tensors, on a device, which may be none."""
     if not numbers:
         return torch.zeros(0, dtype=dtype, device=device)
     return torch.stack([number.detach().to(dtype) for number in numbers])

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from windlass.data import Batches, ExampleBatches
+from windlass.data import Batches, ExampleBatches, RowBatches, SentencePairs
 from windlass.models import LayerStack, materialize_layer
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.parameters import DTYPES
@@ -20,6 +20,7 @@ from windlass.runtime.verify.error_record import (
 )
 from windlass.runtime.verify.plain_data_order import PlainBatches, PlainMasking, read_plain_batches
 from windlass.runtime.verify.plain_examples import PlainExamples, read_plain_examples
+from windlass.runtime.verify.plain_pairs import PlainPairs, read_plain_pairs
 from windlass.runtime.verify.plain_pytorch import PlainRun, plain_learning_rate, train_plainly
 from windlass.schema import (
     EXAMPLES_FILE,
@@ -43,7 +44,7 @@ def compare_to_plain_pytorch(
     run: InstrumentedRun,
     plan: Plan,
     stack: LayerStack,
-    batches: Batches | ExampleBatches,
+    batches: Batches | ExampleBatches | RowBatches,
     settings: TrainSettings,
     *,
     schedule: TrainSettings,
@@ -63,12 +64,14 @@ def compare_to_plain_pytorch(
     """
     tolerance: dict[ComparedQuantity, float] = dict.fromkeys(get_args(ComparedQuantity), _TOLERANCE)
     errors = ErrorRecord(stack.names, tolerance)
-    plain_batches: PlainBatches | PlainExamples
+    plain_batches: PlainBatches | PlainExamples | PlainPairs
     if isinstance(batches, ExampleBatches):
         plain_batches = read_plain_examples(
             run.folder / EXAMPLES_FILE, batch=batches.batch, seed=batches.seed,
             dtype=DTYPES[plan.precision],
         )  # fmt: skip
+    elif isinstance(batches, RowBatches):
+        plain_batches = _plain_pairs(batches)
     else:
         plain_batches = _plain_batches(batches)
     _compare_schedule(errors, schedule)
@@ -95,6 +98,18 @@ def _plain_batches(batches: Batches) -> PlainBatches:
     )
 
 
+def _plain_pairs(batches: RowBatches) -> PlainPairs:
+    rows = batches.writer
+    if not isinstance(rows, SentencePairs):
+        raise TypeError(f"rows of `{type(rows).__name__}` have no plain counterpart")
+    return read_plain_pairs(
+        batches.tokens.folder, sequence=batches.sequence, batch=batches.batch,
+        seed=batches.order.seed, weights=batches.order.weights,
+        masking=PlainMasking(rows.masking.mask_token, rows.masking.vocabulary),
+        first=rows.special.first, vocabulary=rows.special.second_offset,
+    )  # fmt: skip
+
+
 def _compare_schedule(errors: ErrorRecord, schedule: TrainSettings) -> None:
     schedule = schedule.model_copy(update={"steps": _SCHEDULE_STEPS})
     for step in range(1, _SCHEDULE_STEPS + 1):
@@ -104,8 +119,8 @@ def _compare_schedule(errors: ErrorRecord, schedule: TrainSettings) -> None:
 
 def _compare_tokens(
     errors: ErrorRecord,
-    batches: Batches | ExampleBatches,
-    plain: PlainBatches | PlainExamples,
+    batches: Batches | ExampleBatches | RowBatches,
+    plain: PlainBatches | PlainExamples | PlainPairs,
     steps: int,
 ) -> None:
     for step in range(1, steps + 1):

@@ -75,7 +75,7 @@ class PlainBatches:
 
     def _window(self, sample: int) -> list[int]:
         """The `s + 1` tokens of a sample, counted from 0 over the whole run."""
-        source, index = self._source(sample)
+        source, index = source_of(sample, self.weights, self.seed)
         first, size = sum(self.source_tokens[:source]), self.source_tokens[source]
         windows = size // self.sequence
         epoch, position = divmod(index, windows)
@@ -83,33 +83,10 @@ class PlainBatches:
         start = permuted(position, windows, *key) * self.sequence + number(size, *key)
         return [self.train[first + (start + at) % size] for at in range(self.sequence + 1)]
 
-    def _source(self, sample: int) -> tuple[int, int]:
-        """The source of a sample, and which of the source's samples it is."""
-        if len(self.source_tokens) == 1:
-            return 0, sample
-        block, position = divmod(sample, _BLOCK)
-        image = permuted(position, _BLOCK, self.seed, block, 0, 0)
-        shares = _shares(self.weights)
-        for source, share in enumerate(shares):
-            if image < share:
-                return source, block * share + image
-            image -= share
-        raise ValueError(f"shares {shares} do not add up to {_BLOCK}")
-
     def _example(self, window: list[int], key: tuple[int, ...]) -> tuple[list[int], list[int]]:
         if self.masking is None:
             return window[:-1], window[1:]
-        inputs, targets = window[:-1], [IGNORED_TARGET] * self.sequence
-        count = max(1, round(0.15 * self.sequence))
-        masked, random = round(0.8 * count), round(0.1 * count)
-        for index in range(count):
-            position = permuted(index, self.sequence, *key)
-            targets[position] = window[position]
-            if index < masked:
-                inputs[position] = self.masking.mask_token
-            elif index < masked + random:
-                inputs[position] = number(self.masking.vocabulary, *key, position)
-        return inputs, targets
+        return masked(window[:-1], self.masking, key)
 
 
 def read_plain_batches(
@@ -145,6 +122,37 @@ def read_plain_batches(
         seed=seed,
         masking=masking,
     )
+
+
+def source_of(sample: int, weights: Sequence[float], seed: int) -> tuple[int, int]:
+    """The source of a sample of the run, and which of the source's samples it is."""
+    if len(weights) == 1:
+        return 0, sample
+    block, position = divmod(sample, _BLOCK)
+    image = permuted(position, _BLOCK, seed, block, 0, 0)
+    shares = _shares(weights)
+    for source, share in enumerate(shares):
+        if image < share:
+            return source, block * share + image
+        image -= share
+    raise ValueError(f"shares {shares} do not add up to {_BLOCK}")
+
+
+def masked(
+    tokens: list[int], masking: PlainMasking, key: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """Tokens of which some are hidden, and the targets that these are."""
+    inputs, targets = list(tokens), [IGNORED_TARGET] * len(tokens)
+    count = max(1, round(0.15 * len(tokens)))
+    hidden, random = round(0.8 * count), round(0.1 * count)
+    for index in range(count):
+        position = permuted(index, len(tokens), *key)
+        targets[position] = tokens[position]
+        if index < hidden:
+            inputs[position] = masking.mask_token
+        elif index < hidden + random:
+            inputs[position] = number(masking.vocabulary, *key, position)
+    return inputs, targets
 
 
 def permuted(index: int, size: int, *key: int) -> int:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from windlass.runtime.verify.plain_data_order import IGNORED_TARGET, PlainBatches, finalized
+from windlass.runtime.verify.plain_data_order import PlainBatches, finalized
 from windlass.runtime.verify.plain_examples import PlainExamples
+from windlass.runtime.verify.plain_losses import Counts, sums_of
 from windlass.runtime.verify.plain_optimizers import plain_optimizer
+from windlass.runtime.verify.plain_pairs import PAIR_PLACES, PlainPairs
 from windlass.schema import TrainSettings
 
 _WORD = 2**64
@@ -52,7 +53,7 @@ class PlainRun:
 @torch.random.fork_rng(devices=[])
 def train_plainly(
     layers: Sequence[tuple[str, nn.Module]],
-    batches: PlainBatches | PlainExamples,
+    batches: PlainBatches | PlainExamples | PlainPairs,
     settings: TrainSettings,
     *,
     micro: int,
@@ -85,22 +86,27 @@ def train_plainly(
     optimizer = plain_optimizer(parameters, settings, hidden=hidden, names=names)
     averages = [parameter.detach().clone() for parameter in parameters]
     losses, norms, rates = [], [], []
+    places = PAIR_PLACES if isinstance(batches, PlainPairs) else 0
     taken = _batches_taken(settings.skip_batches or ())
     for step in range(1, settings.steps + 1):
         rates.append(plain_learning_rate(settings, step))
         for group in optimizer.param_groups:
             group["lr"] = rates[-1] * group["factor"]
-        inputs, targets = batches.samples(next(taken))
+        batch = next(taken)
+        inputs, targets = batches.samples(batch)
+        documents = batches.documents(batch) if isinstance(batches, PlainPairs) else None
         optimizer.zero_grad()
-        number_of_targets = _count(targets)
+        counts = Counts.of(targets, places)
         micro_losses = []
         for first in range(0, batches.batch, micro):
             for dropout in dropouts:
                 dropout.begin(settings.seed, step, first)
-            logits = _logits(model, inputs[first : first + micro], settings.seed, step, first)
-            part = targets[first : first + micro]
-            loss = _nats(logits, part) / number_of_targets
-            (loss + _z_loss(logits, part, settings.z_loss) / number_of_targets).backward()
+            _tell_documents(model, documents, first, micro)
+            outputs = _outputs(model, inputs[first : first + micro], settings.seed, step, first)
+            sums = sums_of(outputs, targets[first : first + micro], places)
+            loss = sums.nats / counts.tokens + sums.sentence_nats / max(counts.sentences, 1)
+            z_loss = 0.0 if settings.z_loss is None else settings.z_loss * sums.z_loss
+            (loss + z_loss / counts.tokens).backward()
             micro_losses.append(float(loss.detach()))
         limit = math.inf if settings.clip is None else settings.clip
         norms.append(float(clip_grad_norm_(parameters, limit)))
@@ -175,8 +181,16 @@ def _batches_taken(skipped: Sequence[str]) -> Iterator[int]:
     return (number for number in itertools.count(1) if number not in left_out)
 
 
-def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Tensor:
-    """The logits of a micro-batch, whose first sample has the index `first`."""
+def _tell_documents(model: nn.Sequential, documents: Tensor | None, first: int, micro: int) -> None:
+    """Tells all layers which document each token of a micro-batch belongs to."""
+    part = None if documents is None else documents[first : first + micro]
+    for module in model.modules():
+        if hasattr(module, "documents"):
+            module.documents = part
+
+
+def _outputs(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Any:  # noqa: ANN401
+    """What the last layer gives for a micro-batch, whose first sample has the index `first`."""
     x = inputs
     for index, layer in enumerate(model):
         # For random draws other than those of `nn.Dropout`.
@@ -185,55 +199,35 @@ def _logits(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: i
     return x
 
 
-def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of all targets of a micro-batch together.
-
-    It is the cross-entropy of classes, and the mean squared error of an example's numbers.
-    """
-    if targets.is_floating_point():
-        known = ~targets.isnan().any(dim=1)
-        return (outputs.reshape(targets.shape) - targets)[known].square().mean(dim=1).sum()
-    return functional.cross_entropy(
-        outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), ignore_index=IGNORED_TARGET,
-        reduction="sum",
-    )  # fmt: skip
-
-
-def _z_loss(outputs: Tensor, targets: Tensor, factor: float | None) -> Tensor | float:
-    """`factor log^2 Z` of all targets together, with Z the sum of a target's exponentials."""
-    if factor is None:
-        return 0.0
-    rows = outputs.reshape(-1, outputs.shape[-1])[targets.reshape(-1) != IGNORED_TARGET]
-    return factor * rows.exp().sum(dim=1).log().square().sum()
-
-
-def _count(targets: Tensor) -> int:
-    """Number of targets that count."""
-    if targets.is_floating_point():
-        return int((~targets.isnan().any(dim=1)).sum())
-    return int((targets != IGNORED_TARGET).sum())
-
-
 @torch.no_grad()
 def _evaluate(
-    model: nn.Sequential, batches: PlainBatches | PlainExamples, count: int, micro: int
+    model: nn.Sequential,
+    batches: PlainBatches | PlainExamples | PlainPairs,
+    count: int,
+    micro: int,
 ) -> tuple[float | None, float | None, float | None]:
     """Loss in nats a token, bits per byte, and accuracy, over `count` held-out sequences."""
     if not count:
         return None, None, None
     inputs, targets, nbytes = batches.held_out_samples(count)
+    has_pairs = isinstance(batches, PlainPairs)
+    documents = batches.held_out_documents(count) if isinstance(batches, PlainPairs) else None
     model.eval()
-    nats, number_of_targets, right = 0.0, 0, 0
+    places = PAIR_PLACES if has_pairs else 0
+    nats, sentence_nats, right = 0.0, 0.0, 0
     for first in range(0, len(inputs), micro):
-        part = targets[first : first + micro]
+        _tell_documents(model, documents, first, micro)
         outputs = model(inputs[first : first + micro])
-        nats += float(_nats(outputs, part))
-        number_of_targets += _count(part)
-        if targets.ndim == 1:
-            right += int((outputs.argmax(dim=-1) == part).sum())
+        sums = sums_of(outputs, targets[first : first + micro], places)
+        nats += float(sums.nats)
+        sentence_nats += float(sums.sentence_nats)
+        right += sums.right
+    counts = Counts.of(targets, places)
     bits = nats / math.log(2) / nbytes if nbytes else None
-    accuracy = right / number_of_targets if targets.ndim == 1 else None
-    return nats / number_of_targets, bits, accuracy
+    loss = nats / counts.tokens + sentence_nats / max(counts.sentences, 1)
+    if has_pairs:
+        return loss, bits, right / counts.sentences
+    return loss, bits, right / counts.tokens if targets.ndim == 1 else None
 
 
 class _PlainKeyedDropout(nn.Module):

@@ -14,7 +14,13 @@ from torch.nn import functional
 
 from windlass.data import TrainingBatches
 from windlass.errors import ModelError
-from windlass.models import IGNORE_INDEX, LayerStack, materialize_layer, set_balance_scale
+from windlass.models import (
+    IGNORE_INDEX,
+    LayerStack,
+    has_sentence_head,
+    materialize_layer,
+    set_balance_scale,
+)
 from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]
@@ -94,8 +100,14 @@ def reference_step(
         progress: called before each layer.
 
     Raises:
-        ModelError: a layer uses dropout, whose mask this pass could not reproduce.
+        ModelError: a layer uses dropout, whose mask this pass could not reproduce, or the last one
+            has a sentence head.
     """
+    if has_sentence_head(stack.layers[-1]):
+        raise ModelError(
+            f"`{stack.name}` has a sentence head, which no reference step computes; set "
+            "`model.sentence_head=false`, or compare it by `windlass check`"
+        )
     report = progress or (lambda *_: None)
     count = len(stack.layers)
     micro_batches = [

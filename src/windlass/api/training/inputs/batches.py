@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING, overload
 
+from windlass.api.objects import model_arguments
 from windlass.api.plan import Planned
 from windlass.errors import PlanError
-from windlass.models import is_causal, is_users_own
+from windlass.models import is_causal, is_users_own, predicts_pairs
 
 if TYPE_CHECKING:
     from windlass.data import (
         Batches,
         ExampleDataset,
         MlmMasking,
+        PairTokens,
         RowBatches,
         TokenDataset,
         TrainingBatches,
@@ -36,6 +38,7 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
         ExampleDataset,
         conversation_batches,
         masked_batches,
+        sentence_pair_batches,
     )
 
     settings, data = planned.request.train, planned.request.data
@@ -54,6 +57,12 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
             tokens, sequence=planned.plan.batch.sequence, batch=settings.batch,
             seed=settings.seed, weights=data.weights,
             drop_long=data.long_documents == "drop", packing=data.packing,
+        )  # fmt: skip
+    if masking is not None and _predicts_pairs(planned):
+        return sentence_pair_batches(
+            tokens, sequence=planned.plan.batch.sequence, batch=settings.batch, seed=settings.seed,
+            masking=masking, special=_pair_tokens(planned, tokens), weights=data.weights,
+            packing=data.packing,
         )  # fmt: skip
     if masking is None or not data.packing:
         return make_windows(planned, tokens)
@@ -105,6 +114,32 @@ def _masking(planned: Planned, tokens: "TokenDataset") -> "MlmMasking | None":
         mask_token=planned.graph.vocabulary - 1 if mask is None else mask,
         vocabulary=tokens.vocabulary,
         ignore_index=IGNORE_INDEX,
+    )
+
+
+def missing_special_tokens(planned: Planned, tokens: "TokenDataset") -> tuple[str, ...]:
+    """What a model needs that is no token of its tokenizer, in words; each is an entry more."""
+    if is_causal(planned.request.model.name):
+        return ()
+    mask = "" if tokens.tokenizer.mask_token is not None else "the mask token"
+    needs_first = _predicts_pairs(planned) and tokens.tokenizer.class_token is None
+    return tuple(filter(None, (mask, "the token before a pair" if needs_first else "")))
+
+
+def _predicts_pairs(planned: Planned) -> bool:
+    model = planned.request.model
+    return predicts_pairs(model.name, model_arguments(model))
+
+
+def _pair_tokens(planned: Planned, tokens: "TokenDataset") -> "PairTokens":
+    """The special tokens of pairs, which a tokenizer without them gets behind its own entries."""
+    from windlass.data import PairTokens
+
+    vocabulary, first = planned.graph.vocabulary, tokens.tokenizer.class_token
+    return PairTokens(
+        first=vocabulary - 2 if first is None else first,
+        separator=tokens.meta.end_of_text,
+        second_offset=vocabulary,
     )
 
 

@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
+from windlass.api.training.inputs.batches import missing_special_tokens
 from windlass.errors import PlanError
-from windlass.models import is_causal, is_huggingface, is_pretrained
+from windlass.models import is_huggingface, is_pretrained
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
-    A model that predicts masked tokens needs one more entry, for the mask token.
+    A model that predicts masked tokens needs more entries, for special tokens.
 
     Raises:
         PlanError: the model's vocabulary is too small.
@@ -37,14 +38,14 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
             )
         return
     name = planned.request.model.name
-    mask_entries = 0 if is_causal(name) or tokens.tokenizer.mask_token is not None else 1
-    if tokens.vocabulary + mask_entries > planned.graph.vocabulary:
-        mask = " and one for the mask token" if mask_entries else ""
+    special = missing_special_tokens(planned, tokens)
+    if tokens.vocabulary + len(special) > planned.graph.vocabulary:
+        mask = f" and needs more for {' and '.join(special)}" if special else ""
         way_out = "raise `model.vocabulary` or lower `data.vocabulary`"
         if is_huggingface(name):
             way_out = "name the tokenizer that belongs to the model as `data.tokenizer`"
         raise PlanError(
-            f"the tokenizer has {tokens.vocabulary} entries{mask} and the model only "
+            f"the tokenizer has {tokens.vocabulary} entries{mask}, and the model has only "
             f"{planned.graph.vocabulary}; {way_out}"
         )
 

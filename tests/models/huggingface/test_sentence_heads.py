@@ -1,0 +1,113 @@
+"""BERT with a sentence head, beside the modules of `transformers` itself."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import model_config
+from windlass.models.huggingface.export_layout import export_layout
+from windlass.models.huggingface.write_config import config_content
+from windlass.models.layer_stack import LayerStack
+from windlass.models.loss import layer_loss
+from windlass.models.sentences.sentence_head import HeadOutputs
+
+VOCABULARY, SEQUENCE = 64, 20
+ROUNDING = 1e-5
+"""Both sum the same products in float32, in another order."""
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    """A `BertForPreTraining` with random weights, and its folder."""
+    from transformers import BertConfig, BertForPreTraining
+
+    config = BertConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=48,
+        vocab_size=VOCABULARY, max_position_embeddings=24,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("bert")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BertForPreTraining._from_config(config, attn_implementation="eager").eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def run(stack: LayerStack, x: Tensor) -> HeadOutputs:
+    for layer in stack.layers:
+        x = layer.eval()(x)
+    return x
+
+
+def pairs() -> tuple[Tensor, Tensor]:
+    """Tokens and their segments, of which the second begins in another place in each row."""
+    tokens = torch.arange(2 * SEQUENCE).view(2, SEQUENCE) % VOCABULARY
+    return tokens, (torch.arange(SEQUENCE) > torch.tensor([[11], [7]])).long()
+
+
+def test_logits_of_both_heads_are_those_of_transformers(pretrained: tuple[nn.Module, Path]) -> None:
+    model, folder = pretrained
+    tokens, segments = pairs()
+    with torch.no_grad():
+        theirs = model(tokens, token_type_ids=segments)
+        ours = run(build_layer_stack(f"hf:{folder}", {}, device="cpu"), tokens + 64 * segments)
+    expected = theirs.prediction_logits, theirs.seq_relationship_logits
+    for mine, their in zip((ours.tokens, ours.sentences[:, 0]), expected, strict=True):
+        assert torch.allclose(mine, their, atol=ROUNDING, rtol=ROUNDING)
+        assert their.std() > 0.05
+
+
+def test_both_losses_together_are_that_of_transformers(pretrained: tuple[nn.Module, Path]) -> None:
+    model, folder = pretrained
+    tokens, segments = pairs()
+    labels = torch.full_like(tokens, -100)
+    labels[0, :5], labels[1, 9] = tokens[0, 5:10], 3
+    follows = torch.tensor([0, 1])
+    stack = build_layer_stack(f"hf:{folder}", {}, device="cpu")
+    with torch.no_grad():
+        whole = model(
+            tokens, token_type_ids=segments, labels=labels, next_sentence_label=follows
+        ).loss
+        targets = torch.cat((labels, follows[:, None], torch.full((2, 2), -100)), dim=1)
+        outputs = run(stack, tokens + 64 * segments)
+        of_tokens, of_pairs, right = layer_loss(stack.layers[-1])(outputs, targets)
+    assert of_tokens + of_pairs == pytest.approx(float(whole), rel=ROUNDING)
+    expected = (outputs.sentences[:, 0].argmax(dim=-1) == follows).float().mean()
+    assert right == expected
+
+
+def test_every_tensor_and_the_class_are_written_as_they_were_read(
+    pretrained: tuple[nn.Module, Path],
+) -> None:
+    name = f"hf:{pretrained[1]}"
+    stack = build_layer_stack(name, {}, device="meta")
+    layout = export_layout(model_config(name), stack.tied_weights, tokenizer=None)
+    assert stack.weights is not None
+    written = dict(
+        layout.tensors(
+            (parameter, stack.weights.read(parameter))
+            for layer_name, layer in zip(stack.names, stack.layers, strict=True)
+            for path, _ in layer.named_parameters()
+            if (parameter := f"{layer_name}.{path}") not in stack.tied_weights
+        )
+    )
+    theirs = load_file(pretrained[1] / "model.safetensors")
+    assert written.keys() == theirs.keys()
+    assert all(torch.equal(written[tensor], value) for tensor, value in theirs.items())
+    assert config_content(model_config(name))[1]["architectures"] == ["BertForPreTraining"]
+
+
+def test_the_sentence_head_of_a_folder_may_be_left_out(pretrained: tuple[nn.Module, Path]) -> None:
+    model, folder = pretrained
+    tokens, _ = pairs()
+    stack = build_layer_stack(f"hf:{folder}", {"sentence_head": False}, device="cpu")
+    with torch.no_grad():
+        assert torch.allclose(
+            run(stack, tokens), model(tokens).prediction_logits, atol=ROUNDING, rtol=ROUNDING
+        )
