@@ -1,6 +1,7 @@
 """Runs compared with plain PyTorch, and batches with the written order of the data."""
 
 import ast
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.excerpt import write_excerpt
 from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.packing.sentence_pairs import PairTokens, sentence_pair_batches
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.models.layer_stack import LayerStack
 from windlass.runtime.rank_context import RankContext
@@ -17,12 +19,15 @@ from windlass.runtime.train import train_loop
 from windlass.runtime.verify import (
     plain_data_order,
     plain_examples,
+    plain_losses,
     plain_optimizers,
+    plain_pairs,
     plain_pytorch,
 )
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.compare_to_plain import compare_to_plain_pytorch
 from windlass.runtime.verify.plain_data_order import PlainMasking, read_plain_batches
+from windlass.runtime.verify.plain_pairs import read_plain_pairs
 from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.data_request import DataRequest
 from windlass.schema.plan import Plan
@@ -141,9 +146,43 @@ def test_batches_of_several_sources_are_those_of_the_written_order(
         assert batches.samples(step)[1].tolist() == plain.samples(step)[1].tolist()
 
 
+def test_pairs_of_several_sources_are_those_of_the_written_order(tmp_path: Path) -> None:
+    for name, words in (("a", 40), ("b", 70)):
+        (tmp_path / name).mkdir()
+        for index in range(3):
+            text = " ".join(f"{name}{(index * 5 + at) % 17}" for at in range(words))
+            (tmp_path / name / f"{index}.txt").write_text(text)
+    sources = (str(tmp_path / "a"), str(tmp_path / "b"))
+    dataset = prepare_dataset(
+        DataRequest(source=sources, tokenizer="byte", held_out=0.3), cache=tmp_path / "cache"
+    )
+    batches = sentence_pair_batches(
+        dataset, sequence=24, batch=30, seed=5,
+        masking=MlmMasking(mask_token=259, vocabulary=257, ignore_index=-100),
+        special=PairTokens(first=258, separator=256, second_offset=260),
+    )  # fmt: skip
+    plain = read_plain_pairs(
+        dataset.folder, sequence=24, batch=30, seed=5, weights=None,
+        masking=PlainMasking(259, 257), first=258, vocabulary=260,
+    )  # fmt: skip
+    for step in (1, 2, 9):
+        for ours, theirs in zip(batches.samples(step), plain.samples(step), strict=True):
+            assert ours.tolist() == theirs.tolist()
+        assert batches.document_ids(step, 0, 30).tolist() == plain.documents(step).tolist()
+    ((inputs, targets),) = batches.held_out_batches(6, 6)
+    *expected, nbytes = plain.held_out_samples(6)
+    assert [inputs.tolist(), targets.tolist()] == [part.tolist() for part in expected]
+    learned = int((targets[:, :24] != -100).sum())
+    assert batches.bits_per_byte(1.0, 6) == pytest.approx(learned / math.log(2) / nbytes)
+
+
 @pytest.mark.parametrize(
-    "module", [plain_data_order, plain_examples, plain_optimizers, plain_pytorch]
-)
+    "module",
+    [
+        plain_data_order, plain_examples, plain_losses, plain_optimizers, plain_pairs,
+        plain_pytorch,
+    ],
+)  # fmt: skip
 def test_the_reference_imports_nothing_that_trains(module: object):
     tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = {
@@ -151,6 +190,7 @@ def test_the_reference_imports_nothing_that_trains(module: object):
     }
     ours = {name for name in imported if name.startswith("windlass")}
     plain = {
-        f"windlass.runtime.verify.plain_{part}" for part in ("data_order", "examples", "optimizers")
+        f"windlass.runtime.verify.plain_{part}"
+        for part in ("data_order", "examples", "losses", "optimizers", "pairs")
     }
     assert ours <= {"windlass.schema", *plain}
