@@ -184,9 +184,9 @@ def _batches_taken(skipped: Sequence[str]) -> Iterator[int]:
 def _tell_documents(model: nn.Sequential, documents: Tensor | None, first: int, micro: int) -> None:
     """Tells all layers which document each token of a micro-batch belongs to."""
     part = None if documents is None else documents[first : first + micro]
-    for module in model.modules():
-        if hasattr(module, "documents"):
-            module.documents = part
+    readers: list[Any] = [module for module in model.modules() if hasattr(module, "documents")]
+    for module in readers:
+        module.documents = part
 
 
 def _outputs(model: nn.Sequential, inputs: Tensor, seed: int, step: int, first: int) -> Any:  # noqa: ANN401
