@@ -101,5 +101,4 @@ def test_a_plan_says_what_our_own_runtime_lacks_for_it() -> None:
     assert runtime_gaps(longer) == (
         "context parallelism",
         "gathering of parameters for each pass",
-        "computation in float8",
     )

@@ -80,17 +80,21 @@ class CommunicationCosts:
         return sum(map(self.pass_collective_seconds, self._volume.pass_collectives(instruction)))
 
     def whole_matrix_seconds(self, kind: LayerKind) -> float:
-        """Seconds to sum the parts of a layer's matrices, where an optimizer updates them whole.
+        """Seconds to sum what an optimizer reads of a layer's whole weights over their parts.
+
+        These are the parts of matrices that it updates whole, or sums over their rows and columns.
 
         Args:
             kind: the layer's kind before tensor parallelism.
         """
-        if optimizer_law(self._plan.optimizer).scope != "matrix":
+        law = optimizer_law(self._plan.optimizer)
+        if law.scope != "matrix" and not law.factored:
             return 0.0
         seconds, itemsize = 0.0, 8 if self._plan.precision == "float64" else 4
         shards, tensor = self._plan.sharding.optimizer, self._plan.parallel.tensor
-        for matrix in kind.matrices:
-            nbytes = itemsize * matrix.count
+        for weight in kind.updated_as_matrices(law):
+            elements = law.factor_elements(weight.shape) if law.factored else weight.count
+            nbytes = itemsize * elements
             seconds += self._replica_ring(all_reduce_bytes(nbytes, shards), shards)
             if int(tensor) > 1:
                 sent = all_reduce_bytes(nbytes, int(tensor))

@@ -87,8 +87,9 @@ def update_seconds(
     """
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"
     moments = float(law.moments_of(matrix=False))
-    if kind.matrices and not decodes:
-        share = sum(p.count for p in kind.matrices) / kind.trained_count
+    matrices = kind.updated_as_matrices(law)
+    if matrices and not decodes:
+        share = sum(p.count for p in matrices) / kind.trained_count
         moments += share * (law.moments_of(matrix=True) - moments)
     converts = plan.parameter_itemsize != _MASTER_BYTES and plan.master_weights is None
     masters = _MASTER_BYTES if plan.master_weights is None else plan.parameter_itemsize

@@ -144,7 +144,9 @@ def _defaults(
     if train.learning_rate is None:
         row_rate = next(rate for rate in table.rates if _rate_holds(rate, request, graph))
         rate, reason = row_rate.rate, row_rate.reason
-        own = optimizer_law(train.optimizer).learning_rate
+        law = optimizer_law(train.optimizer)
+        is_relative = train.relative_step is not False or not law.relative_step
+        own = law.learning_rate if is_relative else None
         if own is not None:
             rate, reason = own.of_run(rate, reason, batch)
         yield ChosenDefault(key="train.learning_rate", value=rate, reason=reason)

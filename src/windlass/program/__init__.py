@@ -56,6 +56,7 @@ from windlass.program.instruction import (
     Program,
 )
 from windlass.program.layer_mode_errors import (
+    float8_errors,
     fused_loss_errors,
     selective_recompute_errors,
     step_graph_errors,
@@ -93,12 +94,13 @@ from windlass.program.memory.liveness import (
 )
 from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier,
-    offloaded_state_bytes,
+    update_state_bytes,
 )
 from windlass.program.memory.optimizer_state import (
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
+    sparse_state_errors,
 )
 from windlass.program.memory.stage_tensors import (
     StageTensors,
@@ -194,6 +196,7 @@ __all__ = [
     "divided_kinds",
     "evaluation_bytes",
     "expert_sharding",
+    "float8_errors",
     "fused_loss_errors",
     "gradient_scatter_group",
     "gradients_reuse_weight_space",
@@ -210,7 +213,6 @@ __all__ = [
     "moment_errors",
     "offloaded_bytes_by_tier",
     "offloaded_optimizer_errors",
-    "offloaded_state_bytes",
     "op_collectives",
     "optimizer_shard_index",
     "padded_elements",
@@ -230,6 +232,7 @@ __all__ = [
     "schedule_passes",
     "selective_layers",
     "selective_recompute_errors",
+    "sparse_state_errors",
     "stages_by_layer",
     "step_graph_errors",
     "sum_tiers",
@@ -237,6 +240,7 @@ __all__ = [
     "tied_across_stages",
     "tied_elements_within_stage",
     "tied_owner_layers",
+    "update_state_bytes",
     "updated_elements",
     "updates_per_shard",
     "verify_programs",

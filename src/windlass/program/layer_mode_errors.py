@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
-from windlass.schema import Graph, Machine, Plan, optimizer_law
+from windlass.schema import Graph, Machine, ModelIdentity, Plan, optimizer_law
 
 
 def step_graph_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -51,6 +51,26 @@ def step_graph_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[st
             f"{prefix} with `sparsity`, whose layers read on the host where their blocks lie; "
             f"{way_out}"
         )
+
+
+def float8_errors(tensor: int, model: ModelIdentity | None) -> Iterator[str]:
+    """Why linear layers cannot multiply 8-bit factors, a sentence each.
+
+    Args:
+        tensor: tensor-parallel degree.
+        model: the model with its sparsity and adapters; None if it has neither.
+    """
+    excluded = {
+        f"`parallel.tensor` = {tensor}, whose ranks have parts of the rows that a scale is taken "
+        "over": tensor > 1,
+        "`sparsity`, whose kept blocks have a kernel of their own": model is not None
+        and model.sparsity is not None,
+        "`lora`, whose frozen products stay as they are": model is not None
+        and model.lora is not None,
+    }
+    for what, is_asked in excluded.items():
+        if is_asked:
+            yield f"`precision` = float8 with {what}; leave one of them out"
 
 
 def fused_loss_errors(tensor: int, graph: Graph) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from windlass.errors import InputErrors
 from windlass.program.expert_parallel import expert_errors
 from windlass.program.layer_mode_errors import (
+    float8_errors,
     fused_loss_errors,
     recompute_errors,
     step_graph_errors,
@@ -14,6 +15,7 @@ from windlass.program.memory.optimizer_state import (
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
+    sparse_state_errors,
 )
 from windlass.program.stack_capabilities import capability_faults
 from windlass.program.tied_weights import tied_across_stages
@@ -46,9 +48,15 @@ def plan_errors(
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
         *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
+        *_float8_errors(plan, machine),
         *_frozen_errors(plan, graph),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
+
+
+def _float8_errors(plan: Plan, machine: Machine) -> Iterator[str]:
+    if plan.multiplies_float8 and machine.stack is None:
+        yield from float8_errors(plan.parallel.tensor, plan.model)
 
 
 def require_valid_plan(
@@ -226,6 +234,8 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
     if plan.precision == "float64" and plan.moments != "float32":
         yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
     yield from moment_errors(plan.optimizer or "adamw", plan.moments)
+    is_sparse = plan.model is not None and plan.model.sparsity is not None
+    yield from sparse_state_errors(plan.optimizer or "adamw", sparse=is_sparse)
     if plan.master_weights is False:
         yield from master_weight_errors(plan.optimizer or "adamw", plan.precision)
     if plan.is_offloaded("optimizer"):

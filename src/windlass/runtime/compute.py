@@ -15,9 +15,9 @@ from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import add_gradients
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.backward_reach import BackwardReach
+from windlass.runtime.step.gradient_sums import add_gradients
 from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.step.step_state import StepState

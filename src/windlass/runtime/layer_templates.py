@@ -46,8 +46,9 @@ from windlass.runtime.keyed_dropout import (
     key_buffers,
     replace_dropout,
 )
+from windlass.runtime.parameters import is_hidden
 from windlass.schema import AttentionBackend
-from windlass.torch_ext import device_for
+from windlass.torch_ext import device_for, use_float8
 
 
 class LayerTemplate:
@@ -62,6 +63,7 @@ class LayerTemplate:
             logits never exist whole.
         attention: how attention is computed.
         z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
+        float8: whether its linear layers multiply 8-bit factors.
     """
 
     def __init__(
@@ -73,9 +75,12 @@ class LayerTemplate:
         fused: bool = False,
         attention: AttentionBackend = "flash",
         z_loss: float = 0.0,
+        float8: bool = False,
     ) -> None:
         self._module = meta_copy(layer)
         set_attention_backend(self._module, attention)
+        if float8:
+            use_float8(self._module)
         self._loss = _with_z_loss(layer_loss(self._module), z_loss) if last else None
         self._targets = fuse_loss(self._module, z_loss) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
@@ -314,6 +319,7 @@ def layer_templates(
     loss: Literal["fused"] | None = None,
     attention: AttentionBackend | None = None,
     z_loss: float = 0.0,
+    float8: bool = False,
 ) -> tuple[LayerTemplate, ...]:
     """The template of each layer; layers of one type share one.
 
@@ -325,11 +331,15 @@ def layer_templates(
         tp_rank: the tensor-parallel rank that computes; None for full layers.
         experts: the rank among those that divide experts; None for all experts.
         z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
+        float8: whether linear layers between the first and the last one multiply 8-bit factors.
     """
     last = len(stack.layers) - 1
-    templates: dict[tuple[str, bool], LayerTemplate] = {}
-    for index, kind in enumerate(stack.kinds):
-        key = (kind, index == last)
+    keys = [
+        (kind, index == last, float8 and is_hidden(index, stack))
+        for index, kind in enumerate(stack.kinds)
+    ]
+    templates: dict[tuple[str, bool, bool], LayerTemplate] = {}
+    for index, key in enumerate(keys):
         if key not in templates:
             layer = stack.layers[index]
             if tp_rank is not None and tp_rank.degree > 1:
@@ -345,8 +355,9 @@ def layer_templates(
                 fused=loss == "fused",
                 attention=attention or "flash",
                 z_loss=z_loss,
+                float8=key[-1],
             )
-    return tuple(templates[kind, index == last] for index, kind in enumerate(stack.kinds))
+    return tuple(templates[key] for key in keys)
 
 
 def _with_z_loss(

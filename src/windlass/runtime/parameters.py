@@ -4,7 +4,7 @@ Each weight is stored once, in the layer that owns it; tied layers refer to it. 
 layers compute with copies of float32 master weights, refreshed after each update.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,15 +13,11 @@ from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
 from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype, wide_dtype
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizer_state.state_format import StateFormat
-from windlass.schema import Plan, Precision, optimizer_law
-from windlass.torch_ext import CpuDevice, Device, StoredMoment
-
-DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}  # fmt: skip
+from windlass.schema import Precision, optimizer_law
+from windlass.torch_ext import CpuDevice, StoredMoment
 
 NOT_LOADED = torch.empty(0)
 """Placeholder for weights that are not in device memory."""
@@ -58,14 +54,14 @@ class ModelParameter:
             accumulated: whether several micro-batches are accumulated, which happens in float32.
         """
         if gradient.is_sparse:
-            wide = _wide(gradient.dtype) if accumulated else gradient.dtype
+            wide = wide_dtype(gradient.dtype) if accumulated else gradient.dtype
             self._add_rows(gradient, wide)
             if not accumulated:
                 self.flush_sparse_gradient()
         elif self.gradient is None:
             # The optimizer walks memory linearly, so the layout must be that of the weight.
             self._set_first_gradient(
-                gradient.to(_wide(gradient.dtype) if accumulated else gradient.dtype)
+                gradient.to(wide_dtype(gradient.dtype) if accumulated else gradient.dtype)
             )
         elif gradient.dtype == self.gradient.dtype or not gradient.is_cpu:
             self.gradient.add_(gradient)
@@ -119,44 +115,6 @@ class ModelParameter:
         self.gradient = self.sparse_gradient = None
 
 
-def add_gradients(
-    weights: Sequence[ModelParameter], gradients: list[Tensor | None], *, accumulated: bool
-) -> None:
-    """Adds the gradients of a micro-batch to those of a layer's weights.
-
-    On an accelerator a few calls convert, copy and add those of small weights together.
-
-    Args:
-        weights: weights of one layer.
-        gradients: in the same order, handed over; None for a weight that the layer did not use.
-        accumulated: whether several micro-batches are accumulated, which happens in float32.
-    """
-    copied: list[tuple[Tensor, Tensor]] = []
-    added: list[tuple[Tensor, Tensor]] = []
-    elements = 0
-    for weight in reversed(weights):
-        gradient = gradients.pop()
-        if gradient is None:
-            continue
-        elements += gradient.numel()
-        wide = _wide(gradient.dtype) if accumulated else gradient.dtype
-        takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide
-        is_small = elements <= Device.piece_elements and not gradient.is_sparse
-        if gradient.is_cpu or takes_over or not is_small:
-            weight.add_gradient(gradient, accumulated=accumulated)
-        elif weight.gradient is None:
-            copied.append((weight.new_gradient(wide), gradient))
-        else:
-            if gradient.dtype != wide:
-                copied.append((torch.empty_like(gradient, dtype=wide), gradient))
-                gradient = copied[-1][0]
-            added.append((weight.gradient, gradient))
-    if copied:
-        torch._foreach_copy_([to for to, _ in copied], [of for _, of in copied])
-    if added:
-        torch._foreach_add_([to for to, _ in added], [of for _, of in added])
-
-
 _MATRIX = 2
 """Dimensions of a matrix; weights with fewer never decay."""
 
@@ -181,8 +139,10 @@ class MasterParameter(ModelParameter):
     """Whether weight decay applies; it does not to weights of one dimension."""
     average: Tensor | None = None
     """An average of the master weights over the updates so far; None if none is kept."""
+    factors: FactoredMoment | None = None
+    """The second moment of the whole weight by rows and columns; None if none is kept."""
     matrix: bool = False
-    """Whether it is a matrix between the first and the last layer, or a shard of one."""
+    """Whether the optimizer updates it as a matrix; so it does a shard of one."""
     offset: int = 0
     """First element of this shard in the full weight; 0 for a full weight."""
 
@@ -288,6 +248,8 @@ def checkpoint_tensors(
                 yield f"scale{which}/{name}", moment.scales
         if weight.average is not None:
             yield f"average/{name}", weight.average
+        for kind, tensor in () if weight.factors is None else weight.factors.named:
+            yield f"{kind}/{name}", tensor
         yield f"steps/{name}", weight.steps
     for name, buffer in buffers.items():
         yield f"buffer/{name}", buffer
@@ -322,8 +284,9 @@ def resident_layers(
             if full in stack.tied_weights:
                 continue
             if parameter.requires_grad:
-                is_matrix = parameter.dim() == _MATRIX and is_hidden(index, stack)
-                owned.append(_parameter(full, parameter, precision, state, matrix=is_matrix))
+                owned.append(
+                    _parameter(full, parameter, precision, state, hidden=is_hidden(index, stack))
+                )
                 weights[full] = owned[-1]
             else:
                 frozen.append(frozen_parameter(full, parameter.to(DTYPES[precision])))
@@ -341,29 +304,8 @@ def resident_layers(
     return tuple(layers)
 
 
-def grad_accum_dtype(plan: Plan) -> torch.dtype:
-    """The dtype in which gradients of a step's micro-batches are accumulated."""
-    working = DTYPES[plan.precision]
-    return _wide(working) if plan.batch.accumulation > 1 else working
-
-
-def master_dtype(precision: Precision) -> torch.dtype:
-    """The dtype of master weights, accumulated gradients and unquantized moments."""
-    return _wide(DTYPES[precision])
-
-
-def stored_dtype(plan: Plan) -> torch.dtype:
-    """The dtype in which a plan keeps weights between updates."""
-    keeps_masters = plan.master_weights is None
-    return master_dtype(plan.precision) if keeps_masters else DTYPES[plan.precision]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _parameter(
-    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat, *, matrix: bool
+    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat, *, hidden: bool
 ) -> MasterParameter:
     dtype = master_dtype(precision) if state.has_masters else DTYPES[precision]
     master = parameter.detach().to(dtype).contiguous()
@@ -371,9 +313,12 @@ def _parameter(
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
+    shape = tuple(master.shape)
     return new_master_parameter(
-        name, master, working, state, decays=master.dim() >= _MATRIX, matrix=matrix
-    )
+        name, master, working, state, decays=master.dim() >= _MATRIX,
+        matrix=state.law.updates_as_matrix(shape, hidden=hidden),
+        factors=state.new_factors(shape, master),
+    )  # fmt: skip
 
 
 def frozen_parameter(name: str, working: Tensor) -> ModelParameter:
@@ -396,6 +341,7 @@ def new_master_parameter(
     decays: bool,
     matrix: bool = False,
     offset: int = 0,
+    factors: FactoredMoment | None = None,
 ) -> MasterParameter:
     """A parameter, or a shard of one, before its first update.
 
@@ -405,8 +351,9 @@ def new_master_parameter(
         working: weights that layers compute with; may be the same tensor.
         state: what the optimizer keeps.
         decays: whether weight decay applies.
-        matrix: whether it is a matrix between the first and the last layer, or a shard of one.
+        matrix: whether the optimizer updates it as a matrix.
         offset: first element of the shard in the full parameter.
+        factors: second moment of the full parameter by rows and columns; None if none is kept.
     """
     return MasterParameter(
         name=name,
@@ -418,6 +365,7 @@ def new_master_parameter(
         steps=torch.zeros((), device=master.device),
         decays=decays,
         matrix=matrix,
+        factors=factors,
         offset=offset,
     )
 

@@ -157,6 +157,7 @@ def _templates_for(context: RankContext, groups: ProcessGroups | None) -> tuple[
         loss=plan.loss,
         attention=plan.attention,
         z_loss=context.settings.z_loss or 0.0,
+        float8=plan.multiplies_float8,
     )
 
 

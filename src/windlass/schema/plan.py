@@ -202,6 +202,9 @@ class Plan(Document):
     the host launches nothing kernel by kernel; None means that it is not."""
     loss: Literal["fused"] | None = None
     """Whether the loss is fused with the projection to the vocabulary; None means plain."""
+    products: Literal["float8"] | None = None
+    """Type of the factors in linear layers of blocks if `precision` does not say it: a float8 plan
+    is proved in float64."""
     attention: OtherAttention | None = None
     """How attention is computed; None means `flash`, the fused kernel that torch prefers."""
     parallel: Parallelism = Parallelism()
@@ -308,6 +311,11 @@ class Plan(Document):
         """Whether layers compute with copies of float32 master weights."""
         has_copies = self.precision in ("bfloat16", "float16", "float8")
         return has_copies and self.master_weights is None
+
+    @property
+    def multiplies_float8(self) -> bool:
+        """Whether linear layers of blocks multiply 8-bit factors."""
+        return "float8" in (self.precision, self.products)
 
     def moment_bytes(self, elements: int, *, matrix: bool = False) -> int:
         """Bytes of all moments of one weight with n elements, scales included.

@@ -91,7 +91,10 @@ class TrainRequest(RequestTable):
     nesterov: bool | None = None
     """Whether SGD or Muon adds the gradient once more, ahead of its moment."""
     epsilon: float | None = Field(default=None, gt=0)
-    """AdamW's epsilon, beside the root of the second moment; half the width of Lion's sign."""
+    """AdamW's, beside the root of the second moment; half the width of Lion's sign; what Adafactor
+    adds to squares."""
+    relative_step: bool | None = None
+    """Whether Adafactor's steps go with the size of a weight and one over the root of the step."""
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay, of weights with two or more dimensions; SGD adds it to the gradient."""
     ema: Decay | None = None
@@ -199,6 +202,7 @@ class TrainSettings(TrainRequest):
     betas: tuple[Decay, Decay]
     momentum: Decay
     nesterov: bool
+    relative_step: bool
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
 

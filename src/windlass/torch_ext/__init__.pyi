@@ -17,6 +17,10 @@ from .device_kinds import (
     accelerator_device,
     device_for,
 )
+from .float8_products import (
+    takes_float8,
+    use_float8,
+)
 from .numeric_settings import (
     missing_deterministic_kernel,
     numerics,
@@ -73,5 +77,7 @@ __all__ = [
     "sealed_compile_cache",
     "set_deterministic_libraries",
     "set_memory_limit",
+    "takes_float8",
     "trim_heap",
+    "use_float8",
 ]

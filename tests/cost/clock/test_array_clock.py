@@ -81,7 +81,7 @@ def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
     assert max(errors(seed=1, count=60)) < ROUNDING
 
 
-@pytest.mark.parametrize("optimizer", ["lion", "lamb", "muon"])
+@pytest.mark.parametrize("optimizer", ["lion", "lamb", "muon", "adafactor"])
 def test_so_does_a_step_of_another_optimizer(optimizer: OtherOptimizer):
     assert max(errors(seed=3, count=8, optimizer=optimizer)) < ROUNDING
 

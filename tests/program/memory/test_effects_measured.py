@@ -70,7 +70,13 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     compute = ComputeHandlers(
         context,
         store,
-        layer_templates(chain, compiled=False, loss=plan.loss, attention=plan.attention),
+        layer_templates(
+            chain,
+            compiled=False,
+            loss=plan.loss,
+            attention=plan.attention,
+            float8=plan.multiplies_float8,
+        ),
         optimizer=optimizer,
         batches=RandomTokens(plan.global_batch, plan.batch.sequence),
         stop=lambda: False,
@@ -99,6 +105,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
             weight.working,
             *(moment.values for moment in weight.moments),
             *(() if weight.average is None else (weight.average,)),
+            *(() if weight.factors is None else (tensor for _, tensor in weight.factors.named)),
         )
     }
     held = peak = sum(lasting.values())
@@ -127,7 +134,18 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("optimizer", ["lion", "sgd", "lamb", "muon", "schedule-free", "ema"])
+def test_factors_in_float8_take_what_torch_allocates_to_half_a_percent(
+    chain: LayerStack, graph: Graph
+):
+    plan = tiny_plan(graph, tiny_machine(), micro=4, sequence=SEQUENCE, precision="float8")
+    (program,) = lower(plan, graph)
+    measured = allocated_peak(plan, program, chain)
+    assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["lion", "sgd", "lamb", "muon", "schedule-free", "adafactor", "ema"]
+)
 def test_with_any_optimizer_the_peak_is_what_torch_allocates_to_half_a_percent(
     chain: LayerStack, graph: Graph, optimizer: str
 ):

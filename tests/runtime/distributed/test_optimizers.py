@@ -37,7 +37,7 @@ def settings_of(name: str) -> TrainSettings:
     if name == "ema":
         return SETTINGS.model_copy(update={"ema": 0.5})
     kept = SETTINGS.model_dump(
-        exclude={"betas", "momentum", "nesterov", "weight_decay", "schedule"}
+        exclude={"betas", "momentum", "nesterov", "weight_decay", "schedule", "relative_step"}
     )
     return TrainSettings.model_validate(kept | {"optimizer": name})
 

@@ -76,6 +76,7 @@ def run(
         plan = Plan(
             graph=graph.label,
             machine="here@000000000000",
+            optimizer=train_args.get("optimizer"),
             precision=precision,
             moments=moments,
             compile=compiled,
@@ -363,16 +364,22 @@ PADDING_SHARE = 0.02
 """Fraction by which padding to full pages increases the traffic of layers this wide."""
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [("float32", None), ("bfloat16", None), ("float32", "lamb"), ("bfloat16", "adafactor")],
+)
 def test_a_run_transfers_the_bytes_of_its_program(
-    run: Run, graph_of: Callable[..., Graph], precision: str
+    run: Run, graph_of: Callable[..., Graph], precision: str, optimizer: str | None
 ):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "model_args": {"width": 256}}
+    if optimizer is not None:
+        shape["optimizer"] = optimizer
     steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
     graph = graph_of(dropout=0.1, width=256)
     plan = Plan(
         graph=graph.label, machine="here@000000000000", precision=precision, offload=ON_DISK,
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),
+        optimizer=optimizer,
     )  # fmt: skip
     (program,), traffic = lower(plan, graph), TierTraffic(plan, graph)
     first = sum_tiers(traffic.total(program.instructions, stored=False))

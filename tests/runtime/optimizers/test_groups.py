@@ -23,7 +23,7 @@ GROUPS = (
 )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "lamb", "adafactor"])
 def test_weights_of_a_group_have_its_learning_rate_and_decay(optimizer: str):
     settings = TrainSettings(
         steps=5, batch=4, sequence=16, optimizer=optimizer, learning_rate=0.05, groups=GROUPS
@@ -33,7 +33,15 @@ def test_weights_of_a_group_have_its_learning_rate_and_decay(optimizer: str):
     masters = {name: torch.randn(shape, generator=draws) for name, shape in NAMES.items()}
     plain = {name: nn.Parameter(master.clone()) for name, master in masters.items()}
     weights = [
-        new_master_parameter(name, master, master, state, decays=master.dim() > 1)
+        new_master_parameter(
+            name,
+            master,
+            master,
+            state,
+            decays=master.dim() > 1,
+            matrix=master.dim() > 1,
+            factors=state.new_factors(tuple(master.shape), master),
+        )
         for name, master in masters.items()
     ]
     ours = Optimizer(settings, CPU)

@@ -19,19 +19,22 @@ STEPS = 50
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 """Fifty updates in float32, whose operations are in another order."""
 SHAPES = ((7,), (5, 3), (16, 24))
+MORE_SHAPES = {"adafactor": (*SHAPES, (3, 2, 4, 5))}
+"""Muon's oracle takes matrices alone."""
 OracleFactory = Callable[[list[Tensor], TrainSettings, float], torch.optim.Optimizer]
 
 
 def settings_of(name: str, **changes: object) -> TrainSettings:
-    return TrainSettings(
-        steps=STEPS, batch=4, sequence=16, optimizer=name, learning_rate=0.02, **changes
-    )
+    chosen = {"learning_rate": 0.02} | changes
+    return TrainSettings(steps=STEPS, batch=4, sequence=16, optimizer=name, **chosen)
 
 
 def new_weights(settings: TrainSettings) -> list[MasterParameter]:
     draws = torch.Generator().manual_seed(0)
     state = StateFormat(optimizer_law(settings.optimizer))
-    masters = [torch.randn(shape, generator=draws) for shape in SHAPES]
+    masters = [
+        torch.randn(shape, generator=draws) for shape in MORE_SHAPES.get(settings.optimizer, SHAPES)
+    ]
     return [
         new_master_parameter(
             f"layer.{index}",
@@ -40,15 +43,17 @@ def new_weights(settings: TrainSettings) -> list[MasterParameter]:
             state,
             decays=master.dim() >= 2,
             matrix=master.dim() == 2,
+            factors=state.new_factors(tuple(master.shape), master),
         )
         for index, master in enumerate(masters)
     ]
 
 
-def gradients() -> Iterator[list[Tensor]]:
+def gradients(settings: TrainSettings) -> Iterator[list[Tensor]]:
     draws = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
-        yield [torch.randn(shape, generator=draws) for shape in SHAPES]
+        shapes = MORE_SHAPES.get(settings.optimizer, SHAPES)
+        yield [torch.randn(shape, generator=draws) for shape in shapes]
 
 
 def oracle_weights(factory: OracleFactory, settings: TrainSettings, divisor: float) -> list[Tensor]:
@@ -58,7 +63,7 @@ def oracle_weights(factory: OracleFactory, settings: TrainSettings, divisor: flo
         factory([w for w in weights if (w.dim() >= 2) == decays], settings, decay)
         for decays, decay in ((True, settings.weight_decay), (False, 0.0))
     ]
-    for step, current in enumerate(gradients(), start=1):
+    for step, current in enumerate(gradients(settings), start=1):
         for weight, gradient in zip(weights, current, strict=True):
             weight.grad = gradient / divisor
         for part in parts:
@@ -122,6 +127,20 @@ def _muon(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.
     )  # fmt: skip
 
 
+def _adafactor(weights: list[Tensor], s: TrainSettings, decay: float) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(weights, eps=(s.epsilon, 1e-3), weight_decay=decay)
+
+
+def _fixed_adafactor(
+    weights: list[Tensor], s: TrainSettings, decay: float
+) -> torch.optim.Optimizer:
+    """That of transformers, whose decay is the same, with no relative step."""
+    from transformers import Adafactor
+
+    return Adafactor(weights, lr=1.0, relative_step=False, scale_parameter=False,
+                     eps=(s.epsilon, 1e-3), weight_decay=decay)  # fmt: skip
+
+
 ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
     ("adamw", {}, _adamw),
     ("sgd", {}, _sgd),
@@ -133,6 +152,10 @@ ORACLES: list[tuple[str, dict[str, object], OracleFactory]] = [
     ("schedule-free", {"betas": (0.7, 0.99), "schedule": "cosine"}, _schedule_free),
     ("schedule-free", {}, _plain),
     ("lamb", {}, _plain),
+    ("adafactor", {"weight_decay": 0.1}, _adafactor),
+    ("adafactor", {"learning_rate": 0.2, "warmup": 0.0}, _adafactor),
+    ("adafactor", {"relative_step": False}, _fixed_adafactor),
+    ("adafactor", {"weight_decay": 0.1, "epsilon": 1e-6}, _plain),
     ("lamb", {"weight_decay": 0.0, "epsilon": 1e-15}, _lamb),
 ]
 
@@ -144,7 +167,7 @@ def test_fifty_updates_are_those_of_the_oracle(
 ):
     settings = settings_of(name, **changes)
     weights, optimizer = new_weights(settings), Optimizer(settings, CPU)
-    for step, current in enumerate(gradients(), start=1):
+    for step, current in enumerate(gradients(settings), start=1):
         for weight, gradient in zip(weights, current, strict=True):
             weight.gradient = gradient
         optimizer.update(weights, step, None if divisor is None else torch.tensor(divisor))

@@ -9,6 +9,7 @@ from windlass.errors import InputErrors
 from windlass.planner.defaults import resolve_defaults
 from windlass.program.memory.optimizer_state import offloaded_optimizer_errors
 from windlass.runtime.optimizers.updates import UPDATES
+from windlass.runtime.optimizers.weight_steps import step_type
 from windlass.schema.optimizers import OptimizerName, optimizer_law
 from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import Request
@@ -45,6 +46,26 @@ def test_a_moment_is_four_bytes_of_state_for_each_parameter(name: str | None, st
     assert masters.state_bytes(1000) == 1000 * (state + 4)
 
 
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
+def test_the_passes_that_are_priced_are_those_that_an_update_takes(name: OptimizerName):
+    law, reads = optimizer_law(name), step_type(optimizer_law(name)).reads_gradient
+    assert (law.passes, law.gradient_passes) == (len(reads), sum(reads))
+
+
+def test_adafactor_keeps_a_number_for_each_row_and_column_of_a_matrix():
+    plan, law = PLAN.model_copy(update={"optimizer": "adafactor"}), optimizer_law("adafactor")
+    assert law.updates_as_matrix((30, 50), hidden=False)
+    assert (plan.state_bytes(1500, matrix=True), law.factor_elements((30, 50))) == (0, 30 + 50)
+    assert (plan.state_bytes(30), law.factor_elements((30,))) == (4 * 30, 0)
+
+
+def test_a_fixed_step_of_adafactor_has_the_rate_of_adamw():
+    relative = resolved("train.optimizer=adafactor")
+    fixed = resolved("train.optimizer=adafactor", "train.relative_step=false")
+    assert (relative.learning_rate, relative.relative_step) == (1e-2, True)
+    assert (fixed.learning_rate, fixed.relative_step) == (1e-3, False)
+
+
 def test_settings_that_are_left_open_are_those_of_the_optimizer():
     adamw, lion = resolved(), resolved("train.optimizer=lion")
     assert (adamw.betas, adamw.weight_decay, adamw.learning_rate) == ((0.9, 0.95), 0.1, 1e-3)
@@ -72,7 +93,7 @@ def test_the_rate_of_lamb_goes_with_the_root_of_the_batch():
 def test_an_optimizer_of_whole_weights_keeps_its_state_in_device_memory():
     assert not list(offloaded_optimizer_errors("lion", 8))
     assert not list(offloaded_optimizer_errors("lamb", 1))
-    for name, parts in (("lamb", 2), ("muon", 1)):
+    for name, parts in (("lamb", 2), ("adafactor", 2), ("muon", 1)):
         (error,) = offloaded_optimizer_errors(name, parts)
         assert "set `offload.optimizer` = device" in error
 
@@ -89,6 +110,7 @@ def test_chosen_settings_survive_a_file(name: OptimizerName):
         ("train.optimizer=sgd", "train.betas=0.5,0.6"),
         ("train.optimizer=lion", "train.momentum=0.5"),
         ("train.nesterov=true",),
+        ("train.relative_step=true",),
         ("train.optimizer=adamx",),
     ],
 )

@@ -37,10 +37,10 @@ from windlass.program import (
     divided_kinds,
     layer_kind_state_sizes,
     message_bytes,
-    offloaded_state_bytes,
     op_collectives,
     pass_ops,
     tied_owner_layers,
+    update_state_bytes,
     with_attention,
 )
 from windlass.schema import (
@@ -58,7 +58,6 @@ from windlass.schema import (
     Plan,
     ShardingDegrees,
     Stage,
-    captured_precision,
 )
 
 # Plans are made by the thousand, and differ in few of these parts.
@@ -254,7 +253,7 @@ class LayerPrices:
 
     def cost(self, config: LayerConfig, kind: LayerKind, *, selective: bool) -> LayerCost:
         """The cost of a layer; the plain one if it has none that is recomputed selectively."""
-        mode = captured_precision(config.precision), config.compiled
+        mode = kind.captured(config.precision), config.compiled
         can = selective and any(
             mode == (cost.precision, cost.compiled) for cost in kind.selective_costs
         )
@@ -342,7 +341,7 @@ class LayerPrices:
         moving = [0.0] * len(kinds)
         if config.optimizer_tier != DEVICE_TIER:
             (tier,) = (each for each in device.tiers if each.name == config.optimizer_tier)
-            moved = [offloaded_state_bytes(plan, each) for each in sizes]
+            moved = [update_state_bytes(plan, each) for each in sizes]
             moving = [tier.transfer_seconds(nbytes, nbytes) for nbytes in moved]
 
         def seconds(price: Callable[[StateSizes], float]) -> Floats:

@@ -106,7 +106,8 @@ class OpenChoices:
             wanted = ()
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
-        if self.request.loss == "fused":
+        runs_float8 = self.request.precision == "float8" and self.machine.stack is None
+        if self.request.loss == "fused" or runs_float8:
             candidates = (1,)
         return tuple(
             degree

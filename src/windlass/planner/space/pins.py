@@ -12,10 +12,12 @@ from windlass.planner.recompute_layers import (
 from windlass.program import (
     capability_faults,
     context_errors,
+    float8_errors,
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
     recomputable_layers,
+    sparse_state_errors,
     step_graph_errors,
 )
 from windlass.schema import (
@@ -48,6 +50,7 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     yield from _recompute_faults(request, machine)
     yield from _optimizer_tier_faults(request, machine)
     yield from _attention_faults(request, machine)
+    yield from _float8_faults(request, machine)
     if request.phases not in (None, 1):
         for pin, reason in _excluding_pins(request, machine):
             yield f"{pin} with `phases` = {request.phases}: {reason}; leave one of them out"
@@ -59,6 +62,7 @@ def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
     if request.precision == "float64" and request.moments != "float32":
         yield f"`precision` = float64 with `moments` = {request.moments}; set `moments` = float32"
     yield from moment_errors(request.train.optimizer, request.moments)
+    yield from sparse_state_errors(request.train.optimizer, sparse=request.sparsity is not None)
     if not request.master_weights:
         yield from master_weight_errors(request.train.optimizer, request.precision)
     capacity = machine.device.memory.capacity_bytes
@@ -207,6 +211,13 @@ def _attention_faults(request: ResolvedRequest, machine: Machine) -> Iterator[st
             f"`attention` = {request.attention}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(sorted(measured))}, or leave it out"
         )
+
+
+def _float8_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
+    """Why linear layers cannot multiply 8-bit factors as a request asks, whatever the plan."""
+    if request.precision != "float8" or machine.stack is not None:
+        return
+    yield from float8_errors(request.parallel.tensor or 1, request.model_identity)
 
 
 def uses_one_device(request: Request) -> bool:

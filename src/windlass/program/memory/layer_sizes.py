@@ -12,7 +12,15 @@ from windlass.program.zero_sharding import (
     padded_elements,
     padded_frozen_elements,
 )
-from windlass.schema import Graph, LayerCost, LayerKind, Op, Plan, Polynomial
+from windlass.schema import (
+    Graph,
+    LayerCost,
+    LayerKind,
+    Op,
+    Plan,
+    Polynomial,
+    optimizer_law,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +223,19 @@ def _state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
 def _optimizer_bytes(plan: Plan, kind: LayerKind, updated: int) -> int:
     """Bytes of the optimizer state of a layer on one device, which updates so many elements of it.
 
-    Where it is sharded the state is one flat tensor, in which matrices have an even share.
+    Where it is sharded the state is one flat tensor, in which matrices have an even share, beside
+    the means over rows and columns of the weights, of which a rank has all at most.
     """
-    matrices = {p.name: p.count for p in kind.matrices}
+    law = optimizer_law(plan.optimizer)
+    own = kind.updated_as_matrices(law)
+    matrices = {p.name: p.count for p in own}
+    factors = max(4, plan.parameter_itemsize) * sum(law.factor_elements(p.shape) for p in own)
     if plan.sharding.optimizer > 1:
         in_matrices = sum(matrices.values()) // plan.sharding.optimizer
         others = plan.state_bytes(updated - in_matrices)
-        return others + plan.state_bytes(in_matrices, matrix=True)
-    return sum(plan.state_bytes(p.count, matrix=p.name in matrices) for p in kind.trained)
+        return others + plan.state_bytes(in_matrices, matrix=True) + factors
+    states = (plan.state_bytes(p.count, matrix=p.name in matrices) for p in kind.trained)
+    return sum(states) + factors
 
 
 def sparse_gradient_bytes(plan: Plan, kind: LayerKind) -> int:

@@ -11,7 +11,7 @@ from windlass.program.phases import (
     owned_layers,
 )
 from windlass.program.pipeline_schedules import stage_passes
-from windlass.schema import Graph, OffloadClass, Plan
+from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
 def offloaded_bytes_by_tier(
@@ -39,13 +39,18 @@ def offloaded_bytes_by_tier(
 
 
 def offloaded_state_bytes(plan: Plan, layer: LayerSizes | StateSizes) -> int:
-    """Bytes of a layer's offloaded optimizer state, which an update reads and writes back.
+    """Bytes of a layer's offloaded optimizer state.
 
     Master weights that stay in device memory as weights also have a copy there, which is updated
     with the moments.
     """
     copies_masters = not plan.has_master_weights and not plan.is_offloaded("parameters")
     return layer.optimizer + (layer.updated_weights if copies_masters else 0)
+
+
+def update_state_bytes(plan: Plan, layer: LayerSizes | StateSizes) -> int:
+    """Bytes of a layer's offloaded state that an update reads, and writes back, in all passes."""
+    return optimizer_law(plan.optimizer).passes * offloaded_state_bytes(plan, layer)
 
 
 def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[OffloadClass, int]]:

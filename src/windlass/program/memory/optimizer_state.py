@@ -37,6 +37,16 @@ def moment_errors(optimizer: OptimizerName, moments: MomentFormat) -> Iterator[s
         )
 
 
+def sparse_state_errors(optimizer: OptimizerName, *, sparse: bool) -> Iterator[str]:
+    """Why an optimizer cannot update weights that are stored in kept blocks."""
+    if sparse and optimizer_law(optimizer).factored:
+        yield (
+            f"`train.optimizer` = {optimizer} with `sparsity`: its second moment is that of whole "
+            "rows and columns, and kept blocks lie apart; set `train.optimizer` = adamw, or leave "
+            "`sparsity` out"
+        )
+
+
 def offloaded_optimizer_errors(optimizer: OptimizerName, parts: int) -> Iterator[str]:
     """Why an optimizer's state cannot be offloaded where so many ranks hold parts of weights."""
     scope = optimizer_law(optimizer).scope

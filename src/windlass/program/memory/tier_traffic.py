@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from windlass.program.instruction import Instruction
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
-from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
+from windlass.program.memory.offloaded_bytes import update_state_bytes
 from windlass.program.phases import deferred_update_layers
 from windlass.program.zero_sharding import updates_per_shard
-from windlass.schema import Graph, OffloadClass, Plan
+from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
 class TransferBytes(NamedTuple):
@@ -34,6 +34,7 @@ class TierTraffic:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._plan, self._tiers = plan, plan.offload_tiers
+        self._law = optimizer_law(plan.optimizer)
         self._deferred = frozenset(
             layer
             for stage in range(plan.parallel.pipeline)
@@ -103,17 +104,17 @@ class TierTraffic:
         frozen = sizes.frozen // self._plan.sharding.parameters
         return (
             *self._update(sizes),
-            ("gradients", TransferBytes(read=sizes.gradient_shard)),
+            ("gradients", TransferBytes(read=self._law.gradient_passes * sizes.gradient_shard)),
             ("parameters", TransferBytes(read=frozen)),
         )
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
         """State is read and written; weights are read only if they are the master weights."""
-        state = offloaded_state_bytes(self._plan, sizes)
-        read = 0 if self._plan.has_master_weights else sizes.updated_weights
+        state, weights = update_state_bytes(self._plan, sizes), sizes.updated_weights
+        masters = 0 if self._plan.has_master_weights else self._law.passes * weights
         return (
             ("optimizer", TransferBytes(state, state)),
-            ("parameters", TransferBytes(read, sizes.updated_weights)),
+            ("parameters", TransferBytes(masters, masters or weights)),
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.parameters import MasterParameter
 from windlass.schema import MomentFormat
 from windlass.torch_ext import MomentCodec, StoredMoment
@@ -125,6 +126,9 @@ def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, s
     """
     codec = MomentCodec(_CPU)
     for weight in weights:
+        if weight.factors is not None:
+            load_factors(path, weight.name, weight.factors)
+            continue
         shape, wanted = tuple(weight.master.shape), _format_of(weight)
         loaded = read_moments(path, weight.name, shape, wanted, codec, seed=seed, step=step)
         require_moments(path, weight, len(loaded))
@@ -132,6 +136,20 @@ def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, s
             moment.values.copy_(source.values)
             if moment.scales is not None and source.scales is not None:
                 moment.scales.copy_(source.scales)
+
+
+def load_factors(path: Path, name: str, factors: FactoredMoment) -> None:
+    """Loads the second moment of a whole parameter by rows and columns, in place.
+
+    Args:
+        path: file of a layer.
+        name: full name of the parameter.
+        factors: where it is loaded.
+
+    Raises:
+        CheckpointError: the file is unreadable, or another optimizer wrote it.
+    """
+    read_tensors(path, {f"{kind}/{name}": tensor for kind, tensor in factors.named})
 
 
 def load_average(weight: MasterParameter, average: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from windlass.models import LayerStack, ParamShard
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest, layer_file
 from windlass.runtime.checkpoint.convert_moments import (
     load_average,
+    load_factors,
     load_moments,
     read_average,
     read_moments,
@@ -147,6 +148,9 @@ def _load_shard(
     weight.master.detach().copy_(part(full))
     average = read_average(file, weight.name)
     load_average(weight, None if average is None else part(average))
+    if weight.factors is not None:
+        load_factors(file, weight.name, weight.factors)
+        return
     seed, step = manifest.seed, manifest.step
     moments = read_moments(
         file, weight.name, shard.full_shape, "float32", codec, seed=seed, step=step

@@ -29,6 +29,8 @@ from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.torch_ext import MomentCodec, StoredMoment
 
 _CPU = torch.device("cpu")
+_WHOLE_KINDS = ("steps", "rows", "columns")
+"""What every rank that has a part of a weight keeps for all of it."""
 _SHARDED_KINDS = ("weight", "moment1", "moment2", "average")
 
 
@@ -108,8 +110,8 @@ class _LayerMerger:
             full, _, offset = rest.rpartition(SHARD_SEPARATOR)
             if kind == "buffer":
                 self._unsharded[key] = tensor
-            elif kind == "steps":
-                self._unsharded[f"steps/{full}"] = tensor
+            elif kind in _WHOLE_KINDS:
+                self._unsharded[f"{kind}/{full}"] = tensor
             elif kind in _SHARDED_KINDS:  # other kinds are padding up to a page
                 self._fill(f"{kind}/{full}", rank, int(offset), tensor)
 

@@ -131,7 +131,7 @@ class Segment(NamedTuple):
     decays: bool
     """Whether weight decay applies."""
     matrix: bool
-    """Whether it is a matrix between the first and the last layer, or a piece of one."""
+    """Whether the optimizer updates it as a matrix; so it does a piece of one."""
 
     @property
     def shard_slice(self) -> slice:

@@ -16,8 +16,9 @@ from windlass.program import (
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import DTYPES, NOT_LOADED, ModelParameter, grad_accum_dtype
+from windlass.runtime.parameters import NOT_LOADED, ModelParameter
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.step_state import StepState
 from windlass.schema import Plan

@@ -13,8 +13,8 @@ from windlass.models import HEAD_RESULTS, IGNORE_INDEX, has_sentence_head, layer
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import DTYPES
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SENTENCES_PER_ROW, Plan
 

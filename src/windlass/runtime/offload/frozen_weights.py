@@ -10,7 +10,7 @@ from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
 from windlass.runtime.offload.state_layout import TensorRegion, saved_names, tensor_region
 from windlass.runtime.offload.transfer_queue import TransferStats
-from windlass.runtime.parameters import DTYPES
+from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.schema import DEVICE_TIER, Plan
 
 

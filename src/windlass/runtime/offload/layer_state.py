@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.program import gradients_reuse_weight_space
-from windlass.runtime.checkpoint.convert_moments import read_average, read_moments
+from windlass.runtime.checkpoint.convert_moments import load_factors, read_average, read_moments
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
 from windlass.runtime.offload.direct_io import round_up_to_page
@@ -34,9 +34,10 @@ from windlass.runtime.offload.state_layout import (
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import ParameterPart
-from windlass.runtime.parameters import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import MomentCodec, StoredMoment
 
@@ -92,10 +93,14 @@ class OffloadedLayerState:
         offload, working_dtype = plan.offload, DTYPES[plan.precision]
         self._buffers = buffers
         self._moments: MomentFormat = plan.moments
+        state, like = state_format(plan), torch.empty(0, dtype=stored_dtype(plan))
+        self._factors = [state.new_factors(shape, like) for shape in weights.values()]
+        """Second moment of each weight by rows and columns, in device memory."""
+        self._names = tuple(weights)
         self._layout: StateLayout = state_layout(
-            weights, buffers, state_format(plan), stored_dtype(plan)
+            weights, tuple(self._tail()), state, stored_dtype(plan)
         )
-        self._first_moment_is_weight = state_format(plan).law.averages
+        self._first_moment_is_weight = state.law.averages
         self._part_elements = part_elements(plan)
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
@@ -127,6 +132,7 @@ class OffloadedLayerState:
         moments: Sequence[tuple[StoredMoment, ...]] | None = None,
         *,
         averages: Sequence[Tensor | None] | None = None,
+        factors: Sequence[FactoredMoment | None] | None = None,
         updates: Sequence[int] | None = None,
     ) -> None:
         """Allocates the stores, and fills them.
@@ -136,12 +142,14 @@ class OffloadedLayerState:
             staging: buffers to copy through.
             moments: moments of each weight; None for those before the first update.
             averages: average of each weight; None for the weight itself.
+            factors: second moments by rows and columns; None for those before the first update.
             updates: updates that each weight has had; None for no updates.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
         """
         self._updates = [0] * len(self._updates) if updates is None else list(updates)
+        self._keep_factors(factors or self._factors, staging)
         self._state.allocate()
         buffers = staging.sets[0]
         with self._state.open(write=True) as file:
@@ -185,6 +193,10 @@ class OffloadedLayerState:
         counts = {f"steps/{extent.name}": torch.zeros(()) for extent in extents}
         read_tensors(file, counts)
         self._updates = [int(count) for count in counts.values()]
+        for name, factors in zip(self._names, self._factors, strict=True):
+            if factors is not None:
+                load_factors(file, name, factors)
+        self._keep_factors(self._factors, staging)
         if _starts_with(file, self._layout.header):
             self._state.adopt_file(file)
             self._create_other_stores(staging)
@@ -196,7 +208,9 @@ class OffloadedLayerState:
             read_moments(
                 file, extent.name, extent.shape, self._moments, codec, seed=seed, step=step
             )
-            for extent in extents
+            if factors is None
+            else ()
+            for extent, factors in zip(extents, self._factors, strict=True)
         ]
         averages = [read_average(file, extent.name) for extent in extents]
         self.create(
@@ -276,7 +290,8 @@ class OffloadedLayerState:
 
             for index, update_pass in enumerate(request.passes):
                 # What the first pass has written, the next one reads.
-                handles = (source, gradients) if index == 0 else (target, None)
+                state = source if index == 0 else target
+                handles = (state, gradients if request.reads_gradient[index] else None)
                 read = partial(self._read_part, handles, request, stats)
                 compute = partial(self._update_part, update_pass, request, staging)
                 queue.pipelined(list(self._parts()), staging.sets, read, compute, write)
@@ -291,7 +306,23 @@ class OffloadedLayerState:
 
     def _write_tail(self, file: StoreHandle) -> None:
         """Writes the update counts, and everything else that updates do not write."""
-        write_tail(file, self._layout, self._updates, [buffer for _, buffer in self._buffers])
+        tensors = [tensor.cpu() for _, tensor in self._tail()]
+        write_tail(file, self._layout, self._updates, tensors)
+
+    def _tail(self) -> Iterator[tuple[str, Tensor]]:
+        """Key and tensor of what a checkpoint has beside the regions and the update counts."""
+        for name, factors in zip(self._names, self._factors, strict=True):
+            for kind, tensor in () if factors is None else factors.named:
+                yield f"{kind}/{name}", tensor
+        for name, buffer in self._buffers:
+            yield f"buffer/{name}", buffer
+
+    def _keep_factors(
+        self, factors: Sequence[FactoredMoment | None], staging: StagingBuffers
+    ) -> None:
+        """Keeps second moments by rows and columns on the device that updates."""
+        device = staging.converted.device
+        self._factors = [each and each.on(device) for each in factors]
 
     def _gradient_store(self) -> BackingStore:
         if self._gradients is None:
@@ -347,7 +378,7 @@ class OffloadedLayerState:
                     name=self._layout.masters.extents[index].name, offset=part.first,
                     master=views.master, moments=views.moments, gradient=gradient,
                     updates=self._updates[index], decays=self._decays[index],
-                    average=views.average,
+                    average=views.average, factors=self._factors[index],
                 )
             )  # fmt: skip
         _narrow(request.weights[index].detach(), part).copy_(views.master)
@@ -362,6 +393,8 @@ class OffloadedLayerState:
         """The buffer of each region of a part, and its offset in the file."""
         for region in self._layout.regions:
             offset, nbytes = region.byte_range(part.weight, part.first, part.elements)
+            if not nbytes:
+                continue
             yield region_buffer(buffers, region.kind)[: round_up_to_page(nbytes)], offset
 
     def _views(self, buffers: list[Tensor], part: _Part) -> "_PartViews":

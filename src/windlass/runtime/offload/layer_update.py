@@ -16,7 +16,9 @@ class LayerUpdate:
     """One optimizer step for a layer, as the store asks for it."""
 
     passes: Sequence[UpdatePass]
-    """The optimizer: one pass over all parts, or several, of which the first reads gradients."""
+    """The optimizer: one pass over all parts, or several."""
+    reads_gradient: Sequence[bool]
+    """Whether each pass reads gradients."""
     weights: Sequence[Tensor]
     """The copies of the weights that the layer computes with; overwritten by the update."""
     gradients: Sequence[Tensor | None] | None

@@ -325,6 +325,7 @@ class OffloadedStore:
             memory = loaded.memory
         request = LayerUpdate(
             passes=self._optimizer.part_passes(step=step, clip_divisor=clip_divisor),
+            reads_gradient=self._optimizer.reads_gradient,
             weights=self._updated_weights(layer),
             gradients=gradients,
             has_gradient=has_gradient,

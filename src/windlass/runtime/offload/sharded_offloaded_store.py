@@ -27,16 +27,15 @@ from windlass.runtime.distributed.shards.flat_shard import (
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
+from windlass.runtime.optimizer_state.dtypes import DTYPES, stored_dtype
 from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import (
-    DTYPES,
     LayerParameters,
     MasterParameter,
     ModelParameter,
     new_master_parameter,
     persistent_buffers,
-    stored_dtype,
 )
 from windlass.runtime.rank_context import RankContext
 
@@ -154,8 +153,11 @@ class ShardedOffloadedStore(OffloadedStore):
                 masters = [weight.master.detach() for weight in weights]
                 moments = [weight.moments for weight in weights]
                 updates = [int(weight.steps) for weight in weights]
-                averages = [weight.average for weight in weights]
-                state.create(masters, self._staging, moments, averages=averages, updates=updates)
+                state.create(
+                    masters, self._staging, moments, updates=updates,
+                    averages=[weight.average for weight in weights],
+                    factors=[weight.factors for weight in weights],
+                )  # fmt: skip
 
     def _master_parameters(
         self, index: int, layer: torch.nn.Module | None
@@ -167,10 +169,12 @@ class ShardedOffloadedStore(OffloadedStore):
         else:
             flat = shard.flatten(layer).cpu()
             part = flat[shard.optim_shard_begin :][: shard.optim_shard_elements]
+        state = state_format(self._plan)
         return [
             new_master_parameter(
-                segment.name, master, master, state_format(self._plan),
+                segment.name, master, master, state,
                 decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
+                factors=state.new_factors(shard.pieces[segment.name].full_shape, master),
             )
             for segment in shard.segments
             for master in (part[segment.shard_slice].view(segment.shape),)

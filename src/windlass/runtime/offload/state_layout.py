@@ -88,6 +88,8 @@ class StateRegion:
         """
         size = self.region.dtype.itemsize
         begin = self.offset + self.region.extents[weight].offset
+        if not self.region.extents[weight].nbytes:
+            return begin, 0
         begin += size * (first // self.elements_per_value)
         return begin, size * -(-elements // self.elements_per_value)
 
@@ -116,7 +118,7 @@ class StateLayout:
 
 def state_layout(
     weights: Mapping[str, tuple[int, ...]],
-    buffers: Sequence[tuple[str, Tensor]],
+    tail: Sequence[tuple[str, Tensor]],
     state: StateFormat,
     masters: torch.dtype,
 ) -> StateLayout:
@@ -124,7 +126,7 @@ def state_layout(
 
     Args:
         weights: shape of each weight by name, in the layer's order.
-        buffers: name and tensor of each buffer that belongs to a checkpoint.
+        tail: key and tensor of all else that belongs to a checkpoint.
         state: what the optimizer keeps.
         masters: type of the master weights.
     """
@@ -134,6 +136,8 @@ def state_layout(
     for kind, region in _regions(weights, state, masters):
         begins.append((kind, region, offset))
         for extent in region.extents:
+            if not extent.nbytes:
+                continue
             end = offset + extent.nbytes
             entries[f"{kind}/{extent.name}"] = _entry(
                 DTYPE_NAMES[region.dtype], extent.shape, offset, end
@@ -143,10 +147,9 @@ def state_layout(
     for name in weights:
         entries[f"steps/{name}"] = _entry("F32", (), offset, offset + 4)
         offset += 4
-    for name, buffer in buffers:
-        end = offset + buffer.numel() * buffer.element_size()
-        shape = tuple(buffer.shape)
-        entries[f"buffer/{name}"] = _entry(DTYPE_NAMES[buffer.dtype], shape, offset, end)
+    for key, tensor in tail:
+        end = offset + tensor.numel() * tensor.element_size()
+        entries[key] = _entry(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset, end)
         offset = end
     nbytes = _pad_to_page(entries, offset)
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -164,8 +167,10 @@ def _regions(
 ) -> Iterator[tuple[str, TensorRegion]]:
     """The regions at the start of the file, in order, with their kinds."""
     yield "weight", tensor_region(weights, masters)
+    factored = {name for name, shape in weights.items() if state.law.factors(shape)}
+    kept = {name: (0,) if name in factored else shape for name, shape in weights.items()}
     for which, dtype in enumerate(moment_dtypes(state.moments)[: state.law.moments], start=1):
-        yield f"moment{which}", tensor_region(weights, dtype)
+        yield f"moment{which}", tensor_region(kept, dtype)
     if state.moments == "int8":
         scales = {
             name: (block_count(torch.Size(shape).numel()),) for name, shape in weights.items()
@@ -183,18 +188,18 @@ def saved_names(file: Path) -> list[str]:
 
 
 def write_tail(
-    file: StoreHandle, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
+    file: StoreHandle, layout: StateLayout, updates: Sequence[int], tensors: Sequence[Tensor]
 ) -> None:
-    """Writes the header, the update counts and the buffers of a state file.
+    """Writes the header, the update counts and what follows them in a state file.
 
     Args:
         file: the opened store of the state.
         layout: layout of the file.
         updates: number of updates of each weight.
-        buffers: buffers that belong to a checkpoint.
+        tensors: all else that belongs to a checkpoint.
     """
     counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
-    tail = counts + b"".join(bytes(tensor_bytes(buffer)) for buffer in buffers)
+    tail = counts + b"".join(bytes(tensor_bytes(each)) for each in tensors)
     for offset, content in ((0, layout.header), (layout.steps_offset, tail)):
         memory = page_aligned_buffer(round_up_to_page(len(content)))
         memory.zero_()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment, Ranges
 from windlass.schema import MomentFormat, OptimizerLaw, Plan, optimizer_law
 from windlass.torch_ext import StoredMoment
 
@@ -26,7 +27,7 @@ class StateFormat(NamedTuple):
 
         Args:
             master: the weight.
-            matrix: whether it is a matrix between the first and the last layer.
+            matrix: whether the optimizer updates it as a matrix.
         """
         shape, device = tuple(master.shape), master.device
         moments = tuple(
@@ -38,6 +39,22 @@ class StateFormat(NamedTuple):
         if self.law.averages:
             moments[0].values.copy_(master.detach())
         return moments
+
+    def new_factors(
+        self, shape: tuple[int, ...], like: Tensor, ranges: Ranges | None = None
+    ) -> FactoredMoment | None:
+        """The second moment of a weight by rows and columns before its first update.
+
+        None if it is kept element by element, or not at all.
+
+        Args:
+            shape: full shape of the weight.
+            like: a tensor of its precision and device.
+            ranges: what a tensor-parallel rank has of it; None for all.
+        """
+        if not self.law.factors(shape):
+            return None
+        return FactoredMoment.zeros(shape, like, ranges)
 
     def new_average(self, master: Tensor) -> Tensor | None:
         """The average of a weight before its first update: the weight; None if none is kept."""

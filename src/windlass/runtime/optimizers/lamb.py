@@ -6,10 +6,11 @@
 
 Source: You et al. 2020, arXiv:1904.00962, algorithm 2, with the norm itself as its function of the
 weight. Weights that never decay, norms and biases, are not scaled, as in the authors' code. The
-norms are of whole weights, so an update takes two passes: `observe`, then `apply`.
+norms are of whole weights, so an update takes two passes.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,13 +22,58 @@ _ROW = 4096
 divided into chunks, each of which begins at a row."""
 
 
-def observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters) -> Tensor:
-    """Updates the moments of a chunk, and returns sums of squares.
+class LambStep:
+    """One step of one weight.
 
     Args:
-        chunk: a piece of a weight.
-        gradient: its gradient in the master's precision, which may be overwritten.
-        step: hyperparameters.
+        hyper: hyperparameters.
+        scales: whether its update is scaled by the norm of the weight.
+    """
+
+    reads_gradient: ClassVar[tuple[bool, ...]] = (True, False)
+    """Whether each pass reads gradients."""
+
+    def __init__(self, hyper: Hyperparameters, *, scales: bool) -> None:
+        self._hyper, self._scales = hyper, scales
+        self._squares: list[Tensor] = []
+        self._ratio: Tensor | None = None
+
+    @staticmethod
+    def sum_length(index: int, shape: tuple[int, ...]) -> int:
+        """How many numbers a pass sums over all ranks: squares of the weight and of its update."""
+        del index, shape
+        return 2
+
+    def visit(self, index: int, chunk: Chunk, gradient: Tensor) -> None:
+        """Sees a chunk in one of the two passes; the last one updates it.
+
+        Args:
+            index: number of the pass, from 0.
+            chunk: a piece of the weight.
+            gradient: its gradient in the master's precision, which may be overwritten.
+        """
+        if index == 0:
+            self._squares.append(_observe(chunk, gradient, self._hyper))
+            return
+        update = _direction(chunk, self._hyper)
+        if self._ratio is not None:
+            update.mul_(self._ratio)
+        chunk.master.add_(update, alpha=-self._hyper.host_rate)
+        chunk.updates.add_(1)
+
+    def own_sums(self) -> Tensor:
+        """`Float[2]`: sums of squares over the chunks that were seen, handed over."""
+        squares, self._squares = self._squares, []
+        return torch.cat(squares, dim=1).sum(dim=1)
+
+    def take(self, index: int, sums: Tensor) -> None:
+        """Goes on with sums over the whole weight."""
+        del index
+        self._ratio = trust_ratio(sums) if self._scales else None
+
+
+def _observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters) -> Tensor:
+    """Updates the moments of a chunk, and returns sums of squares.
 
     Returns:
         `Float[2 rows]`: sums over each row of the chunk, of the weight and of its update.
@@ -49,21 +95,6 @@ def trust_ratio(squares: Tensor) -> Tensor:
     """
     weight, update = squares.sqrt().unbind()
     return torch.where((weight > 0) & (update > 0), weight / update, 1.0)
-
-
-def apply(chunk: Chunk, ratio: Tensor | None, step: Hyperparameters) -> None:
-    """Updates the master weights of a chunk, whose moments are up to date.
-
-    Args:
-        chunk: a piece of a weight.
-        ratio: trust ratio of the weight, `Float[]`; None for 1.
-        step: hyperparameters.
-    """
-    update = _direction(chunk, step)
-    if ratio is not None:
-        update.mul_(ratio)
-    chunk.master.add_(update, alpha=-step.host_rate)
-    chunk.updates.add_(1)
 
 
 def _direction(chunk: Chunk, step: Hyperparameters) -> Tensor:

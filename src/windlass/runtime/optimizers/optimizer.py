@@ -2,18 +2,26 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from windlass.runtime.optimizer_state.averages import averaging_of
-from windlass.runtime.optimizers import lamb, muon
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
+from windlass.runtime.optimizers import muon
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
 from windlass.runtime.optimizers.schedule_free import NewestShares
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
+from windlass.runtime.optimizers.weight_steps import (
+    WeightStep,
+    step_type,
+    weight_step,
+    whole_weight_passes,
+)
 from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
 from windlass.schema import MomentFormat, TrainSettings, optimizer_law
 from windlass.torch_ext import (
@@ -75,7 +83,7 @@ class Optimizer(GradientNorms):
         present = [weight for weight in weights if weight.gradient is not None]
         ranks = ranks or SingleRank(present)
         if self._law.scope == "tensor":
-            self._update_by_norm(present, hyper, ranks)
+            self._update_by_weight(present, hyper, ranks)
         else:
             if self._law.scope == "matrix":
                 matrices = {weight.name: weight for weight in present if weight.matrix}
@@ -92,8 +100,8 @@ class Optimizer(GradientNorms):
     ) -> tuple[Callable[["ParameterPart"], None], ...]:
         """What takes one step for whole weights part by part, in place: one or more passes.
 
-        Each is called with every part of a layer's weights before the next one. Only the first
-        reads gradients.
+        Each is called with every part of a layer's weights before the next one; `reads_gradient`
+        says which of them read gradients.
 
         Args:
             step: step number, counted from 1; determines the learning rate.
@@ -108,7 +116,10 @@ class Optimizer(GradientNorms):
             else:
                 self._step([chunk], own)
 
-        *first, last = self._norm_passes(hyper) if self._law.scope == "tensor" else (update,)
+        if self._law.scope == "tensor":
+            *first, last = self._weight_passes(hyper)
+        else:
+            first, last = [], update
 
         def update_and_average(part: ParameterPart) -> None:
             last(part)
@@ -116,6 +127,13 @@ class Optimizer(GradientNorms):
                 self._average.add([part.average], [part.master])
 
         return (*first, update_and_average)
+
+    @property
+    def reads_gradient(self) -> tuple[bool, ...]:
+        """Whether each of the passes reads gradients."""
+        if self._law.scope == "tensor":
+            return step_type(self._law).reads_gradient
+        return (True,)
 
     def _hyperparameters(
         self, step: int, clip_divisor: Tensor | None
@@ -149,43 +167,50 @@ class Optimizer(GradientNorms):
             for group in in_groups(chunks, self._cached_elements, self._device.piece_elements):
                 self._step(group, own)
 
-    def _norm_passes(
+    def _weight_passes(
         self, hyper: Callable[[str, bool], Hyperparameters]
-    ) -> tuple[Callable[["ParameterPart"], None], ...]:
-        """The passes of an update that reads norms of whole weights."""
-        squares: dict[str, list[Tensor]] = defaultdict(list)
+    ) -> Iterator[Callable[["ParameterPart"], None]]:
+        """The passes of an update that reads sums over whole weights."""
+        parts: dict[str, ParameterPart] = {}
 
-        def observe(part: ParameterPart) -> None:
+        def new_step(name: str) -> WeightStep:
+            part = parts[name]
             own = hyper(part.name, part.decays)
-            squares[part.name].append(lamb.observe(_chunk_of(part), part.gradient, own))
+            return weight_step(self._law, own, part.factors, decays=part.decays)
 
-        def apply(part: ParameterPart) -> None:
-            ratio = lamb.trust_ratio(_total(squares[part.name])) if part.decays else None
-            lamb.apply(_chunk_of(part), ratio, hyper(part.name, part.decays))
+        def visit(one_pass: Callable[[Chunk], None], part: ParameterPart) -> None:
+            chunk = _chunk_of(part)
+            parts[chunk.name] = part
+            one_pass(chunk)
 
-        return observe, apply
+        return (partial(visit, each) for each in whole_weight_passes(self._law, new_step))
 
-    def _update_by_norm(
+    def _update_by_weight(
         self,
         weights: Sequence[MasterParameter],
         hyper: Callable[[str, bool], Hyperparameters],
         ranks: WeightRanks,
     ) -> None:
-        """Takes one step of an update that reads norms of whole weights."""
-        steps = {w.name: hyper(w.name, w.decays) for w in weights}
-        chunks = [(weight, tuple(self._chunks(weight))) for weight in weights]
-        squares: dict[str, Tensor] = {}
-        for weight, parts in chunks:
-            own = steps[weight.name]
-            sums = [lamb.observe(c, self.to_float([c.gradient])[0], own) for c in parts]
-            squares[weight.name] = _total(sums)
-        totals = ranks.sum(squares)
-        for weight, parts in chunks:
-            ratio = lamb.trust_ratio(totals[weight.name]) if weight.decays else None
-            for chunk in parts:
-                lamb.apply(chunk, ratio, steps[weight.name])
-                if chunk.working is not None:
-                    chunk.working.copy_(chunk.master)
+        """Takes one step of an update that reads sums over whole weights."""
+        kind = step_type(self._law)
+        steps = {
+            w.name: weight_step(self._law, hyper(w.name, w.decays), w.factors, decays=w.decays)
+            for w in weights
+        }
+        chunks = [(steps[weight.name], tuple(self._chunks(weight))) for weight in weights]
+        last = len(kind.reads_gradient) - 1
+        for index, reads in enumerate(kind.reads_gradient):
+            for step, parts in chunks:
+                for chunk in parts:
+                    gradient = self.to_float([chunk.gradient])[0] if reads else chunk.gradient
+                    step.visit(index, chunk, gradient)
+                    if index == last and chunk.working is not None:
+                        chunk.working.copy_(chunk.master)
+            if index < last:
+                sums = {name: step.own_sums() for name, step in steps.items()}
+                totals = ranks.sum(sums, partial(kind.sum_length, index))
+                for name, step in steps.items():
+                    step.take(index, totals[name])
 
     def _update_matrices(
         self,
@@ -330,6 +355,9 @@ class ParameterPart(NamedTuple):
     """Whether weight decay applies."""
     average: Tensor | None = None
     """Average of the weights, updated in place; None if none is kept."""
+    factors: FactoredMoment | None = None
+    """Second moment by rows and columns of the whole weight, updated in place; None if none is
+    kept."""
 
 
 def _chunk_of(part: ParameterPart) -> Chunk:
@@ -339,8 +367,3 @@ def _chunk_of(part: ParameterPart) -> Chunk:
     name, _, first = part.name.partition(SHARD_SEPARATOR)
     offset = part.offset + int(first or 0)
     return Chunk(name, offset, part.master, part.moments, part.gradient, None, updates)
-
-
-def _total(squares: Sequence[Tensor]) -> Tensor:
-    """`Float[2]`: sums over all rows of a weight's chunks, in order."""
-    return torch.cat(list(squares), dim=1).sum(dim=1)

@@ -1,6 +1,6 @@
 """The ranks that hold parts of the same weights, as an update asks them for whole weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -14,11 +14,14 @@ class WeightRanks(Protocol):
     All of them call each method alike, for the same layers in the same order.
     """
 
-    def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def sum(
+        self, own: Mapping[str, Tensor], length: Callable[[tuple[int, ...]], int]
+    ) -> Mapping[str, Tensor]:
         """Sums over all parts of each weight.
 
         Args:
-            own: what this rank's part of each weight contributes, by full name.
+            own: what this rank's part of each weight contributes, `Float[n]` by full name.
+            length: n, given the full shape of the weight.
         """
 
     @property
@@ -47,8 +50,11 @@ class SingleRank:
     def __init__(self, weights: Sequence[MasterParameter]) -> None:
         self.matrices = [weight.name for weight in weights if weight.matrix]
 
-    def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def sum(
+        self, own: Mapping[str, Tensor], length: Callable[[tuple[int, ...]], int]
+    ) -> Mapping[str, Tensor]:
         """The contributions themselves."""
+        del length
         return own
 
     def gather(self, name: str, own: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from windlass.data import ReadAhead, TokenBatch, TrainingBatches, batch_of_step
 from windlass.errors import RunBroken
 from windlass.models import HEAD_RESULTS
 from windlass.runtime.keyed_dropout import sample_keys
-from windlass.runtime.parameters import DTYPES, master_dtype
+from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
 from windlass.runtime.rank_context import RankContext
 
 

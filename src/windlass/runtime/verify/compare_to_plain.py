@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from windlass.data import Batches, ExampleBatches, RowBatches, SentencePairs
 from windlass.models import LayerStack, materialize_layer
+from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.runtime.optimizers.learning_rate import learning_rate
-from windlass.runtime.parameters import DTYPES
 from windlass.runtime.verify.compare_runs import InstrumentedRun, checkpoint_layers
 from windlass.runtime.verify.error_record import (
     ErrorRecord,
@@ -78,7 +78,7 @@ def compare_to_plain_pytorch(
     _compare_tokens(errors, batches, plain_batches, settings.steps)
     plain = train_plainly(
         _real_layers(stack, settings.seed), plain_batches, settings,
-        micro=plan.batch.micro, dtype=DTYPES[plan.precision],
+        micro=plan.batch.micro, dtype=DTYPES[plan.precision], float8=plan.multiplies_float8,
     )  # fmt: skip
     _compare_steps(errors, run, plain)
     _compare_weights(errors, run, stack, plain)

@@ -31,6 +31,7 @@ from windlass.torch_ext import MomentCodec
 
 TOLERANCE: Mapping[Precision, float] = {
     "float32": 1e-4, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2,
+    "float8": 0.125,
 }  # fmt: skip
 """Relative tolerance of gradients. Summing in another order leaves about 1e-6 in float32; bfloat16
 has 8 bits of precision, so it leaves 2^-9 per layer, which propagates through all of them; float16
@@ -38,6 +39,7 @@ and TF32 have 11, which is an eighth of that."""
 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {
     "float32": 1e-5, "tf32": 1.25e-3, "float16": 1.25e-3, "bfloat16": 1e-2,
+    "float8": 2e-2,
 }  # fmt: skip
 """Relative tolerance of the loss."""
 

@@ -53,6 +53,8 @@ def plain_optimizer(
             return _PlainOptimizer(groups, decay, lambda *args: _muon(settings, inner, *args))
         case "lamb":
             return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
+        case "adafactor":
+            return _PlainOptimizer(groups, decay, lambda *args: _adafactor(settings, *args))
         case "schedule-free":
             return _PlainOptimizer(groups, decay, lambda *args: _schedule_free(settings, *args))
 
@@ -139,6 +141,25 @@ def _adamw(
 ) -> None:
     u = _adam_direction(settings, w, g, state)
     w.sub_(group["lr"] * (u + group["weight_decay"] * w))
+
+
+def _adafactor(
+    settings: TrainSettings, w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    rate, t = group["lr"], state.get("t", 0) + 1
+    a = rate
+    if settings.relative_step:
+        a = max(1e-3, float(w.square().mean().sqrt())) * min(rate, t**-0.5)
+    newest, squares = t**-0.8, g.square() + settings.epsilon
+    means = (
+        {d: squares.mean(dim=d, keepdim=True) for d in (-1, -2)} if w.dim() > 1 else {0: squares}
+    )
+    v = {d: (1 - newest) * state.get(d, 0.0) + newest * means[d] for d in means}
+    state.update(v, t=t)
+    estimate = v[-1] / v[-1].mean(dim=-2, keepdim=True) * v[-2] if w.dim() > 1 else v[0]
+    u = g / estimate.sqrt()
+    u = u / max(1.0, float(u.square().mean().sqrt()))
+    w.sub_(rate * group["weight_decay"] * w + a * u)
 
 
 def _schedule_free(

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from windlass.runtime.verify.plain_data_order import PlainBatches, finalized
 from windlass.runtime.verify.plain_examples import PlainExamples
+from windlass.runtime.verify.plain_float8 import use_plain_float8
 from windlass.runtime.verify.plain_losses import Counts, sums_of
 from windlass.runtime.verify.plain_optimizers import plain_optimizer
 from windlass.runtime.verify.plain_pairs import PAIR_PLACES, PlainPairs
@@ -58,6 +59,7 @@ def train_plainly(
     *,
     micro: int,
     dtype: torch.dtype,
+    float8: bool = False,
 ) -> PlainRun:
     """Trains a model for `settings.steps` steps, then evaluates it.
 
@@ -67,10 +69,13 @@ def train_plainly(
         settings: of the run.
         micro: micro-batch size in sequences, a divisor of the batch.
         dtype: type of weights, activations and optimizer state.
+        float8: whether linear layers between the first and the last one multiply 8-bit factors.
     """
     model = nn.Sequential(*(layer for _, layer in layers)).train()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    if float8:
+        use_plain_float8(layer for _, layer in layers[1:-1])
     dropouts = _keyed_dropouts(layers)
     routers: list[Any] = [module for module in model.modules() if hasattr(module, "balance_scale")]
     for router in routers:

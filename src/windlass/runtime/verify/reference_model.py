@@ -21,6 +21,7 @@ from windlass.models import (
     materialize_layer,
     set_balance_scale,
 )
+from windlass.runtime.verify.plain_float8 import use_plain_float8
 from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]
@@ -28,7 +29,7 @@ ReferenceProgress = Callable[[str, int, int | None], None]
 
 _DTYPES: Mapping[Precision, torch.dtype] = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    "float16": torch.float16, "float8": torch.bfloat16,
 }  # fmt: skip
 _FLOAT16_SCALE = 1024.0
 """What the loss is multiplied by in float16, whose smallest normal number is 6e-5."""
@@ -170,6 +171,8 @@ def _make_layer(stack: LayerStack, index: int, seed: int, precision: Precision) 
             )
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(_DTYPES[precision])
+    if precision == "float8" and 0 < index < len(stack.layers) - 1:
+        use_plain_float8([layer])
     return layer
 
 

@@ -26,11 +26,13 @@ ComparedQuantity = Literal[
 
 TOLERANCE: Mapping[Precision, float] = {
     "float64": 1e-9, "float32": 1e-5, "tf32": 7.5e-3, "float16": 7.5e-3, "bfloat16": 6e-2,
+    "float8": 0.125,
 }  # fmt: skip
 """Relative tolerances. Sums in another order differ in the last bit, 2^-53 or 2^-24, and some
 hundreds of these add up. bfloat16 has 8 bits: 2^-9 for each of a dozen sums that tensor-parallel
 ranks split in two, in each of some layers. float16 and TF32 have 11, which is an eighth of that;
-no GPU has run TF32."""
+no GPU has run TF32. Factors in float8 have 4: one that falls on the other side of a tie changes by
+2^-3."""
 
 MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
 """What a gradient recovered from moments of this format adds to the relative tolerance. bfloat16:

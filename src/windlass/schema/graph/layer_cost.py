@@ -10,7 +10,7 @@ Precision = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8
 weights; float16, which only a request asks for, scales the loss too. With `tf32` all is in float32,
 but products round their factors to TF32; only a request asks for it. `float64` is for verification
 on a CPU; planning never chooses it. With `float8` the matrix products of blocks take 8-bit factors,
-and everything else is as in bfloat16; only other stacks run it."""
+and everything else is as in bfloat16; only a request asks for it."""
 
 OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.

@@ -13,7 +13,9 @@ from pydantic import Field
 
 from windlass.document import Document
 from windlass.schema.example_shape import ExampleShape
+from windlass.schema.graph.float8_cost import bfloat16_in_float8, float8_cost
 from windlass.schema.graph.layer_cost import LayerCost, Precision, captured_precision
+from windlass.schema.optimizers.law import OptimizerLaw
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
 GradientReach = Literal["nothing", "weights", "input"]
@@ -92,6 +94,12 @@ class LayerKind(Document):
         """The parameters that it updates and that optimizers of matrices update whole."""
         return tuple(p for p in self.trained if self.is_hidden and len(p.shape) == 2)
 
+    def updated_as_matrices(self, law: OptimizerLaw) -> tuple[ParameterInfo, ...]:
+        """The parameters that it updates and that have the moments of matrices."""
+        return tuple(
+            p for p in self.trained if law.updates_as_matrix(p.shape, hidden=self.is_hidden)
+        )
+
     def replicated_count(self, axis: TensorAxis) -> int:
         """Number of elements that the layer updates and that the ranks of an axis replicate."""
         return sum(p.count for p in self.trained if p.replicated_over == axis)
@@ -106,8 +114,15 @@ class LayerKind(Document):
 
     def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
         """The captured costs that hold for a precision."""
-        captured = captured_precision(precision)
+        captured = self.captured(precision)
         return tuple(cost for cost in self.costs if cost.precision == captured)
+
+    def captured(self, precision: Precision) -> Precision:
+        """The precision of the captured costs that hold for another one."""
+        captured = captured_precision(precision)
+        if captured == "float8" and all(cost.precision != "float8" for cost in self.costs):
+            return "bfloat16"
+        return captured
 
     def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:
         """The cost in one precision and mode.
@@ -125,9 +140,11 @@ class LayerKind(Document):
                 return cost
         if precision == "float64":
             return self.cost("float32", compiled=compiled, selective=selective).as_float64()
-        captured = captured_precision(precision)
+        captured = self.captured(precision)
         if captured != precision:
             plain = self.cost(captured, compiled=compiled, selective=selective)
+            if precision == "float8":
+                return float8_cost(plain) if self.is_hidden else bfloat16_in_float8(plain)
             return plain.model_copy(update={"precision": precision})
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 

@@ -98,9 +98,10 @@ class Device(Document):
         """Whether layers can compute in `precision`."""
         if precision == "float64":
             return self.kind == "cpu"
-        return any(rate.precision == precision for rate in self.matmul) or (
-            precision == "float16" and self.kind != "cpu" and self.computes_in("bfloat16")
-        )
+        stated = any(rate.precision == precision for rate in self.matmul)
+        # A CPU multiplies factors that were rounded to float8 in bfloat16.
+        follows = precision == ("float8" if self.kind == "cpu" else "float16")
+        return stated or (follows and self.computes_in("bfloat16"))
 
     @property
     def memory(self) -> Tier:
@@ -110,7 +111,8 @@ class Device(Document):
     def rate(self, precision: Precision) -> MatmulRate:
         """Rates of matrix products in `precision`; for float64 those of float32, twice its own.
 
-        Accelerators compute in float16 as fast as in bfloat16, and their files state one of them.
+        Accelerators compute in float16 as fast as in bfloat16, and their files state one of them;
+        a CPU multiplies factors of float8 in bfloat16.
 
         Raises:
             KeyError: this device states none.
@@ -120,7 +122,7 @@ class Device(Document):
                 return rate
         if precision == "float64":  # it is for verification only and so is not measured
             return self.rate("float32")
-        if precision == "float16" and self.kind != "cpu":
+        if precision == ("float8" if self.kind == "cpu" else "float16"):
             return self.rate("bfloat16")
         raise KeyError(f"{self.kind} states no rate for {precision}")
 

@@ -7,14 +7,14 @@
 import tomllib
 from functools import cache
 from importlib.resources import files
-from math import sqrt
+from math import prod, sqrt
 from typing import Literal
 
 from pydantic import Field
 
 from windlass.document import Document
 
-OtherOptimizer = Literal["lion", "sgd", "lamb", "muon", "schedule-free"]
+OtherOptimizer = Literal["lion", "sgd", "lamb", "muon", "schedule-free", "adafactor"]
 OptimizerName = Literal["adamw", OtherOptimizer]
 
 UpdateScope = Literal["element", "tensor", "matrix"]
@@ -28,6 +28,8 @@ LearningRateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse_s
 the last step; `wsd` (warm-up, stable, decay) stays, then falls linearly to it over the last steps;
 `constant` stays; `inverse_sqrt` falls with the root of the step."""
 
+_MATRIX = 2
+"""Dimensions of a matrix."""
 _MASTER_BYTES = 4
 _ITERATED_BYTES = 2
 """Bytes of an element in Newton-Schulz iterations: bfloat16, unless weights are in float64."""
@@ -71,13 +73,20 @@ class OptimizerLaw(Document):
     moments: int = Field(ge=0)
     """Moments of a weight, each in its shape."""
     matrix_moments: int | None = None
-    """Those of matrices between the first and the last layer; None means no other number."""
+    """Those of weights that it updates as matrices; None means no other number."""
+    factored: bool = False
+    """Whether weights of two dimensions or more have their second moment in two vectors, means over
+    their rows and columns."""
     fused: bool
     """Whether torch updates in one kernel, which reads and writes every tensor once."""
     calls: int = Field(ge=1)
     """Torch operations that update one piece of a weight."""
     accesses: int = Field(ge=1)
     """Elements that these operations read or write for each element of the weight."""
+    passes: int = 1
+    """Times that an update goes through offloaded state."""
+    gradient_passes: int = 1
+    """How many of these read gradients."""
     betas: tuple[float, float] | None = None
     """Default of `train.betas`; None if it has none, as with the next two."""
     momentum: float | None = None
@@ -90,6 +99,8 @@ class OptimizerLaw(Document):
     """Default of `train.schedule`."""
     learning_rate: DefaultRate | None = None
     """Default of `train.learning_rate`; None means the published one of a model's size."""
+    relative_step: bool | None = None
+    """Default of `train.relative_step`; None if its steps are never relative to a weight."""
     averages: bool = False
     """Whether it trains other weights than those that are evaluated, which average them. Its first
     moment is then a weight, and begins as the weight itself."""
@@ -99,11 +110,31 @@ class OptimizerLaw(Document):
         """Whether moments can be stored in fewer bits: the codec is for a mean and a square."""
         return self.name == "adamw"
 
-    def moments_of(self, *, matrix: bool) -> int:
-        """Moments of a weight.
+    def factors(self, shape: tuple[int, ...]) -> bool:
+        """Whether a weight of this full shape has its second moment in two vectors."""
+        return self.factored and len(shape) >= _MATRIX
+
+    def updates_as_matrix(self, shape: tuple[int, ...], *, hidden: bool) -> bool:
+        """Whether a weight has the moments of a matrix.
 
         Args:
-            matrix: whether it is a matrix between the first and the last layer.
+            shape: full shape of the weight.
+            hidden: whether it is between the first and the last layer.
+        """
+        return self.factors(shape) or (hidden and len(shape) == _MATRIX)
+
+    def factor_elements(self, shape: tuple[int, ...]) -> int:
+        """Elements of the two vectors of a weight of this full shape."""
+        if not self.factors(shape):
+            return 0
+        *leading, rows, columns = shape
+        return prod(leading) * (rows + columns)
+
+    def moments_of(self, *, matrix: bool) -> int:
+        """Moments of a weight, each in its shape.
+
+        Args:
+            matrix: whether it is updated as a matrix.
         """
         if matrix and self.matrix_moments is not None:
             return self.matrix_moments
@@ -142,7 +173,7 @@ class OptimizerLaw(Document):
 
         None if it says nothing of the gradient's sign.
         """
-        if self.averages:
+        if self.averages or self.factored:
             return None
         shares = {"sgd": 1.0, "lion": 1 - betas[1]}
         return shares.get(self.name, 1 - betas[0])

@@ -6,6 +6,7 @@ from windlass.schema.optimizers.law import OptimizerName, optimizer_law
 
 _UNREAD: dict[str, object] = {
     "betas": (0.9, 0.95), "momentum": 0.9, "nesterov": False, "epsilon": 1e-8,
+    "relative_step": False,
 }  # fmt: skip
 """Values of the settings that an optimizer does not read."""
 

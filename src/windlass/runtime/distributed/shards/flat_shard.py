@@ -34,18 +34,17 @@ from windlass.runtime.distributed.process_groups import (
     PendingCollective,
     ProcessGroups,
 )
+from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.runtime.parameters import (
-    DTYPES,
     NOT_LOADED,
     SHARD_SEPARATOR,
     LayerParameters,
     ModelParameter,
-    grad_accum_dtype,
     is_hidden,
     persistent_buffers,
-    stored_dtype,
 )
 from windlass.runtime.rank_context import RankContext
+from windlass.schema import optimizer_law
 
 
 class LayerShard:
@@ -73,6 +72,7 @@ class LayerShard:
         self._groups, self._name, self._layer = groups, stack.names[index], layer
         self._device, self._dtype = context.device.torch_device, stored_dtype(plan)
         self._precision = plan.precision
+        self._law = optimizer_law(plan.optimizer)
         self.is_hidden = is_hidden(index, stack)
         """Whether the layer is neither the first nor the last one."""
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
@@ -185,7 +185,9 @@ class LayerShard:
                 yield Segment(
                     weight.name, offset, low - begin, shape,
                     decays=len(self.pieces[weight.name].full_shape) >= 2,
-                    matrix=len(self.pieces[weight.name].full_shape) == 2 and self.is_hidden,
+                    matrix=self._law.updates_as_matrix(
+                        self.pieces[weight.name].full_shape, hidden=self.is_hidden
+                    ),
                 )  # fmt: skip
 
     def _first_element(self, weight: FlatParameter) -> int:

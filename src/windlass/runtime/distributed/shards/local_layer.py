@@ -8,8 +8,9 @@ from windlass.program import updates_per_shard
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.distributed.shards.flat_shard import LayerShard
 from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.runtime.optimizer_state.state_format import state_format
-from windlass.runtime.parameters import DTYPES, MasterParameter, new_master_parameter
+from windlass.runtime.parameters import MasterParameter, new_master_parameter
 from windlass.schema import Plan
 
 
@@ -48,6 +49,7 @@ class LocalLayer:
         else:
             masters = flat[shard.optim_shard_begin :][: shard.optim_shard_elements].clone()
         parameters: list[MasterParameter] = []
+        state = state_format(plan)
         for segment in shard.segments:
             segment_working = updated[segment.shard_slice].view(segment.shape)
             master = (
@@ -55,8 +57,12 @@ class LocalLayer:
             )
             parameters.append(
                 new_master_parameter(
-                    segment.name, master, segment_working, state_format(plan),
+                    segment.name, master, segment_working, state,
                     decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
+                    factors=state.new_factors(
+                        shard.pieces[segment.name].full_shape, master,
+                        shard.pieces[segment.name].ranges,
+                    ),
                 )
             )  # fmt: skip
         named = {f"{name}.{n}": p.detach() for n, p in layer.named_parameters()}

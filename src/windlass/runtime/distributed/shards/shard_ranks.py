@@ -1,6 +1,6 @@
 """The ranks that hold parts of a layer, as optimizers ask them for norms and whole matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,17 +22,21 @@ class ShardRanks:
     def __init__(self, shard: LayerShard, groups: ProcessGroups, like: Tensor) -> None:
         self._shard, self._groups, self._like = shard, groups, like
 
-    def sum(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def sum(
+        self, own: Mapping[str, Tensor], length: Callable[[tuple[int, ...]], int]
+    ) -> Mapping[str, Tensor]:
         """Sums over all parts of each weight; of equal parts the first counts."""
         shard = self._shard
         counted = {s.name for s in shard.segments if shard.is_responsible_for(s)}
-        zero = self._like.new_zeros(2)
-        rows = [own.get(w.name, zero) if w.name in counted else zero for w in shard.parameters]
-        if not rows:
+        sums: dict[str, Tensor] = {}
+        for weight in shard.parameters:
+            zeros = self._like.new_zeros(length(shard.pieces[weight.name].full_shape))
+            sums[weight.name] = own.get(weight.name, zeros) if weight.name in counted else zeros
+        if not sums:
             return {}
-        sums = torch.stack(rows)
-        self._groups.sum_over_shards(sums)
-        return {weight.name: row for weight, row in zip(shard.parameters, sums, strict=True)}
+        flat = torch.cat(list(sums.values()))
+        self._groups.sum_over_shards(flat)
+        return dict(zip(sums, flat.split([len(each) for each in sums.values()]), strict=True))
 
     @property
     def matrices(self) -> Sequence[str]:

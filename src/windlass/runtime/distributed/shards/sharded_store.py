@@ -34,6 +34,7 @@ from windlass.runtime.distributed.shards.local_layer import LocalLayer
 from windlass.runtime.distributed.shards.shard_ranks import ShardRanks
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.dtypes import master_dtype
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
@@ -41,7 +42,6 @@ from windlass.runtime.parameters import (
     MasterParameter,
     ModelParameter,
     checkpoint_tensors,
-    master_dtype,
 )
 from windlass.runtime.rank_context import RankContext
 

@@ -1,0 +1,174 @@
+"""Adafactor: a second moment in two vectors, and steps as large as the weight they change.
+
+    r <- b r + (1 - b) mean over columns of (g^2 + epsilon),  c likewise over rows,  b = 1 - t^-0.8
+    u = g / sqrt(r c / mean r)
+    w <- (1 - rate decay) w - a u / max(1, rms u)
+    a = max(0.001, rms w) min(rate, 1 / sqrt t), or the rate without `relative_step`
+
+Weights of one dimension keep `v <- b v + (1 - b) (g^2 + epsilon)` for each element. Source: Shazeer
+& Stern 2018, arXiv:1804.04235, algorithms 4 to 6, with the weight decay of `torch.optim.Adafactor`.
+Both root mean squares are of whole weights, so that an update takes three passes.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment, MatrixPlace, blocks
+from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
+
+_DECAY_RATE = 0.8
+_LEAST_RMS = 1e-3
+"""Least root mean square of a weight that a step is relative to: weights that begin at 0 move."""
+_CLIP = 1.0
+"""Largest root mean square of an update."""
+
+
+class AdafactorStep:
+    """One step of one weight.
+
+    Args:
+        hyper: hyperparameters.
+        moment: second moment of the weight; None if each element has its own.
+    """
+
+    reads_gradient: ClassVar[tuple[bool, ...]] = (True, True, True)
+    """Whether each pass reads gradients."""
+
+    def __init__(self, hyper: Hyperparameters, moment: FactoredMoment | None) -> None:
+        self._hyper, self._moment = hyper, moment
+        self._sums: Tensor | None = None
+        self._scale: Tensor | None = None
+        """Factor of the update of an element, beside those of its row and column."""
+        self._elements: Tensor | None = None
+        self._place: MatrixPlace | None = None
+        self._row_scales: Tensor | None = None
+        """`Float[own rows]`: factor of each row of the update."""
+        self._column_scales: Tensor | None = None
+        """`Float[matrices own columns]`: factor of each column."""
+
+    @staticmethod
+    def sum_length(index: int, shape: tuple[int, ...]) -> int:
+        """How many numbers a pass sums over all ranks, for a weight of this full shape."""
+        if index > 0:
+            return 1
+        *leading, rows, columns = shape if len(shape) > 1 else (0, 0, 0)
+        return 2 + torch.Size(leading).numel() * (rows + columns)
+
+    def visit(self, index: int, chunk: Chunk, gradient: Tensor) -> None:
+        """Sees a chunk in one of the three passes; the last one updates it.
+
+        Args:
+            index: number of the pass, from 0.
+            chunk: a piece of the weight.
+            gradient: its gradient in the master's precision.
+        """
+        if index == 0:
+            self._observe(chunk, gradient)
+            return
+        update = self._direction(chunk, gradient)
+        if index == 1:
+            square = torch.linalg.vector_norm(update).square_().view(1)
+            self._sums = square if self._sums is None else self._sums.add_(square)
+            return
+        hyper = self._hyper
+        if hyper.decay:
+            chunk.master.mul_(1 - hyper.host_rate * hyper.decay)
+        chunk.master.sub_(update.mul_(self._scale).view_as(chunk.master))
+        chunk.updates.add_(1)
+
+    def own_sums(self) -> Tensor:
+        """`Float[n]`: what the chunks of a pass add up to, handed over."""
+        if self._sums is None:
+            raise ValueError("no chunk was seen in this pass")
+        sums, self._sums = self._sums, None
+        return sums
+
+    def take(self, index: int, sums: Tensor) -> None:
+        """Goes on with what a pass summed over the whole weight."""
+        if index == 0:
+            square, self._elements = sums[0], sums[1]
+            self._scale = self._step_size((square / self._elements).sqrt_())
+            if self._moment is not None:
+                self._update_moment(self._moment, sums[2:])
+        elif self._scale is not None and self._elements is not None:
+            rms = (sums[0] / self._elements).sqrt_()
+            self._scale = self._scale / (rms / _CLIP).clamp_(min=1.0)
+
+    def _observe(self, chunk: Chunk, gradient: Tensor) -> None:
+        """Sums squares of a chunk; updates a moment that is kept element by element."""
+        self._updates = chunk.updates + 1
+        flat = self._divided(gradient)
+        square = torch.linalg.vector_norm(chunk.master).square_()
+        if self._sums is None:
+            shape = (0,) if self._moment is None else self._moment.shape
+            self._sums = square.new_zeros(self.sum_length(0, shape))
+        self._sums[0].add_(square)
+        self._sums[1].add_(flat.numel())
+        if self._moment is None:
+            values = chunk.moments[0].values.view(-1)
+            values.lerp_(flat.square().add_(self._hyper.settings.epsilon), self._newest(values))
+            return
+        self._add_squares(self._moment, flat, chunk.offset, self._sums[2:])
+
+    def _add_squares(self, moment: FactoredMoment, flat: Tensor, first: int, sums: Tensor) -> None:
+        """Adds squares of gradients to the sums over rows and columns of the whole weight."""
+        place = self._place = self._place or moment.place()
+        rows = sums[: moment.rows.numel()]
+        columns = sums[moment.rows.numel() :].view_as(moment.columns)
+        for block in blocks(first, len(flat), len(place.columns)):
+            squares = flat[block.elements].view(block.shape).square()
+            rows.index_add_(0, place.rows[block.rows], squares.sum(1))
+            own = place.columns[block.columns]
+            if len(columns) == 1:
+                columns[0].index_add_(0, own, squares.sum(0))
+            else:
+                matrices = place.matrices[block.rows]
+                added = squares.new_zeros(len(columns), len(own)).index_add_(0, matrices, squares)
+                columns.index_add_(1, own, added)
+
+    def _update_moment(self, moment: FactoredMoment, sums: Tensor) -> None:
+        epsilon, count = self._hyper.settings.epsilon, moment.rows.numel()
+        rows = sums[:count].view_as(moment.rows).div(moment.shape[-1])
+        columns = sums[count:].view_as(moment.columns).div(moment.shape[-2])
+        newest = self._newest(moment.rows)
+        moment.rows.lerp_(rows.add_(epsilon), newest)
+        moment.columns.lerp_(columns.add_(epsilon), newest)
+        if self._place is not None:
+            relative = moment.rows / moment.rows.mean(dim=1, keepdim=True)
+            self._row_scales = relative.rsqrt_().view(-1)[self._place.rows]
+            self._column_scales = moment.columns[:, self._place.columns].rsqrt()
+
+    def _direction(self, chunk: Chunk, gradient: Tensor) -> Tensor:
+        """The update of a chunk before it is scaled, flat and as new."""
+        flat, place = self._divided(gradient), self._place
+        if place is None or self._row_scales is None or self._column_scales is None:
+            return flat * chunk.moments[0].values.view(-1).rsqrt()
+        update = torch.empty_like(flat)
+        for block in blocks(chunk.offset, len(flat), len(place.columns)):
+            columns = self._column_scales
+            if len(columns) > 1:
+                columns = columns[place.matrices[block.rows]]
+            own = update[block.elements].view(block.shape)
+            values = flat[block.elements].view(block.shape)
+            torch.mul(values, self._row_scales[block.rows, None], out=own)
+            own.mul_(columns[:, block.columns])
+        return update
+
+    def _divided(self, gradient: Tensor) -> Tensor:
+        """The gradient of a chunk as it is clipped, flat; its memory stays as it is."""
+        flat, divisor = gradient.reshape(-1), self._hyper.clip_divisor
+        return flat if divisor is None else flat / divisor
+
+    def _newest(self, like: Tensor) -> Tensor:
+        """`Float[]`: share of this step's squares in the moment, `t^-0.8`."""
+        return self._updates.to(like.dtype).pow(-_DECAY_RATE)
+
+    def _step_size(self, rms: Tensor) -> Tensor:
+        """`Float[]`: what an update of root mean square 1 moves the weight by, in that measure."""
+        hyper = self._hyper
+        if not hyper.settings.relative_step:
+            return torch.full_like(rms, hyper.host_rate)
+        rate = self._updates.to(rms.dtype).rsqrt().clamp_(max=hyper.host_rate)
+        return rms.clamp_(min=_LEAST_RMS) * rate
