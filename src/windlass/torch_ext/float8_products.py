@@ -56,7 +56,7 @@ def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
         x: `[... in]`.
         weight: `[out in]`.
     """
-    output: Tensor = _Float8Linear.apply(x, weight)
+    output: Tensor = _Float8Linear.apply(x, weight)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -69,7 +69,7 @@ class _Float8Linear(torch.autograd.Function):
         return _product(x, 1, weight, 1)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         needs_x, needs_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
         of_x = _product(gradient, 1, weight.t(), None) if needs_x else None

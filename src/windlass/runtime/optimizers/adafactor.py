@@ -72,6 +72,11 @@ class AdafactorStep:
             square = torch.linalg.vector_norm(update).square_().view(1)
             self._sums = square if self._sums is None else self._sums.add_(square)
             return
+        self._apply(chunk, update)
+
+    def _apply(self, chunk: Chunk, update: Tensor) -> None:
+        if self._scale is None:
+            raise ValueError("the sums of the first pass were not taken")
         hyper = self._hyper
         if hyper.decay:
             chunk.master.mul_(1 - hyper.host_rate * hyper.decay)

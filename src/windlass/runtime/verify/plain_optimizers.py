@@ -151,12 +151,12 @@ def _adafactor(
     if settings.relative_step:
         a = max(1e-3, float(w.square().mean().sqrt())) * min(rate, t**-0.5)
     newest, squares = t**-0.8, g.square() + settings.epsilon
-    means = (
-        {d: squares.mean(dim=d, keepdim=True) for d in (-1, -2)} if w.dim() > 1 else {0: squares}
-    )
-    v = {d: (1 - newest) * state.get(d, 0.0) + newest * means[d] for d in means}
+    means = {"v": squares}
+    if w.dim() > 1:
+        means = {"r": squares.mean(dim=-1, keepdim=True), "c": squares.mean(dim=-2, keepdim=True)}
+    v = {kind: (1 - newest) * state.get(kind, 0.0) + newest * means[kind] for kind in means}
     state.update(v, t=t)
-    estimate = v[-1] / v[-1].mean(dim=-2, keepdim=True) * v[-2] if w.dim() > 1 else v[0]
+    estimate = v["r"] / v["r"].mean(dim=-2, keepdim=True) * v["c"] if w.dim() > 1 else v["v"]
     u = g / estimate.sqrt()
     u = u / max(1.0, float(u.square().mean().sqrt()))
     w.sub_(rate * group["weight_decay"] * w + a * u)
