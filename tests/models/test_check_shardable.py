@@ -10,7 +10,6 @@ from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.check_shardable import sharding_errors
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
-from windlass.models.tensor_parallel.sharding_rules import rules_from_hf_tp_plan
 
 REGION = {"*.part": "region", "*.part.wide": "column in 3", "*.part.back": "row"}
 COUNTED = REGION | {"*.part.heads": "count"}
@@ -168,31 +167,3 @@ def test_a_rule_must_match_something_and_all_layers_of_a_kind_alike(
 ):
     with pytest.raises(ModelError, match=message):
         user_model(rules)
-
-
-LLAMA = {
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-    "layers.*.mlp.gate_up_proj": "packed_colwise",
-    "layers.*.mlp.down_proj": "rowwise",
-    "embed_tokens": "embedding_rowwise",
-}
-
-
-def test_a_hugging_face_tp_plan_becomes_rules():
-    assert rules_from_hf_tp_plan(LLAMA, {"lm_head": "colwise_rep"}) == {
-        "model.layers.*.self_attn": "region",
-        "model.layers.*.self_attn.q_proj": "column",
-        "model.layers.*.self_attn.o_proj": "row",
-        "model.layers.*.mlp": "region",
-        "model.layers.*.mlp.gate_up_proj": "column in 2",
-        "model.layers.*.mlp.down_proj": "row",
-        "model.embed_tokens": "vocabulary",
-        "lm_head": "vocabulary",
-    }
-
-
-def test_an_unsupported_hugging_face_style_is_refused():
-    with pytest.raises(ModelError, match=r"`layers\.\*\.mlp\.experts` is `moe_tp_experts`"):
-        rules_from_hf_tp_plan({**LLAMA, "layers.*.mlp.experts": "moe_tp_experts"}, {})

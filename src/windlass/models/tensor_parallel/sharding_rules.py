@@ -237,62 +237,6 @@ def matching_paths(
             yield path
 
 
-_HF_STYLES = {
-    "colwise": "column",
-    "rowwise": "row",
-    "packed_colwise": "column in 2",
-    "packed_rowwise": "row in 2",
-    "embedding_rowwise": "vocabulary",
-    "vocab_parallel_rowwise": "vocabulary",
-}
-_HF_REPLICATED = ("sequence_parallel", "replicated_with_grad_allreduce", "replicate")
-"""Styles of modules that every rank has in full; their gradients are contributions like others."""
-_HF_GATHERED = ("colwise_rep", "colwise_gather_output")
-"""Styles of the head, whose logits stay sharded here; inside a layer they are not supported."""
-
-
-def rules_from_hf_tp_plan(
-    base_plan: Mapping[str, str], head_plan: Mapping[str, str], *, prefix: str = "model"
-) -> dict[str, str]:
-    """Sharding rules from the tensor-parallel plan that a Hugging Face model publishes.
-
-    The plans map patterns of module names to styles. The module around columns and rows becomes
-    their region. The layer stack must keep the model's own module names. Source:
-    huggingface.co/docs/transformers, "Tensor parallelism", versions 4.53 to 5.3.
-
-    Args:
-        base_plan: `config.base_model_tp_plan`.
-        head_plan: `_tp_plan` of the class, for modules outside the base model.
-        prefix: name of the base model within the class; empty if it is the model itself.
-
-    Returns:
-        Rules by pattern, in the syntax of `parse_sharding_rule`.
-
-    Raises:
-        ModelError: a style has no counterpart.
-    """
-    rules: dict[str, str] = {}
-    unsupported: list[str] = []
-    for name, style in base_plan.items():
-        full_name = f"{prefix}.{name}" if prefix else name
-        if style in _HF_STYLES:
-            rules[full_name] = _HF_STYLES[style]
-        elif style not in _HF_REPLICATED:
-            unsupported.append(f"`{name}` is `{style}`")
-    for name, style in head_plan.items():
-        if style in _HF_GATHERED:
-            rules[name] = "vocabulary"
-        elif style not in _HF_REPLICATED:
-            unsupported.append(f"`{name}` is `{style}`")
-    if unsupported:
-        raise ModelError(
-            f"this tensor-parallel plan is not supported: {', '.join(unsupported)}; write the "
-            "rules yourself in `model.sharding_rules`, or leave the tensor-parallel degree at 1"
-        )
-    regions = {n.rpartition(".")[0]: "region" for n, rule in rules.items() if rule != "vocabulary"}
-    return regions | rules
-
-
 def _integer_settings(layer: "nn.Module") -> Iterator[str]:
     """Paths of attributes of a layer's modules that are integers."""
     for path, module in layer.named_modules():
