@@ -1,12 +1,13 @@
 """Tables of a layer's traffic with far memory, by how far its ops are fused."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.terminal.tables import titled_table
+from windlass.report.terminal.tables import NarrowingTable, titled_table
 from windlass.schema import (
     ChipRates,
     DataflowReport,
@@ -22,6 +23,11 @@ from windlass.units import (
     format_seconds,
     format_traffic,
 )
+
+_LEVEL_COLUMNS = (
+    "far memory", "kept", "FLOP/B", "sections", "needs", "time", "speed-up", "bound by",
+)  # fmt: skip
+_LEAST_NEEDED = ("sections", "kept", "FLOP/B", "bound by", "needs", "time")
 
 
 def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
@@ -43,18 +49,24 @@ def describe_dataflow(report: DataflowReport) -> tuple[str, str]:
 
 
 def dataflow_table(report: DataflowReport) -> RenderableType:
-    """Each pass, fused to each degree."""
-    table = _table(
-        "traffic with far memory; training forward also writes what backward reads", "pass, fused"
-    )
-    for column in ("far memory", "kept", "FLOP/B", "sections", "needs", "time", "speed-up"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
-    for flow in report.passes:
-        table.add_row(Text(flow.name, style="bold"))
-        for cells in _level_rows(flow, report.chip):
-            table.add_row(*cells)
-    return table
+    """Each pass, fused to each degree; columns without room are left out."""
+
+    def make(columns: Sequence[str]) -> Table:
+        table = _table(
+            "traffic with far memory; training forward also writes what backward reads",
+            "pass, fused",
+        )
+        for column in columns:
+            justify: Literal["left", "right"] = "left" if column == "bound by" else "right"
+            table.add_column(column, justify=justify, no_wrap=True)
+        for flow in report.passes:
+            table.add_row(Text(flow.name, style="bold"))
+            for name, *cells in _level_rows(flow, report.chip):
+                shown = dict(zip(_LEVEL_COLUMNS, cells, strict=True))
+                table.add_row(name, *(shown[column] for column in columns))
+        return table
+
+    return NarrowingTable(make, _LEVEL_COLUMNS, _LEAST_NEEDED)
 
 
 def _level_rows(flow: PassFlow, chip: ChipRates) -> Iterator[tuple[str, ...]]:

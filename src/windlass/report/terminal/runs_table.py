@@ -11,15 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.record import COLUMNS, RunRow, Setting
-from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, fact_table
+from windlass.report.terminal.tables import (
+    OUTSIDE_STYLE,
+    STATE_COLOURS,
+    NarrowingTable,
+    fact_table,
+)
 from windlass.units import format_bytes, format_seconds
 
 _DIFFERENCE_CELLS = 18
 _MOST_LINES = 2
 """Lines that what differs may take in a column of the list; what is longer stands below."""
 _ABSENT = "–"
-_WIDEST = 200
-"""More columns than the list takes beyond any that it is cut to."""
 _MODEL_CELLS = 8
 """Columns that a model's name keeps where there is little room."""
 _NUMBERS = ("step", "loss", "held out", "step time", "ratio", "ago")
@@ -48,11 +51,15 @@ class _RunsTable:
             ", ".join(filter(None, (*_marks(run), words)))
             for run, words in zip(runs, differences, strict=True)
         ]
+        longest_model = max((len(run.model) for run in runs), default=0)
+        self._narrowing = NarrowingTable(
+            self._table, _NUMBERS, _LEAST_NEEDED, elastic=max(0, longest_model - _MODEL_CELLS)
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the table."""
-        numbers = self._numbers(console, options)
-        table = self._table(numbers, with_differences=False)
+        numbers = self._narrowing.fitting(console, options)
+        table = self._table(numbers)
         room = options.max_width - console.measure(table).maximum
         longest = max(map(len, self._differences), default=0)
         is_wide = room >= max(_DIFFERENCE_CELLS, longest / _MOST_LINES)
@@ -64,21 +71,7 @@ class _RunsTable:
             yield Text("what differs", style="bold")
             yield below
 
-    def _numbers(self, console: Console, options: ConsoleOptions) -> tuple[str, ...]:
-        """The numbers for which there is room without cutting any."""
-        longest_model = max((len(run.model) for run in self._runs), default=0)
-        room = options.max_width + max(0, longest_model - _MODEL_CELLS)
-        # A table is measured as no wider than its console, so that one must be wide enough.
-        wide = options.update(width=room + _WIDEST)
-        numbers: tuple[str, ...] = _NUMBERS
-        for least in _LEAST_NEEDED:
-            table = self._table(numbers, with_differences=False)
-            if console.measure(table, options=wide).maximum <= room:
-                break
-            numbers = tuple(name for name in numbers if name != least)
-        return numbers
-
-    def _table(self, numbers: Sequence[str], *, with_differences: bool) -> Table:
+    def _table(self, numbers: Sequence[str], *, with_differences: bool = False) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", no_wrap=True)
         table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=_MODEL_CELLS)

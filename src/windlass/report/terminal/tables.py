@@ -1,9 +1,10 @@
 """Parts of several tables: tables of facts, tables with a title, and a bar."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.bar import Bar
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 OUTSIDE_STYLE = "bold red"
@@ -14,6 +15,8 @@ STATE_COLOURS = {
 }  # fmt: skip
 """Style of each `RunState`."""
 _BAR_CELLS = 20
+_WIDEST = 200
+"""More columns than a table takes beyond any that it is cut to."""
 
 
 def fact_table() -> Table:
@@ -39,6 +42,43 @@ def titled_table(title: str, *columns: str, stays_whole: Callable[[str], bool]) 
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=stays_whole(column))
     return table
+
+
+class NarrowingTable:
+    """A table that leaves columns out where there is no room for all, and cuts none.
+
+    Args:
+        make: makes the table with some of the columns.
+        columns: names of all columns that may be left out.
+        least_needed: those of them that are left out, the first first.
+        elastic: cells by which columns that are always there may be cut.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Sequence[str]], Table],
+        columns: Sequence[str],
+        least_needed: Sequence[str],
+        *,
+        elastic: int = 0,
+    ) -> None:
+        self._make, self._columns = make, tuple(columns)
+        self._least_needed, self._elastic = least_needed, elastic
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draws the table."""
+        yield self._make(self.fitting(console, options))
+
+    def fitting(self, console: Console, options: ConsoleOptions) -> tuple[str, ...]:
+        """The columns for which there is room."""
+        room, columns = options.max_width + self._elastic, self._columns
+        # A table is measured as no wider than its console, so that one must be wide enough.
+        wide = options.update(width=room + _WIDEST)
+        for name in self._least_needed:
+            if console.measure(self._make(columns), options=wide).maximum <= room:
+                break
+            columns = tuple(column for column in columns if column != name)
+        return columns
 
 
 def bar(share: float) -> Bar:
