@@ -30,6 +30,7 @@ from windlass.data.examples import (
     load_examples,
     make_examples,
     target_counts,
+    with_one_target,
 )
 from windlass.data.excerpt import (
     write_excerpt,
@@ -141,5 +142,6 @@ __all__ = [
     "standard_error",
     "target_counts",
     "text_fingerprint",
+    "with_one_target",
     "write_excerpt",
 ]

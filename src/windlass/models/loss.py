@@ -21,15 +21,44 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> 
 
     Args:
         logits: `Float[b s v]`, or `Float[b v]` of one class for each example.
-        targets: `Int[b s]` or `Int[b]`; `IGNORE_INDEX` does not count.
+        targets: `Int[b s]` or `Int[b]`; `IGNORE_INDEX` does not count. With weights `Int[b 2 s]`,
+            see `split_weights`: then it is the weighted mean.
         z_loss: factor of the mean of `log^2 Z`, whose gradient is added.
     """
-    rows, flat = in_loss_precision(logits).flatten(0, -2), targets.flatten()
+    ids, weights = split_weights(targets)
+    rows, flat = in_loss_precision(logits).flatten(0, -2), ids.flatten()
+    if weights is not None:
+        losses = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX, reduction="none")
+        if z_loss:
+            losses = losses + gradient_of_z_loss(rows.logsumexp(-1), flat != IGNORE_INDEX, z_loss)
+        return weighted_mean(losses, weights.flatten())
     loss = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX)
     if not z_loss:
         return loss
     counts = flat != IGNORE_INDEX
     return loss + gradient_of_z_loss(rows.logsumexp(-1), counts, z_loss).sum() / counts.sum()
+
+
+_WEIGHTED_DIMENSIONS = 3
+
+
+def split_weights(targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Targets and their weights, `Float32[b s]`; None if each counts once.
+
+    Args:
+        targets: `Int[b s]`, or `Int[b 2 s]`: targets, and the bits of their weights.
+    """
+    if targets.is_floating_point() or targets.dim() != _WEIGHTED_DIMENSIONS:
+        return targets, None
+    ids, bits = targets.unbind(1)
+    weights = bits.to(torch.int32).view(torch.float32)
+    return ids, weights.masked_fill(ids == IGNORE_INDEX, 0)
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """`Float[]`: the weighted mean of losses of the same shape."""
+    wide = weights.to(losses.dtype)
+    return (losses * wide).sum() / wide.sum()
 
 
 def gradient_of_z_loss(log_z: Tensor, counts: Tensor, factor: float) -> Tensor:

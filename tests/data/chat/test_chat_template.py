@@ -96,6 +96,14 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(name: str):
     assert learned(TEMPLATES[name], row) == [f"{answer}<|im_end|>" for answer in answers]
 
 
+def test_an_answer_counts_as_much_as_its_weight_says():
+    messages: list[dict[str, object]] = [dict(turn) for turn in CONVERSATIONS[2]]
+    messages[2]["weight"], messages[4]["weight"] = 0.5, 2
+    found = document(TEMPLATES["chatml"], {"messages": messages})
+    assert isinstance(found, TextDocument)
+    assert [span.weight for span in found.targets or ()] == [0.5, 2.0, 1.0]
+
+
 def test_the_bytes_of_targets_are_those_of_the_answers_text():
     row = {
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "é日🙂"}]
@@ -117,7 +125,8 @@ def test_the_bytes_of_targets_are_those_of_the_answers_text():
         ({"messages": [{"role": "assistant"}]}, "message 0 has no `content`"),
         ({"messages": [{"role": "assistant", "content": [1]}]}, "has a list as `content`"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "weight above 0"),
-        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "the weight 0.5"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": -1}]}, "the weight -1;"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": "x"}]}, "the weight x;"),
         ({"messages": ["a"]}, "message 0 is a text, not an object"),
         ({"messages": []}, "`messages` is an empty list"),
         ({"messages": {"role": "user"}}, "`messages` is an object, not a list"),

@@ -10,7 +10,7 @@ import pytest
 from made_text import prepare
 
 from windlass.data import TokenDataset, conversation_batches, open_dataset
-from windlass.data.examples import IGNORED_TARGET
+from windlass.data.examples import IGNORED_TARGET, target_counts
 from windlass.data.packing.row_layout import pack
 from windlass.errors import DataError, InputErrors
 
@@ -21,7 +21,7 @@ Prepared = Callable[..., TokenDataset]
 def conversations(tmp_path: Path) -> Prepared:
     """Prepares sums as conversations of one to three turns, with bytes as tokens."""
 
-    def make(count: int = 60, **settings: object) -> TokenDataset:
+    def make(count: int = 60, weight: float | None = None, **settings: object) -> TokenDataset:
         draw, path = random.Random(0), tmp_path / "sums.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for _ in range(count):
@@ -29,7 +29,8 @@ def conversations(tmp_path: Path) -> Prepared:
                 for _ in range(draw.randint(1, 3)):
                     a, b = draw.randint(0, 99), draw.randint(0, 99)
                     turns.append({"role": "user", "content": f"{a} + {b}?"})
-                    turns.append({"role": "assistant", "content": f"It is {a + b}."})
+                    answer: dict[str, object] = {"role": "assistant", "content": f"It is {a + b}."}
+                    turns.append(answer if weight is None else answer | {"weight": weight})
                 file.write(json.dumps({"messages": turns}) + "\n")
         settings = {"tokenizer": "byte", "held_out": 0.2, "format": "chat", **settings}
         return prepare(str(path), cache=tmp_path / "cache", **settings)
@@ -196,3 +197,20 @@ def test_held_out_rows_are_packed_too(conversations: Prepared):
     pairs = list(batches.held_out_batches(99, 2))
     ids = list(batches.held_out_documents(99, 2))
     assert [part.shape for part, _ in pairs] == [part.shape for part in ids]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_answers_of_half_a_weight_are_the_same_rows_and_count_half(
+    conversations: Prepared, packing: bool
+):
+    both = [
+        conversation_batches(
+            conversations(weight=weight), sequence=64, batch=4, seed=3, packing=packing
+        )
+        for weight in (None, 0.5)
+    ]
+    (inputs, targets), (same, weighted) = (each.samples(2) for each in both)
+    assert (inputs == same).all()
+    assert (weighted[:, 0] == targets).all()
+    counts, sums = (each.target_counts(2) for each in both)
+    assert sums.tolist() == (counts / 2).tolist() == target_counts(weighted).tolist()

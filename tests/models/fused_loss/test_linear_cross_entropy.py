@@ -77,6 +77,24 @@ def test_a_z_loss_adds_its_gradient_and_leaves_the_loss_as_it_is(
     assert (gradients[0] - plain[1]).abs().max() > 0.1 * plain[1].abs().max()
 
 
+@pytest.mark.parametrize("loss", [mean_of_logits, linear_cross_entropy])
+def test_a_weighted_mean_is_that_of_targets_which_occur_so_often(loss: Callable[..., Tensor]):
+    x, weight, bias, targets = operands(torch.float64, tokens=30, vocabulary=700, bias=True)
+    targets[0, :5] = IGNORE_INDEX
+    times = torch.randint(0, 4, targets.shape, generator=torch.Generator().manual_seed(2))
+    bits = times.float().view(torch.int32).long()
+
+    def written_out(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        repeated = x.flatten(0, 1).repeat_interleave(times.flatten(), dim=0)
+        each = targets.flatten().repeat_interleave(times.flatten())
+        return mean_of_logits(repeated, weight, bias, each, z_loss=0.1)
+
+    weighted = torch.stack((targets, bits), dim=1)
+    found = results(partial(loss, z_loss=0.1), x, weight, bias, weighted)
+    expected = results(written_out, x, weight, bias, targets)
+    assert_close(found, expected, TOLERANCE[torch.float64])
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_it_has_the_loss_and_the_gradients_of_the_plain_one(dtype: torch.dtype, bias: bool):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
-from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset
+from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset, weight_bits
 from windlass.models.build import build_layer_stack
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.plain_pytorch import PlainRun, train_plainly
@@ -46,7 +46,16 @@ def examples_of_unequal_counts() -> ExampleDataset:
     return ExampleDataset(inputs=inputs, targets=targets, held_out=6)
 
 
+def with_weights(examples: ExampleDataset) -> ExampleDataset:
+    """The same examples, of whose targets each counts by a fraction of its own."""
+    shape = examples.targets.shape
+    weights = np.random.default_rng(6).uniform(0.1, 2.0, shape).astype(np.float32)
+    both = np.stack((examples.targets, weight_bits(weights)), axis=1)
+    return ExampleDataset(inputs=examples.inputs, targets=both, held_out=examples.held_out)
+
+
 EXAMPLES = examples_of_unequal_counts()
+WEIGHTED = with_weights(EXAMPLES)
 BATCHES = ExampleBatches(EXAMPLES, batch=BATCH, seed=3)
 
 
@@ -60,13 +69,18 @@ def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> Rank
 @pytest.fixture(scope="module")
 def plain(pool: RankPool) -> PlainRun:
     """A loop in plain PyTorch, which divides the sum of all targets' losses by their number."""
+    return train_on(pool, BATCHES)
+
+
+def train_on(pool: RankPool, examples: ExampleBatches) -> PlainRun:
+    """Trains plainly on examples."""
 
     def tensors(arrays: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
 
-    held_out = next(BATCHES.held_out_batches(6, 6))
+    held_out = next(examples.held_out_batches(6, 6))
     batches = SimpleNamespace(
-        batch=BATCH, samples=lambda step: tensors(BATCHES.samples(step)),
+        batch=BATCH, samples=lambda step: tensors(examples.samples(step)),
         held_out_samples=lambda _: (*tensors(held_out), 1),
     )  # fmt: skip
     stack = build_layer_stack("gpt-tiny", pool.dials, device="cpu", seed=SETTINGS.seed)
@@ -115,3 +129,38 @@ def test_phases_change_no_bit_of_a_loss_over_unequal_numbers_of_targets(pool: Ra
     ).steps
     for step, expected in zip(streamed, in_memory, strict=True):
         assert (step.loss, step.gradient_norm) == (expected.loss, expected.gradient_norm)
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    folder = tmp_path_factory.mktemp("weighted")
+    return RankPool(folder, 2, (2,), examples=WEIGHTED, processes=ranks)
+
+
+@pytest.fixture(scope="module")
+def weighted_at_once(weighted: RankPool) -> InstrumentedRun:
+    return run(weighted, micro=BATCH)
+
+
+def test_targets_that_count_by_fractions_have_the_weighted_mean_of_a_plain_loop(
+    weighted: RankPool, weighted_at_once: InstrumentedRun
+):
+    batches = ExampleBatches(WEIGHTED, batch=BATCH, seed=3)
+    plain, steps = train_on(weighted, batches), weighted_at_once.steps
+    assert [step.loss for step in steps] == pytest.approx(plain.losses, rel=PLAIN_TOLERANCE)
+    norms = [step.gradient_norm for step in steps]
+    assert norms == pytest.approx(plain.gradient_norms, rel=PLAIN_TOLERANCE)
+    assert steps[-1].held_out_loss == pytest.approx(plain.held_out_loss, rel=PLAIN_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "name", ["sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in PLANS if n != "sharded")]
+)
+def test_fractions_are_summed_over_the_global_batch_under_any_plan(
+    weighted: RankPool, weighted_at_once: InstrumentedRun, name: str
+):
+    steps = run(weighted, **PLANS[name]).steps
+    for step, expected in zip(steps, weighted_at_once.steps, strict=True):
+        assert step.loss == pytest.approx(expected.loss, rel=TOLERANCE)
+        assert step.gradient_norm == pytest.approx(expected.gradient_norm, rel=TOLERANCE)
+        assert step.held_out_loss == pytest.approx(expected.held_out_loss, rel=TOLERANCE)

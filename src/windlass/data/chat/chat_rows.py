@@ -11,6 +11,7 @@ from windlass.errors import did_you_mean, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERING_ROLE = "assistant"
+_MOST_WEIGHT = 1000
 _COLUMNS = ("messages", "tools", "prompt", "completion")
 
 
@@ -24,8 +25,9 @@ class ChatRows:
 
     Answers are the turns of the assistant, up to and with the mark of their end: what the template
     marks as generated or, without such marks, what a turn adds to the conversation rendered up to
-    it. A `weight` of 0 leaves an answer out. A prompt and a completion are two texts, which follow
-    each other and an end of text, or two lists of messages, of which the second is learned.
+    it. A `weight` says how much an answer counts: 0 leaves it out. A prompt and a completion are
+    two texts, which follow each other and an end of text, or two lists of messages, of which the
+    second is learned.
     """
 
     template: ChatTemplate
@@ -100,7 +102,9 @@ class ChatRows:
                 f"conversation with {len(turns)}"
             )
         targets = [
-            TargetSpan(*span) for turn, span in zip(turns, spans, strict=True) if turn in learned
+            TargetSpan(*span, weight=float(messages[turn].get("weight", 1)))
+            for turn, span in zip(turns, spans, strict=True)
+            if turn in learned
         ]
         if all(span.start == span.end for span in targets):
             raise _RowFault(f"the chat template {self.template.name} renders nothing of its answer")
@@ -160,9 +164,12 @@ def _message_faults(message: object) -> Iterator[str]:
         yield " has no `content`"
     if content is not None and not isinstance(content, str):
         yield f" has {_kind(content)} as `content`, and only text is learned"
-    if message.get("weight") not in (None, 0, 1):
-        weight = shorten(str(message["weight"]))
-        yield f" has the weight {weight}, and an answer counts (1) or not (0)"
+    weight = message.get("weight")
+    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight <= _MOST_WEIGHT):
+        yield (
+            f" has the weight {shorten(str(weight))}; an answer counts as much as a number from 0 "
+            f"to {_MOST_WEIGHT:,} says, 1 if it has none"
+        )
 
 
 def _json_list(text: str) -> object:

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
-from windlass.data.examples import IGNORED_TARGET
+from windlass.data.examples import IGNORED_TARGET, weight_bits
 from windlass.data.packing.row_batches import Row, RowBatches, Split, order_rows
-from windlass.data.packing.row_layout import Integers, RowLayout, Weights, lay_out_rows
+from windlass.data.packing.row_layout import (
+    Integers,
+    RowLayout,
+    Weights,
+    has_fractions,
+    lay_out_rows,
+)
 from windlass.data.packing.row_order import RowOrder
 from windlass.data.token_files import Conversations, StoredTokenIds, TokenDataset
 from windlass.errors import DataError
@@ -26,6 +32,8 @@ class ConversationRows:
     sequence: int
     drop_long: bool
     packing: bool
+    is_weighted: bool = False
+    """Whether targets stand beside their weights, `Int[2 s]` in each row."""
 
     def lay_out(self, starts: Integers, split: Split) -> RowLayout:
         """The rows of consecutive conversations."""
@@ -46,20 +54,28 @@ class ConversationRows:
         """Inputs `Int[count s]` that are fill, and targets of which none counts."""
         shape = (count, self.sequence)
         end = self.tokens.meta.end_of_text
-        return np.full(shape, end, dtype=np.int64), np.full(shape, IGNORED_TARGET, dtype=np.int64)
+        inputs = np.full(shape, end, dtype=np.int64)
+        if not self.is_weighted:
+            return inputs, np.full(shape, IGNORED_TARGET, dtype=np.int64)
+        targets = np.zeros((count, 2, self.sequence), dtype=np.int64)
+        targets[:, 0] = IGNORED_TARGET
+        return inputs, targets
 
     def write(
         self, inputs: TokenBatch, targets: TokenBatch, row: Row, key: tuple[int, ...]
     ) -> None:
-        """Writes a row's inputs and targets, each `Int[s]`."""
+        """Writes a row's inputs `Int[s]` and targets, `Int[s]` or beside their weights."""
         del key  # nothing is drawn
         tokens, weights = self._split(row.split)
+        targets, bits = (targets[0], targets[1]) if self.is_weighted else (targets, None)
         begin = 0
         for learned in _targets(row):
             end = begin + learned.stop - learned.start
             counts = weights[learned] > 0
             inputs[begin:end] = tokens[learned.start - 1 : learned.stop - 1]
             targets[begin:end][counts] = tokens[learned][counts]
+            if bits is not None:
+                bits[begin:end][counts] = weight_bits(weights[learned][counts])
             begin = end
 
     def learned_offsets(self, row: Row) -> TokenBatch:
@@ -108,8 +124,11 @@ def conversation_batches(
         DataError: a source has no row with a target.
         InputErrors: several have none.
     """
+    stored = tokens.conversations
+    sides = () if stored is None else (stored.train_weights, stored.held_out_weights)
     writer = ConversationRows(
-        tokens=tokens, sequence=sequence, drop_long=drop_long, packing=packing
+        tokens=tokens, sequence=sequence, drop_long=drop_long, packing=packing,
+        is_weighted=any(map(has_fractions, sides)),
     )  # fmt: skip
     order = order_rows(
         tokens, writer, sequence=sequence, batch=batch, seed=seed, weights=weights

@@ -26,8 +26,9 @@ class RowLayout:
     """Offset of the first token of each, `Int[document]`."""
     lengths: Integers
     """Number of inputs of each, `Int[document]`."""
-    target_counts: Integers
-    """Targets that count in the loss, `Int[row]`, or of several kinds, `Int[row kind]`."""
+    target_counts: Integers | npt.NDArray[np.float64]
+    """Targets that count in the loss, `Int[row]`, or of several kinds, `Int[row kind]`; if weights
+    are fractions, their sum."""
     truncated: int
     """Documents whose end is cut off."""
     dropped: int
@@ -62,6 +63,11 @@ def lay_out_rows(
     # The first token of a document is no target; an empty document has none at all.
     first = np.minimum(starts[:-1] + 1, starts[1:]) - starts[0]
     counts = counted[first + lengths] - counted[first]
+    sums: Integers | npt.NDArray[np.float64] = counts
+    if has_fractions(weights):
+        total = np.cumsum(weights[starts[0] : starts[-1]], dtype=np.float64)
+        added = np.concatenate([[0.0], total])
+        sums = added[first + lengths] - added[first]
     is_dropped = is_long if drop_long else np.zeros_like(is_long)
     kept = np.flatnonzero((counts > 0) & ~is_dropped)
     row_starts = np.arange(len(kept) + 1)
@@ -74,11 +80,16 @@ def lay_out_rows(
         documents=kept,
         starts=starts[:-1][kept],
         lengths=lengths[kept],
-        target_counts=np.add.reduceat(counts[kept], row_starts[:-1]) if len(kept) else counts[:0],
+        target_counts=np.add.reduceat(sums[kept], row_starts[:-1]) if len(kept) else sums[:0],
         truncated=int(is_long[kept].sum()),
         dropped=int(is_dropped.sum()),
         without_targets=int(((counts == 0) & ~is_dropped).sum()),
     )
+
+
+def has_fractions(weights: Weights) -> bool:
+    """Whether some targets count otherwise than once or not at all."""
+    return bool(((weights != 0) & (weights != 1)).any())
 
 
 def lay_out_pieces(

@@ -80,7 +80,9 @@ class RowOrder:
         """
         sources, rows = self._sources_and_rows(step, 0, self.batch)
         kinds = self.held_out.target_counts.shape[1:]
-        counts = np.zeros((self.batch, *kinds), dtype=np.int64)
+        layouts = (*self.train, self.held_out)
+        dtype = np.result_type(*(layout.target_counts.dtype for layout in layouts))
+        counts: TokenBatch = np.zeros((self.batch, *kinds), dtype=dtype)
         for source, layout in enumerate(self.train):
             counts[sources == source] = layout.target_counts[rows[sources == source]]
         return counts

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from windlass.models.fused_loss.sizes import SUMMED_ROWS, FusedLossSizes
-from windlass.models.loss import IGNORE_INDEX
+from windlass.models.loss import IGNORE_INDEX, split_weights
 
 
 def linear_cross_entropy(
@@ -25,14 +25,16 @@ def linear_cross_entropy(
         x: `Float[b s d]`.
         weight: `Float[v d]`.
         bias: `Float[v]`, or None for none.
-        targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+        targets: `Int[b s]`; `IGNORE_INDEX` does not count. Or `Int[b 2 s]`, with weights.
         z_loss: factor of the mean of `log^2 Z`, whose gradient is added.
     """
-    rows, flat = x.flatten(0, -2), targets.flatten()
+    ids, weights = split_weights(targets)
+    rows, flat = x.flatten(0, -2), ids.flatten()
+    own = None if weights is None else weights.flatten()
     wanted = (x, weight) if bias is None else (x, weight, bias)
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in wanted):
-        return _loss_op(rows, weight, bias, flat)
-    return _loss_and_gradients_op(rows, weight, bias, flat, z_loss)[0]
+        return _loss_op(rows, weight, bias, flat, own)
+    return _loss_and_gradients_op(rows, weight, bias, flat, own, z_loss)[0]
 
 
 class _Gradients(NamedTuple):
@@ -43,12 +45,14 @@ class _Gradients(NamedTuple):
     bias: Tensor
     """Empty without a bias."""
     scale: Tensor
-    """1 over the number of targets that count."""
+    """1 over the number of targets that count, or the sum of their weights."""
 
 
 @custom_op("windlass::linear_cross_entropy", mutates_args=())
-def _loss_op(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    loss = _Loss(x, weight, bias, targets)
+def _loss_op(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, counts: Tensor | None
+) -> Tensor:
+    loss = _Loss(x, weight, bias, targets, counts)
     for rows in loss.chunks():
         loss.add_rows(rows)
     return loss.mean()
@@ -56,9 +60,14 @@ def _loss_op(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) ->
 
 @custom_op("windlass::linear_cross_entropy_grads", mutates_args=())
 def _loss_and_gradients_op(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, z_loss: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    counts: Tensor | None,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    loss = _Loss(x, weight, bias, targets)
+    loss = _Loss(x, weight, bias, targets, counts)
     by_x, by_weight = torch.empty_like(x), torch.empty_like(weight)
     by_bias = weight.new_zeros(0 if bias is None else len(weight), dtype=loss.dtype)
     is_narrow = x.dtype != loss.dtype
@@ -70,6 +79,8 @@ def _loss_and_gradients_op(
             # d (log^2 Z) / d logit = 2 log Z times the probability.
             by_logits.mul_(1 + 2 * z_loss * log_z)
         by_logits.scatter_add_(1, loss.index[rows], loss.minus_one[rows])
+        if loss.counts is not None:
+            by_logits.mul_(loss.counts[rows].unsqueeze(1))
         if bias is not None:
             by_bias.addmv_(by_logits.t(), (~loss.ignored[rows]).to(loss.dtype))
         if is_narrow:
@@ -88,19 +99,29 @@ def _loss_and_gradients_op(
     if is_narrow:
         by_weight.copy_(sums)
     by_x.masked_fill_(loss.ignored.unsqueeze(1), 0)
-    scale = 1 / loss.count.clamp(min=1)
+    scale = torch.where(loss.count > 0, 1 / loss.count, 1.0)
     return loss.mean(), by_x, by_weight, by_bias.to(weight.dtype), scale
 
 
 class _Loss:
     """The sum of the losses of some tokens, which are added chunk by chunk."""
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        counts: Tensor | None,
+    ) -> None:
         self._x, self._weight, self._bias = x, weight, bias
         self.dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         self.ignored = targets == IGNORE_INDEX
         self.index = targets.masked_fill(self.ignored, 0).unsqueeze(1)
-        self.count = (~self.ignored).sum().to(self.dtype)
+        self.counts = None if counts is None else counts.to(self.dtype)
+        """How much each target counts; None if each counts once."""
+        total = (~self.ignored).sum() if self.counts is None else self.counts.sum()
+        self.count = total.to(self.dtype)
         self.minus_one = x.new_full((len(x), 1), -1, dtype=self.dtype)
         sizes = FusedLossSizes(len(weight), weight.shape[1], weight.element_size())
         self._rows = sizes.rows
@@ -129,7 +150,10 @@ class _Loss:
         first = logs[:, :1].clone()
         torch.log_softmax(logs, -1, out=logs)
         losses = logs.gather(1, self.index[rows]).squeeze(1)
-        self._sum -= losses.masked_fill_(self.ignored[rows], 0).sum()
+        losses.masked_fill_(self.ignored[rows], 0)
+        if self.counts is not None:
+            losses.mul_(self.counts[rows])
+        self._sum -= losses.sum()
         return logs, first - logs[:, :1]
 
     def mean(self) -> Tensor:
@@ -152,6 +176,7 @@ def _(
     weight: Tensor,  # noqa: ARG001
     bias: Tensor | None,  # noqa: ARG001
     targets: Tensor,  # noqa: ARG001
+    counts: Tensor | None,  # noqa: ARG001
 ) -> Tensor:
     return _empty_scalar(x)
 
@@ -162,6 +187,7 @@ def _(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,  # noqa: ARG001
+    counts: Tensor | None,  # noqa: ARG001
     z_loss: float,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     by_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
@@ -175,7 +201,7 @@ def _empty_scalar(x: Tensor) -> Tensor:
 
 def _save_gradients(
     ctx: Any,  # noqa: ANN401  torch's own context
-    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, float],  # noqa: ARG001
+    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, float],  # noqa: ARG001
     output: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> None:
     _, *gradients = output
@@ -189,11 +215,12 @@ def _backward(
     ctx: Any,  # noqa: ANN401
     gradient: Tensor,
     *_: None,
-) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
     by_x, by_weight, by_bias, scale = ctx.saved_tensors
     factor = gradient * scale
     has_bias = ctx.needs_input_grad[2]
-    return by_x * factor, by_weight * factor, by_bias * factor if has_bias else None, None, None
+    of_bias = by_bias * factor if has_bias else None
+    return by_x * factor, by_weight * factor, of_bias, None, None, None
 
 
 _loss_and_gradients_op.register_autograd(_backward, setup_context=_save_gradients)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.loss import IGNORE_INDEX, gradient_of_z_loss, in_loss_precision
+from windlass.models.loss import (
+    IGNORE_INDEX,
+    gradient_of_z_loss,
+    in_loss_precision,
+    split_weights,
+    weighted_mean,
+)
 from windlass.models.tensor_parallel.collectives import (
     TensorParallelRank,
     all_gather_autograd,
@@ -43,8 +49,11 @@ class TensorParallelLoss:
 
         Args:
             logits: `[b s v/t]`, or `[b s/t v]` of the rank's tokens.
-            targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+            targets: `Int[b s]`; `IGNORE_INDEX` does not count. Or `Int[b 2 s]`, with weights.
         """
+        targets, weights = split_weights(targets)
+        if weights is not None:
+            return self._weighted(logits, targets, weights)
         counts = targets != IGNORE_INDEX
         if self.first_column is not None:
             losses = self._token_losses(in_loss_precision(logits), targets, self.first_column)
@@ -60,6 +69,24 @@ class TensorParallelLoss:
             local_counts = local_tokens(counts, self.tp_rank)
             local_sum = local_sum + gradient_of_z_loss(log_z, local_counts, self.z_loss).sum()
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
+
+    def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean over tokens."""
+        wide = in_loss_precision(logits)
+        weights = weights.to(wide.dtype)
+        if self.first_column is not None:
+            losses = self._token_losses(wide, targets, self.first_column)
+            return weighted_mean(losses, weights)
+        own = local_tokens(targets, self.tp_rank)
+        losses = functional.cross_entropy(
+            wide.flatten(0, 1), own.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        ).view_as(own)
+        if self.z_loss:
+            losses = losses + gradient_of_z_loss(
+                wide.logsumexp(-1), own != IGNORE_INDEX, self.z_loss
+            )
+        local_sum = (losses * local_tokens(weights, self.tp_rank)).sum()
+        return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / weights.sum()
 
     def all_tokens(self, logits: Tensor) -> Tensor:
         """Logits of all tokens, `[b s v]` or `[b s v/t]`, from what the last layer gives."""

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from windlass.data import ReadAhead, TokenBatch, TrainingBatches, batch_of_step
+from windlass.data import (
+    ReadAhead,
+    TokenBatch,
+    TrainingBatches,
+    batch_of_step,
+    with_one_target,
+)
 from windlass.errors import RunBroken
 from windlass.models import HEAD_RESULTS
 from windlass.runtime.keyed_dropout import sample_keys
@@ -142,8 +148,7 @@ class StepInputs:
         inputs, targets = self._reader.read(self.batch, micro)
         if not all(self.shares[micro]):
             # A mean over no target is no number: one counts, with a weight of 0.
-            targets = targets.copy()
-            targets.flat[: targets.shape[-1] if targets.dtype.kind == "f" else 1] = 0
+            targets = with_one_target(targets)
         numbers = torch.as_tensor(inputs)
         if numbers.is_floating_point():
             numbers = numbers.to(self._dtype)

@@ -25,8 +25,8 @@ class Sums(NamedTuple):
 class Counts(NamedTuple):
     """Numbers of targets of some samples."""
 
-    tokens: int
-    """Targets of tokens, or examples."""
+    tokens: float
+    """Targets of tokens, or the sum of their weights, or examples."""
     sentences: int
     """Pairs of sentences."""
 
@@ -40,6 +40,8 @@ class Counts(NamedTuple):
         """
         if targets.is_floating_point():
             return cls(int((~targets.isnan().any(dim=1)).sum()), 0)
+        if targets.ndim == 3:
+            return cls(float(_weights(targets).sum()), 0)
         tokens, sentences = _parts(targets, places)
         return cls(int((tokens != IGNORED_TARGET).sum()), int((sentences != IGNORED_TARGET).sum()))
 
@@ -60,6 +62,13 @@ def sums_of(outputs: Any, targets: Tensor, places: int) -> Sums:  # noqa: ANN401
         known = ~targets.isnan().any(dim=1)
         squares = (outputs.reshape(targets.shape) - targets)[known].square()
         return Sums(squares.mean(dim=1).sum(), zero, 0.0, 0)
+    if targets.ndim == 3:
+        weights, logits = _weights(targets), outputs.movedim(-1, 1)
+        losses = functional.cross_entropy(
+            logits, targets[:, 0], ignore_index=IGNORED_TARGET, reduction="none"
+        )
+        squares = outputs.logsumexp(-1).square()
+        return Sums((weights * losses).sum(), zero, (weights * squares).sum(), 0)
     tokens, sentences = _parts(targets, places)
     if not places:
         right = int((outputs.argmax(dim=-1) == targets).sum()) if targets.ndim == 1 else 0
@@ -70,6 +79,12 @@ def sums_of(outputs: Any, targets: Tensor, places: int) -> Sums:  # noqa: ANN401
         _cross_entropy(logits, tokens), _cross_entropy(classes, sentences),
         _squares(logits, tokens), int((classes.argmax(dim=-1) == sentences).sum()),
     )  # fmt: skip
+
+
+def _weights(targets: Tensor) -> Tensor:
+    """`Float64[b s]`: how much each target counts, of targets beside the bits of their weights."""
+    weights = targets[:, 1].to(torch.int32).view(torch.float32).double()
+    return torch.where(targets[:, 0] == IGNORED_TARGET, 0.0, weights)
 
 
 def _parts(targets: Tensor, places: int) -> tuple[Tensor, Tensor]:
