@@ -64,10 +64,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Togeth
     return _TogetherByFile(config, log)
 
 
+def pytest_configure() -> None:
+    """Lets the collector rest while tests are collected, which makes no garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Lets the collector look at no module again: pytest collects five times at the end alone."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,6 +84,6 @@ def _users_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from made_cache import made_cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(made_cache(tmp_path_factory, "cache", disk="8 GiB")))
+        patch.setenv("XDG_CACHE_HOME", str(made_cache(tmp_path_factory)))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield

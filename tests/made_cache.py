@@ -10,24 +10,20 @@ from windlass.hardware.local_machine import save_local_machine, system_fingerpri
 from windlass.schema.machine.rates import AttentionRate, Curve, Point
 
 
-def made_cache(factory: pytest.TempPathFactory, name: str, *, disk: str | None) -> Path:
-    """A folder for `XDG_CACHE_HOME` whose machine `here` has 8 GiB of memory.
+def made_cache(factory: pytest.TempPathFactory) -> Path:
+    """A folder for `XDG_CACHE_HOME` whose machine `here` has 8 GiB of memory and as much disk.
 
     Its rates of plain attention and of bfloat16 are too slow to be chosen: processors without
     instructions for bfloat16 take ten times as long for a test in it.
 
-    All workers share it, so that each graph is captured and each library is built once.
-
-    Args:
-        factory: pytest's own.
-        name: name of the folder.
-        disk: capacity of an offload tier of that name, as fast as a host's; None for none.
+    All tests of all workers share it, so that each graph is captured and each library is built
+    once. Its disk is as fast as a host's memory.
     """
     base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    machine = tiny_machine(memory="8 GiB", host=disk, bfloat16=1e10)
-    memory, *offload = machine.device.tiers
-    tiers = (memory, *(tier.model_copy(update={"name": "disk"}) for tier in offload))
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    machine = tiny_machine(memory="8 GiB", host="8 GiB", bfloat16=1e10)
+    memory, host = machine.device.tiers
+    tiers = (memory, host.model_copy(update={"name": "disk"}))
     slow = Curve(points=(Point(256.0, 1e9),))
     plain = AttentionRate(head_width=64, attention="math", forward=slow, backward=slow)
     matmul = tuple(

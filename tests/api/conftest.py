@@ -9,8 +9,8 @@ from made_cache import made_cache
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with a machine named `here`; it keeps what the tests of this folder capture."""
-    return made_cache(tmp_path_factory, "api-cache", disk=None)
+    """A cache with a machine named `here`; it keeps what tests capture."""
+    return made_cache(tmp_path_factory)
 
 
 @pytest.fixture

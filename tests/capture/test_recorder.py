@@ -28,6 +28,9 @@ ATTENTION = {
 }
 
 
+SMALL = {"layers": 1, "vocabulary": 500}
+
+
 class Names(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +53,8 @@ class Names(TorchDispatchMode):
 def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
     captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):
-    stack = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
-    _, graph = captured(name, layers=1)
+    stack = build_layer_stack(name, SMALL, device="cpu", seed=0)
+    _, graph = captured(name, **SMALL)
     cost = graph.kinds[stack.kinds[index]].cost(precision, compiled=False)
     dtype = getattr(torch, precision)
     layer = stack.layers[index].to(dtype)

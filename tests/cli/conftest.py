@@ -22,7 +22,7 @@ from windlass.cli.main import main
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that point to a cache with a machine named `here`."""
-    cache = made_cache(tmp_path_factory, "cli-cache", disk="8 GiB")
+    cache = made_cache(tmp_path_factory)
     folders = {"XDG_CACHE_HOME": str(cache), "XDG_DATA_HOME": str(tmp_path_factory.mktemp("data"))}
     return {**os.environ, **folders, "COLUMNS": "200"}
 

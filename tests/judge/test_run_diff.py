@@ -13,7 +13,11 @@ from windlass.judge import NoiseFloor, diff_runs
 from windlass.record import Catalog, RunRow
 from windlass.report import run_diff_page
 
-STEPS = ("train.steps=2", "train.batch=2", "train.sequence=16", "model.layers=1", "compile=false")
+STEPS = (
+    "train.steps=2", "train.batch=2", "train.sequence=16", "model.layers=1", "compile=false",
+    "model.width=32", "model.heads=2", "model.vocabulary=257", "data.tokenizer=byte",
+    "data.limit_bytes=65536",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,8 @@ from windlass.schema.request import ResolvedRequest
 GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
 """Graphs whose state is larger than its staging buffers."""
 STEPS = 10
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), 2]
+"""Of drawn cases, each of which is searched exhaustively; the second has the most plans."""
 
 
 def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
@@ -117,9 +119,9 @@ def chosen_kinds(seed: int, shares: tuple[float, ...] = (0.02, 0.1, 0.3, 0.9)) -
     return kinds
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
-    chosen_kinds(seed, ((0.02, 0.3), (0.1, 0.9))[seed % 2])
+    chosen_kinds(seed, ((0.02, 0.3), (0.1, 0.9))[seed // 2 % 2])
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_phases_are_chosen_if_every_plan_without_them_is_slower():
     assert best.run_seconds < whole.run_seconds
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
     _, graph, on, predictions = case(seed)
     in_phases = [each for each in predictions if each[0].is_offloaded("parameters")]
