@@ -43,7 +43,7 @@ from .config import (
     TransformerConfig,
 )
 from .experts.arguments import (
-    EXPERTS_NOT_CUT,
+    EXPERTS_IN_NO_GRID,
     refuse_sparse_experts,
 )
 from .experts.exchange import (
@@ -168,7 +168,7 @@ from .transformer import (
 )
 
 __all__ = [
-    "EXPERTS_NOT_CUT",
+    "EXPERTS_IN_NO_GRID",
     "HEAD_RESULTS",
     "IGNORE_INDEX",
     "PROCESSOR_FILE",

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from windlass.models.experts.arguments import EXPERTS_NOT_CUT
+from windlass.models.experts.arguments import EXPERTS_IN_NO_GRID
+from windlass.models.experts.expert_linear import ExpertLinear
 from windlass.models.experts.routing import Router
 from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.layer_stack import LayerStack, layer_sharding
@@ -67,8 +68,8 @@ def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) ->
     layer, sharding = stack.layers[index], layer_sharding(stack, index)
     if tp_rank.columns > 1 and any(isinstance(each, LoraLinear) for each in layer.modules()):
         return ["adapters are not cut over a grid of ranks; set `parallel.tensor` to one number"]
-    if any(isinstance(each, Router) for each in layer.modules()):
-        return [EXPERTS_NOT_CUT]
+    if tp_rank.columns > 1 and any(isinstance(each, Router) for each in layer.modules()):
+        return [EXPERTS_IN_NO_GRID]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
         return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1
@@ -201,7 +202,9 @@ def _column_or_row_errors(
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module computes torch's linear product, perhaps with an adapter beside it."""
+    """Whether a module computes torch's linear product, or experts', perhaps with an adapter."""
+    if isinstance(module, ExpertLinear):
+        return True
     plain = (nn.Linear.forward, LoraLinear.forward)
     return isinstance(module, nn.Linear) and type(module).forward in plain
 

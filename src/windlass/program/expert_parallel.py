@@ -79,7 +79,6 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
             )
     law = optimizer_law(plan.optimizer)
     excluded = {
-        f"`parallel.tensor` = {parallel.tensor}": parallel.tensor > 1,
         f"`parallel.context` = {parallel.context}": parallel.context is not None,
         "`compile`": plan.compile,
         "`recompute` = selective": bool(selective_layers(plan)),

@@ -130,7 +130,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "kind",
     [k if k == "gated shared" else pytest.param(k, marks=pytest.mark.slow) for k in EXPERTS],
 )
-def test_a_computed_graph_has_the_ops_of_experts(kind: str):
+def test_a_computed_graph_and_its_shards_have_the_ops_of_experts(kind: str):
     config = catalog.apply_model_arguments(catalog.model_config("llama-tiny"), SMALL)
     config = replace(config, experts=ExpertConfig(count=4, ffn=24, **EXPERTS[kind]))
     with torch.device("meta"):
@@ -139,7 +139,9 @@ def test_a_computed_graph_has_the_ops_of_experts(kind: str):
         module, config.name, vocabulary=config.vocabulary, max_sequence=config.sequence
     )
 
-    assert_equal(capture_graph(stack), analytic_graph(config))
+    captured = capture_tensor_shards(stack, capture_graph(stack), (2,))
+    assert 2 in captured.tensor_shards
+    assert_equal(captured, analytic_tensor_shards(config, analytic_graph(config), (2,)))
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from windlass.capture.analytic import products
 from windlass.capture.analytic.autograd import attach, kept_outputs, new_node, only
+from windlass.capture.analytic.collectives import all_gather, reduce_scatter
 from windlass.capture.analytic.elementwise import (
     add,
     compare,
@@ -20,7 +22,7 @@ from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import Gradients, Needs, Tensor
 from windlass.capture.analytic.views import flatten, reshape
-from windlass.models import ExpertConfig, TransformerConfig
+from windlass.models import ExpertConfig, ShardingRule, TransformerConfig
 
 _Saved = Sequence[Tensor]
 
@@ -39,18 +41,24 @@ class MixtureOfExperts:
         if experts.capacity is not None:
             router.buffer((), "int64")
         self.activate = silu if config.activation == "swiglu" else gelu
+        self.rank = scope.rank
         self.ups = [
-            inner.inner(name).parameter("weight", (count, f, d))
+            _weight(inner.inner(name), "column", (count, f, d))
             for name in (("gate", "up") if config.is_gated else ("up",))
         ]
-        self.down = inner.inner("down").parameter("weight", (count, d, f))
+        self.down = _weight(inner.inner("down"), "row", (count, d, f))
         shared = _shared_scope(scope, experts)
         self.shared = None if shared is None else FeedForward(shared)
         gate = scope.inner("shared_gate")
         self.shared_gate = gate.parameter("weight", (1, d)) if experts.shared_gate else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[b s d]` to the same."""
+        """`[b s/t d]` to the same; the tokens are gathered, and scattered again."""
+        full = all_gather(x, self.rank.token_group)
+        y = self._forward(full)
+        return reduce_scatter(y, self.rank.token_group)
+
+    def _forward(self, x: Tensor) -> Tensor:
         experts, weights = self._route(x)
         order = _sort_by_expert(experts, self.experts.count)
         by_expert, by_token, counts = order
@@ -76,10 +84,18 @@ class MixtureOfExperts:
         return grouped_linear(inner, self.down, counts)
 
     def _gated(self, x: Tensor, shared: FeedForward) -> Tensor:
-        y = shared(x)
+        y = shared.partial_sum(x)
         if self.shared_gate is None:
             return y
         return mul(y, sigmoid(products.linear(x, self.shared_gate, None)))
+
+
+def _weight(scope: Scope, style: Literal["column", "row"], shape: Shape) -> Tensor:
+    """A rank's part of the weight of all experts, `[E o i]`, which shares outputs or inputs."""
+    dim, degree = 1 if style == "column" else 2, scope.rank.degree
+    scope.share(ShardingRule(style=style), shape[dim], degree)
+    local = tuple(n // degree if index == dim else n for index, n in enumerate(shape))
+    return scope.parameter("weight", local, sharded=dim, replicated_over=None)
 
 
 def feed_forward(scope: Scope) -> MixtureOfExperts | FeedForward:

@@ -10,7 +10,7 @@ from windlass.capture.analytic.transformer import LayerType, layer_sequence, lay
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.trace import NamedTrace
-from windlass.models import EXPERTS_NOT_CUT, TransformerConfig
+from windlass.models import EXPERTS_IN_NO_GRID, TransformerConfig
 from windlass.schema import (
     Graph,
     LayerCost,
@@ -142,8 +142,8 @@ def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
         scope = layer_scope(layer, rank, "float32")
         layer.build(scope)
         prefix = f"layer `{layer.name}` of model `{config.name}`: "
-        if layer.place == "inner" and layer.config.experts is not None:
-            yield f"{prefix}{EXPERTS_NOT_CUT}"
+        if rank.columns > 1 and layer.place == "inner" and layer.config.experts is not None:
+            yield f"{prefix}{EXPERTS_IN_NO_GRID}"
             continue
         for path, rule, total, ranks in scope.rules:
             if error := rule.divisibility_error(total, ranks):

@@ -344,10 +344,11 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
         full = all_gather(x, self.rank.token_group)
-        y = self._forward(full)
+        y = self.partial_sum(full)
         return reduce_scatter(y, self.rank.token_group)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def partial_sum(self, x: Tensor) -> Tensor:
+        """Of all tokens `[b s d/c]`, before the sum over the ranks."""
         if len(self.inputs) == 1:
             (up,), down = self.inputs, self.output
             one, two, is_whole = up.weight, down.weight, self.rank.degree == 1

@@ -10,8 +10,8 @@ from windlass.models.config import ExpertConfig
 if TYPE_CHECKING:
     from windlass.models.config import TransformerConfig
 
-EXPERTS_NOT_CUT = "experts are not cut by tensor parallelism; set `parallel.tensor=1`"
-"""Why ranks cannot share a block with experts."""
+EXPERTS_IN_NO_GRID = "experts are not cut over a grid of ranks; set `parallel.tensor` to one number"
+"""Why the ranks of a grid cannot share a block with experts."""
 
 _USUAL_BALANCE_LOSS = 0.01
 """Factor for a dense model that gets experts. Source: Fedus et al. 2021, arXiv:2101.03961."""

@@ -16,6 +16,16 @@ class ExpertLinear(Adaptable):
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.reset_parameters()
 
+    @property
+    def out_features(self) -> int:
+        """Outputs of each expert's layer."""
+        return self.weight.shape[1]
+
+    @property
+    def in_features(self) -> int:
+        """Inputs of each expert's layer."""
+        return self.weight.shape[2]
+
     def reset_parameters(self) -> None:
         """Draws the weights."""
         if not self.weight.is_meta:

@@ -4,6 +4,7 @@ Shape letters: b micro-batch, s sequence, n = b s tokens, d width, E experts, k 
 f inner width of an expert.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from windlass.models.modules import (
     build_dense_feed_forward,
     residual_std,
 )
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 
 class Exchange(Protocol):
@@ -75,7 +77,7 @@ class Experts(nn.Module):
         return y
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(nn.Module, TensorShardable):
     """Each token's k experts, weighted by its router, beside a shared expert if there is one.
 
     Source: Shazeer et al. 2017, arXiv:1701.06538; dropless products as in Gale et al. 2022,
@@ -106,6 +108,24 @@ class MixtureOfExperts(nn.Module):
         rows = self.exchange(rows, order.counts, self.experts)
         y = weighted_sum(rows, routing.weights, order).view_as(x)
         return y if self.shared is None else y + self._shared(x, self.shared)
+
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the f inner features of every expert, and routes all tokens.
+
+        What it gives is a partial sum, weighted as the whole is, so that the gradient of a router
+        is the sum over the ranks, as that of any weight that all have.
+        """
+        column, row = ShardingRule(style="column"), ShardingRule(style="row")
+        inward = {} if self.experts.gate is None else {"experts.gate": column}
+        return {
+            "": ShardingRule(style="region"), **inward,
+            "experts.up": column, "experts.down": row,
+        }  # fmt: skip
+
+    def become_shard(self, degree: int) -> None:
+        """Takes a rank's share of the balance loss, whose gradient all ranks compute alike."""
+        config = self.router.config
+        self.router.config = replace(config, balance_loss=config.balance_loss / degree)
 
     def _shared(self, x: Tensor, shared: nn.Module) -> Tensor:
         """What all tokens take, `[b s d]`."""

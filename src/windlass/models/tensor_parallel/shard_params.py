@@ -160,14 +160,15 @@ def _param_shard(
         axis: TensorAxis | None = None if shard.total == tp_rank.degree else "features"
         ranges = (first, *replicated.ranges[1:])
         return ParamShard(full_shape=shape, ranges=ranges, replicated_over=axis)
+    every = (None,) * (len(shape) - 2)  # a rank has its part of all experts
     if leaf == "lora_b" and rule.style == "column":
-        return replace(replicated, ranges=(_row_ranges(rule, shape[0], tp_rank, shard), None),
-                       replicated_over=None)  # fmt: skip
+        rows = _row_ranges(rule, shape[-2], tp_rank, shard)
+        return replace(replicated, ranges=(*every, rows, None), replicated_over=None)
     if leaf == "lora_a" and rule.style == "row":
-        return replace(replicated, ranges=(None, _row_ranges(rule, shape[1], tp_rank, shard)),
-                       replicated_over=None)  # fmt: skip
+        columns = _row_ranges(rule, shape[-1], tp_rank, shard)
+        return replace(replicated, ranges=(*every, None, columns), replicated_over=None)
     if leaf == "weight":
-        outputs, inputs = shape
+        outputs, inputs = shape[-2:]
         weight_ranges: tuple[tuple[IndexRange, ...] | None, ...]
         if rule.style == "column":
             weight_ranges = (
@@ -179,7 +180,7 @@ def _param_shard(
                 _local_features(outputs, tp_rank),
                 _row_ranges(rule, inputs, tp_rank, shard),
             )
-        return ParamShard(full_shape=shape, ranges=weight_ranges, replicated_over=None)
+        return ParamShard(full_shape=shape, ranges=(*every, *weight_ranges), replicated_over=None)
     return replicated if tp_rank.columns == 1 else _feature_shard(shape, tp_rank)
 
 

@@ -160,6 +160,9 @@ class TensorShardable:
         """Rules by path inside the module; the empty path is the module itself."""
         raise NotImplementedError
 
+    def become_shard(self, degree: int) -> None:
+        """Changes what follows from no rule, in the copy that one of `degree` ranks runs."""
+
 
 def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
     """Parses a rule as a request writes it.
@@ -209,7 +212,9 @@ def resolve_sharding(
     resolved: dict[str, ShardingRule] = {}
     for path, module in layer.named_modules():
         if isinstance(module, TensorShardable):
-            own_rules = module.sharding_rules()
+            own_rules = dict(module.sharding_rules())
+            if LayerSharding(rules=resolved, is_first=is_first).enclosing_region(path) is not None:
+                own_rules.pop("", None)  # its tokens are gathered already
             resolved |= {_join(path, inner): rule for inner, rule in own_rules.items()}
     for pattern, rule in rules.items():
         resolved |= dict.fromkeys(matching_paths(layer, name, pattern, rule), rule)

@@ -205,7 +205,7 @@ class OpenChoices:
         """Whether layers that run so can divide their experts over replicas, so many in all."""
         degree = mode.expert or 1
         return degree == 1 or not (
-            data % degree or mode.compiled or mode.tensor > 1 or mode.context or self._whole_state
+            data % degree or mode.compiled or mode.context or self._whole_state
         )
 
     @cached_property
