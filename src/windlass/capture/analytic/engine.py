@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from windlass.capture.analytic.autograd import only
-from windlass.capture.analytic.elementwise import add, cast
-from windlass.capture.analytic.reductions import sum_to
+from windlass.capture.analytic.ops.elementwise import add, cast
+from windlass.capture.analytic.ops.reductions import sum_to
 from windlass.capture.analytic.tensor import Gradients, Node, Tensor
 
 

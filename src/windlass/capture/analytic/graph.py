@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from windlass.capture.analytic.collectives import Rank
+from windlass.capture.analytic.modules.transformer import LayerType, layer_sequence, layer_types
+from windlass.capture.analytic.ops.collectives import Rank
 from windlass.capture.analytic.record import layer_scope, record_layer
-from windlass.capture.analytic.transformer import LayerType, layer_sequence, layer_types
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.trace import NamedTrace

@@ -6,12 +6,12 @@ plain integers compute with polynomials (Kronecker substitution).
 """
 
 from windlass.capture.analytic.autograd import Checkpoint, leaf
-from windlass.capture.analytic.collectives import Rank
 from windlass.capture.analytic.engine import gradients
-from windlass.capture.analytic.modules import mean_cross_entropy
+from windlass.capture.analytic.modules.transformer import BertHead, Head, LayerType
+from windlass.capture.analytic.modules.vocabulary import mean_cross_entropy
+from windlass.capture.analytic.ops.collectives import Rank
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tape, Tensor
-from windlass.capture.analytic.transformer import BertHead, Head, LayerType
 from windlass.capture.trace import FittedTrace
 from windlass.schema import Polynomial, Precision
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from windlass.capture.analytic.autograd import leaf
-from windlass.capture.analytic.collectives import Rank
+from windlass.capture.analytic.ops.collectives import Rank
 from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import DataType, Tape, Tensor
 from windlass.models import ShardingRule, TransformerConfig

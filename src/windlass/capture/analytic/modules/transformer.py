@@ -5,20 +5,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from windlass.capture.analytic.elementwise import add, divide, gelu, scale, tanh
-from windlass.capture.analytic.experts import feed_forward
-from windlass.capture.analytic.modules import (
-    Attention,
-    FeatureLinear,
-    Logits,
-    Norm,
-    Vocabulary,
-    dropped,
-    local_part,
-)
+from windlass.capture.analytic.modules.attention import Attention
+from windlass.capture.analytic.modules.experts import feed_forward
+from windlass.capture.analytic.modules.linears import FeatureLinear
+from windlass.capture.analytic.modules.norms import Norm
+from windlass.capture.analytic.modules.vocabulary import Logits, Vocabulary
+from windlass.capture.analytic.ops.collectives import Rank
+from windlass.capture.analytic.ops.elementwise import add, divide, dropout, gelu, scale, tanh
+from windlass.capture.analytic.ops.views import clone, narrow, select
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tensor
-from windlass.capture.analytic.views import narrow, select
 from windlass.models import TransformerConfig
 
 SEGMENTS = 2
@@ -59,7 +55,7 @@ class Embedding:
     def __call__(self, tokens: Tensor) -> Tensor:
         """`Int[b s]` to `[b s d]`."""
         y = self._forward(tokens)
-        return local_part(y, self.rank)
+        return _local_part(y, self.rank)
 
     def _forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
@@ -67,7 +63,7 @@ class Embedding:
             x = scale(x)
         if self.positions is not None:
             x = add(x, narrow(self.positions, 0, 0, tokens.shape[1]))
-        return dropped(self.norm(x), self.config)
+        return _dropped(self.norm(x), self.config)
 
 
 class BertEmbedding:
@@ -85,11 +81,11 @@ class BertEmbedding:
     def __call__(self, tokens: Tensor) -> Tensor:
         """`Int[b s]` to `[b s d]`."""
         y = self._forward(tokens)
-        return local_part(y, self.rank)
+        return _local_part(y, self.rank)
 
     def _forward(self, tokens: Tensor) -> Tensor:
         positions = add(narrow(self.positions, 0, 0, tokens.shape[1]), select(self.segments, 0, 0))
-        return dropped(self.norm(add(self.tokens(tokens), positions)), self.config)
+        return _dropped(self.norm(add(self.tokens(tokens), positions)), self.config)
 
 
 class Block:
@@ -108,12 +104,12 @@ class Block:
         """`[b s d]` to `[b s d]`."""
         y = add(
             x,
-            dropped(
+            _dropped(
                 self.attention_result_norm(self.attention(self.attention_norm(x))), self.config
             ),
         )
         return add(
-            y, dropped(self.hidden_result_norm(self.hidden(self.hidden_norm(y))), self.config)
+            y, _dropped(self.hidden_result_norm(self.hidden(self.hidden_norm(y))), self.config)
         )
 
 
@@ -141,8 +137,8 @@ class BertBlock:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
-        y = self.attention_norm(add(x, dropped(self.attention(x), self.config)))
-        return self.hidden_norm(add(y, dropped(self.hidden(y), self.config)))
+        y = self.attention_norm(add(x, _dropped(self.attention(x), self.config)))
+        return self.hidden_norm(add(y, _dropped(self.hidden(y), self.config)))
 
 
 class ParallelBlock:
@@ -161,8 +157,8 @@ class ParallelBlock:
         attention_input = self.attention_norm(x)
         ffn_input = attention_input if self.hidden_norm is None else self.hidden_norm(x)
         return add(
-            add(x, dropped(self.attention(attention_input), self.config)),
-            dropped(self.hidden(ffn_input), self.config),
+            add(x, _dropped(self.attention(attention_input), self.config)),
+            _dropped(self.hidden(ffn_input), self.config),
         )
 
 
@@ -177,7 +173,7 @@ class HalfBlock:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
-        return add(x, dropped(self.result_norm(self.branch(self.norm(x))), self.config))
+        return add(x, _dropped(self.result_norm(self.branch(self.norm(x))), self.config))
 
 
 class BertHalfBlock:
@@ -190,7 +186,7 @@ class BertHalfBlock:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[b s d]` to `[b s d]`."""
-        return self.norm(add(x, dropped(self.branch(x), self.config)))
+        return self.norm(add(x, _dropped(self.branch(x), self.config)))
 
 
 class Head:
@@ -286,3 +282,18 @@ def _block_parts(
     return f"{prefix}half_block", {
         part: partial(half, branch=branch) for part, branch in branches.items()
     }
+
+
+def _local_part(x: Tensor, rank: Rank) -> Tensor:
+    """The rank's tokens and features of what all ranks have, contiguous."""
+    return x if rank.degree == 1 else clone(_narrowed(x, rank))
+
+
+def _narrowed(x: Tensor, rank: Rank) -> Tensor:
+    tokens = narrow(x, 1, 0, x.shape[1] // rank.rows)
+    return tokens if rank.columns == 1 else narrow(tokens, 2, 0, x.shape[2] // rank.columns)
+
+
+def _dropped(x: Tensor, config: TransformerConfig) -> Tensor:
+    """`x` after the configuration's dropout."""
+    return dropout(x, config.dropout)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from windlass.capture.analytic.autograd import attach, new_node, only
-from windlass.capture.analytic.elementwise import add, divide, mul, scale, sub
+from windlass.capture.analytic.ops.elementwise import add, divide, mul, scale, sub
+from windlass.capture.analytic.ops.views import expand, reshape, unsqueeze
 from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import DataType, Gradients, Needs, Tensor
-from windlass.capture.analytic.views import expand, reshape, unsqueeze
 
 _Saved = Sequence[Tensor]
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from windlass.capture.analytic import products
 from windlass.capture.analytic.autograd import attach, kept_outputs, new_node, only
-from windlass.capture.analytic.collectives import all_gather, reduce_scatter
-from windlass.capture.analytic.elementwise import (
+from windlass.capture.analytic.modules.feed_forward import FeedForward
+from windlass.capture.analytic.ops.collectives import all_gather, reduce_scatter
+from windlass.capture.analytic.ops.elementwise import (
     add,
     compare,
     gelu,
@@ -17,11 +17,11 @@ from windlass.capture.analytic.elementwise import (
     sigmoid,
     silu,
 )
-from windlass.capture.analytic.modules import FeedForward
+from windlass.capture.analytic.ops.matrix_products import linear
+from windlass.capture.analytic.ops.views import flatten, reshape
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import Gradients, Needs, Tensor
-from windlass.capture.analytic.views import flatten, reshape
 from windlass.models import ExpertConfig, ShardingRule, TransformerConfig
 
 _Saved = Sequence[Tensor]
@@ -68,7 +68,7 @@ class MixtureOfExperts:
         return y if self.shared is None else add(y, self._gated(x, self.shared))
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        logits = products.linear(x, self.router, None)
+        logits = linear(x, self.router, None)
         experts, weights = _choose(logits, self.bias, self.experts.per_token)
         if self.experts.capacity is not None:
             experts = _like("drop_late_tokens", experts)
@@ -87,7 +87,7 @@ class MixtureOfExperts:
         y = shared.partial_sum(x)
         if self.shared_gate is None:
             return y
-        return mul(y, sigmoid(products.linear(x, self.shared_gate, None)))
+        return mul(y, sigmoid(linear(x, self.shared_gate, None)))
 
 
 def _weight(scope: Scope, style: Literal["column", "row"], shape: Shape) -> Tensor:

@@ -11,11 +11,12 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from windlass.capture.analytic import products
-from windlass.capture.analytic.elementwise import mul, scale, shift, unary
+from windlass.capture.analytic.ops.block_products import block_linear
+from windlass.capture.analytic.ops.elementwise import mul, scale, shift, unary
+from windlass.capture.analytic.ops.matrix_products import linear
+from windlass.capture.analytic.ops.views import cat, narrow, reshape, select, stack, unbind
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.tensor import Tensor
-from windlass.capture.analytic.views import cat, narrow, reshape, select, stack, unbind
 from windlass.models import BlockLayout, ShardingRule, TransformerConfig, block_shard_error
 from windlass.sparsity import BlockPart, WeightPart, kept_counts
 
@@ -30,7 +31,7 @@ class Weight(NamedTuple):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x W^T + b`."""
-        return products.linear(x, self.weight, bias)
+        return linear(x, self.weight, bias)
 
 
 class MaskedWeight(NamedTuple):
@@ -45,13 +46,13 @@ class MaskedWeight(NamedTuple):
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x W^T + b`; a row-parallel rank adds its share of the bias."""
         if self.degree == 1:
-            return products.linear(x, mul(self.weight, self.mask), bias)
+            return linear(x, mul(self.weight, self.mask), bias)
         dim = 0 if self.rule.style == "column" else 1
         ranges = self.rule.ranges(self.mask.shape[dim], self.degree, 0)
         mask = cat([narrow(self.mask, dim, start, stop - start) for start, stop in ranges], dim)
         if bias is not None and dim:
             bias = scale(bias)
-        return products.linear(x, mul(self.weight, mask), bias)
+        return linear(x, mul(self.weight, mask), bias)
 
 
 class BlockWeight(NamedTuple):
@@ -69,7 +70,7 @@ class BlockWeight(NamedTuple):
         """`x W^T + b`; a row-parallel rank adds its share of the bias."""
         outputs = self.layout.outputs
         if self.degree == 1:
-            return products.block_linear(x, self.values, self.blocks, outputs, bias)
+            return block_linear(x, self.values, self.blocks, outputs, bias)
         if self.rule.style == "column":
             return self._column_product(x, bias, outputs // self.degree)
         blocks = cat([self._columns_of(part, start) for part, start in _starts(self.layout)], 0)
@@ -77,7 +78,7 @@ class BlockWeight(NamedTuple):
         columns = unary("sub", column)
         bias = None if bias is None else scale(bias)
         blocks = stack((row, columns), 1)
-        return products.block_linear(x, self.values, blocks, outputs, bias)
+        return block_linear(x, self.values, blocks, outputs, bias)
 
     def _column_product(self, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         runs = self._runs()
@@ -85,7 +86,7 @@ class BlockWeight(NamedTuple):
         rows = cat([shift(narrow(row, 0, start, stop - start)) for start, stop in runs], 0)
         columns = cat([narrow(column, 0, start, stop - start) for start, stop in runs], 0)
         blocks = stack((rows, columns), 1)
-        return products.block_linear(x, self.values, blocks, outputs, bias)
+        return block_linear(x, self.values, blocks, outputs, bias)
 
     def _runs(self) -> list[tuple[int, int]]:
         """Consecutive kept blocks of a column-parallel rank."""

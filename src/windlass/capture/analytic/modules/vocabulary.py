@@ -1,0 +1,101 @@
+"""A rank's rows of the vocabulary: token table, logits, and their loss."""
+
+from windlass.capture.analytic.ops.collectives import (
+    Rank,
+    all_gather,
+    all_reduce,
+    all_reduce_identity_grad,
+    all_reduce_max,
+)
+from windlass.capture.analytic.ops.cross_entropy import cross_entropy, fused_cross_entropy
+from windlass.capture.analytic.ops.elementwise import (
+    bitwise_not,
+    bitwise_or,
+    cast,
+    compare,
+    div,
+    exp,
+    log,
+    masked_fill,
+    sub,
+    unary,
+)
+from windlass.capture.analytic.ops.lookups import embedding, gather_last
+from windlass.capture.analytic.ops.matrix_products import linear
+from windlass.capture.analytic.ops.reductions import amax_last, sum_all, sum_last
+from windlass.capture.analytic.ops.views import flatten, select, squeeze, stack, unsqueeze
+from windlass.capture.analytic.scope import Scope
+from windlass.capture.analytic.tensor import Tensor
+from windlass.models import ShardingRule
+
+
+class Vocabulary:
+    """A rank's rows of the token table: takes all tokens, gives all vectors."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.rank = scope.rank
+        self.weight = vocabulary_weight(scope, None)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`Int[b s]` to `[b s d]`."""
+        if self.rank.degree == 1:
+            return embedding(self.weight, tokens)
+        rows = unary("sub", tokens)
+        elsewhere = bitwise_or(compare("lt", rows), compare("ge", rows))
+        vectors = embedding(self.weight, masked_fill(rows, elsewhere))
+        return all_reduce(masked_fill(vectors, unsqueeze(elsewhere, 2)), self.rank.all_group)
+
+
+def vocabulary_weight(scope: Scope, tied_to: str | None) -> Tensor:
+    """The first rank's rows of a table of the vocabulary."""
+    vocabulary, degree = scope.config.vocabulary, scope.rank.degree
+    scope.share(ShardingRule(style="vocabulary"), vocabulary, degree)
+    rows = -(-vocabulary // degree)
+    return scope.parameter(
+        "weight", (rows, scope.config.width), sharded=0, replicated_over=None, tied_to=tied_to
+    )
+
+
+class Logits:
+    """A rank's columns of the logits: takes the rank's tokens, gives logits of all tokens."""
+
+    def __init__(self, scope: Scope) -> None:
+        config = scope.config
+        self.rank = scope.rank
+        owner = "embedding.tokens.weight" if config.tied_embeddings else None
+        self.weight = vocabulary_weight(scope, owner)
+        rows = (self.weight.shape[0],)
+        self.bias = None
+        if config.head_bias:
+            self.bias = scope.parameter("bias", rows, sharded=0, replicated_over=None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[b s/r d/c]` to `[b s v/t]`."""
+        return linear(all_gather(x, self.rank.all_group), self.weight, self.bias)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of `x[b s d]`, fused with the projection; for a single rank."""
+        rows, flat = flatten(x, 0, 1), flatten(targets, 0, 1)
+        return fused_cross_entropy(rows, self.weight, self.bias, flat)
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor, rank: Rank) -> Tensor:
+    """Mean cross-entropy of logits, sharded or not, in float32."""
+    if rank.degree == 1:
+        wide = flatten(cast(logits, "float32"), 0, 1)
+        return cross_entropy(wide, flatten(targets, 0, 1))
+    counts = compare("ne", targets)
+    losses = _token_losses(cast(logits, "float32"), targets, rank)
+    return div(sum_all(masked_fill(losses, bitwise_not(counts))), sum_all(counts))
+
+
+def _token_losses(logits: Tensor, targets: Tensor, rank: Rank) -> Tensor:
+    group = rank.all_group
+    largest = all_reduce_max(amax_last(logits.detach()), group)
+    shifted = sub(logits, unsqueeze(largest, 2))
+    column = unary("sub", targets)
+    elsewhere = bitwise_or(compare("lt", column), compare("ge", column))
+    index = unsqueeze(masked_fill(column, elsewhere), 2)
+    target_logits = masked_fill(squeeze(gather_last(shifted, index), 2), elsewhere)
+    sums = all_reduce_identity_grad(stack((sum_last(exp(shifted)), target_logits), 0), group)
+    return sub(log(select(sums, 0, 0)), select(sums, 0, 1))

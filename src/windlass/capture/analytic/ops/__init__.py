@@ -1,0 +1,1 @@
+"""The operators of torch that layers call, each with its derivative, as calls of a tape."""
