@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from forked_runs import beside_tests
-from windlass.capture.capture_layers import capture_graph
+from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
 from windlass.data.tasks.task import Task, save_task
@@ -144,7 +144,7 @@ class RankPool:
         self.graph: Graph = (
             catalog_graph(model, *degrees, **dials)
             if has_config(model)
-            else capture_graph(self.stack)
+            else capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
         )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}

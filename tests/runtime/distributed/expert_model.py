@@ -22,7 +22,9 @@ def experts(
         "vocabulary": vocabulary, "dropout": 0.0,
     }  # fmt: skip
     config = apply_model_arguments(model_config("gpt-tiny"), dials)
-    mixture = ExpertConfig(count=EXPERTS, per_token=2, ffn=24, capacity=capacity or None)
+    mixture = ExpertConfig(
+        count=EXPERTS, per_token=2, ffn=24, capacity=capacity or None, balance_loss=0.02
+    )
     return build_transformer(
         replace(config, ffn_bias=False, tied_embeddings=False, experts=mixture)
     )

@@ -75,7 +75,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> R
     """A GPT whose four blocks have eight experts each."""
     model = f"{Path(__file__).with_name('expert_model.py')}:experts"
     folder = tmp_path_factory.mktemp("experts")
-    return RankPool(folder, 4, (), model=model, processes=ranks)
+    return RankPool(folder, 4, (2,), model=model, processes=ranks)
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,11 @@ def require_bytes(pool: RankPool, plan: Plan, run: InstrumentedRun) -> None:
             assert nbytes == expected.get(kind, 0), f"{kind} of rank {rank}\n{plan.to_toml()}"
 
 
-def test_two_ranks_that_divide_experts_equal_a_single_device(experts: RankPool):
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_two_ranks_that_divide_experts_equal_a_single_device(experts: RankPool, tensor: int):
     plan = tiny_plan(
-        experts.graph, MACHINE, data=2, expert=2, micro=2, accumulation=2, sequence=SEQUENCE,
-        precision="float64",
+        experts.graph, MACHINE, data=2, expert=2, tensor=tensor, micro=2, accumulation=2,
+        sequence=SEQUENCE, precision="float64",
     )  # fmt: skip
     result, _ = experts.verify(plan)
     assert result.passed, result.first_mismatch

@@ -48,6 +48,13 @@ MORE_PLANS: dict[str, dict[str, Any]] = {
     "HSDP": {"data": 4, "expert": 2, "micro": 1, "accumulation": 2, "sharding": (2, 4)},
     "FSDP": {"data": 4, "expert": 2, "micro": 1, "accumulation": 2, "sharding": (4, 4)},
     "FSDP of all": {"data": 4, "expert": 4, "micro": 1, "accumulation": 2, "sharding": (4, 4)},
+    "tensor": {"tensor": 2, "micro": 2, "accumulation": 4},
+    "tensor, experts and FSDP": {
+        "tensor": 2, "data": 2, "expert": 2, "micro": 2, "accumulation": 2, "sharding": (2, 2),
+    },
+    "tensor, pipeline and recompute": {
+        "tensor": 2, "pipeline": 2, "micro": 2, "accumulation": 4, "recompute": "full",
+    },
 }  # fmt: skip
 
 
@@ -84,7 +91,7 @@ class DenseLoop(MixtureOfExperts):
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
     return RankPool(
-        tmp_path_factory.mktemp("experts"), 4, (), model=MODEL, examples=EXAMPLES, processes=ranks
+        tmp_path_factory.mktemp("experts"), 4, (2,), model=MODEL, examples=EXAMPLES, processes=ranks
     )
 
 
@@ -164,7 +171,8 @@ def test_without_clipping_every_expert_counts_in_the_norm_once(pool: RankPool):
 def test_a_run_of_two_expert_ranks_goes_on_with_four_and_with_one(pool: RankPool):
     begun = pool.run(plan_of(pool, **PLANS["two"]))
     checkpoint, losses = pool.merged_checkpoint(begun, 1), [step.loss for step in begun.steps[1:]]
-    for plan in ({"micro": 4, "accumulation": 2}, PLANS["four"], MORE_PLANS["FSDP"]):
+    others = MORE_PLANS["FSDP"], MORE_PLANS["tensor, experts and FSDP"]
+    for plan in ({"micro": 4, "accumulation": 2}, PLANS["four"], *others):
         resumed = pool.run(plan_of(pool, **plan), resume=checkpoint).steps
         assert [step.step for step in resumed] == [2, 3]
         assert [step.loss for step in resumed] == pytest.approx(losses, rel=TOLERANCE)

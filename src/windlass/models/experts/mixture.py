@@ -113,7 +113,8 @@ class MixtureOfExperts(nn.Module, TensorShardable):
         """Each rank has its shard of the f inner features of every expert, and routes all tokens.
 
         What it gives is a partial sum, weighted as the whole is, so that the gradient of a router
-        is the sum over the ranks, as that of any weight that all have.
+        is the sum over the ranks, as that of any weight that all have. The balance loss, which all
+        ranks compute alike, counts by `balance_scale`, of which each is given its share.
         """
         column, row = ShardingRule(style="column"), ShardingRule(style="row")
         inward = {} if self.experts.gate is None else {"experts.gate": column}
@@ -121,11 +122,6 @@ class MixtureOfExperts(nn.Module, TensorShardable):
             "": ShardingRule(style="region"), **inward,
             "experts.up": column, "experts.down": row,
         }  # fmt: skip
-
-    def become_shard(self, degree: int) -> None:
-        """Takes a rank's share of the balance loss, whose gradient all ranks compute alike."""
-        config = self.router.config
-        self.router.config = replace(config, balance_loss=config.balance_loss / degree)
 
     def _shared(self, x: Tensor, shared: nn.Module) -> Tensor:
         """What all tokens take, `[b s d]`."""

@@ -54,7 +54,6 @@ from windlass.models.tensor_parallel.sharding_rules import (
     LayerSharding,
     ShardingRule,
     ShardingStyle,
-    TensorShardable,
 )
 from windlass.models.tensor_parallel.sparse_shards import (
     SparseShard,
@@ -95,9 +94,6 @@ def shard_layer(
             norm = local.get_submodule(path)
             _change_class(norm, _sharded_norm(norm), tp_rank=tp_rank)
     _shard_dropouts(local, layer, sharding, tp_rank)
-    for module in local.modules():
-        if isinstance(module, TensorShardable):
-            module.become_shard(tp_rank.degree)
     if sharding.is_first:
         local.register_forward_hook(KeepLocalPart(tp_rank))
     if last:

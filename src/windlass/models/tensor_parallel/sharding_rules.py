@@ -160,9 +160,6 @@ class TensorShardable:
         """Rules by path inside the module; the empty path is the module itself."""
         raise NotImplementedError
 
-    def become_shard(self, degree: int) -> None:
-        """Changes what follows from no rule, in the copy that one of `degree` ranks runs."""
-
 
 def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
     """Parses a rule as a request writes it.
