@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 
 from factories import (
+    catalog_graph,
     expert_graph,
     late_tied_graph,
     sharded_graph,
@@ -88,8 +89,9 @@ MACHINES = (FAST_LINKS, SLOW_LINKS, *OVERLAPPING, BULK_SYNCHRONOUS, *OFFLOADING)
 EXPERTS = (
     expert_graph(layers=10, width=64, experts=8), expert_graph(layers=7, experts=4),
     frozen_graph(expert_graph(layers=7, experts=4), 3),
+    catalog_graph("moe-tiny", 2, layers=6, experts=4, vocabulary=500),
 )  # fmt: skip
-"""Graphs whose experts replicas can divide."""
+"""Graphs whose experts replicas can divide; ranks can share the last one."""
 
 
 def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
@@ -99,6 +101,7 @@ def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> 
     optimizer = chance.choice(divisors(data))
     plan = tiny_plan(
         graph, machine, pipeline=chance.choice([1, 2, 3]), data=data, expert=expert,
+        tensor=chance.choice([1, *(int(degree) for degree in graph.tensor_shards)]),
         sharding=(chance.choice(divisors(optimizer)), optimizer), micro=chance.choice([1, 2]),
         accumulation=chance.choice([1, 2, 5]), sequence=32, clip=chance.random() < 0.5,
         precision=chance.choice(["float32", "bfloat16"]),
