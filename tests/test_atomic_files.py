@@ -4,15 +4,23 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from windlass.atomic_files import atomic_write, atomic_writer, hash_file, require_writable
+from windlass.atomic_files import (
+    atomic_write,
+    atomic_writer,
+    hash_file,
+    require_writable,
+    scratch_folder,
+)
 from windlass.errors import StorageError
 
 _WRITES_FOR_EVER = """
 import sys
+import tempfile
 from pathlib import Path
 from windlass.atomic_files import atomic_write
 for letter in "ab" * 10**6:
@@ -119,3 +127,15 @@ def test_a_hash_is_that_of_sha256sum(tmp_path: Path):
     path.write_bytes(b"abc")
     told = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True)
     assert hash_file(path) == told.stdout.split()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that nobody may write to")
+def test_a_scratch_folder_is_elsewhere_where_a_folder_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    for beside, parent in ((tmp_path / "run", tmp_path / "run"), (Path("/sys"), tmp_path)):
+        with scratch_folder(beside) as folder:
+            assert folder.parent == parent
+        assert not folder.exists()

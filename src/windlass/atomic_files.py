@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from platformdirs import user_cache_path, user_data_path
@@ -116,6 +117,23 @@ def require_output_file(path: Path) -> None:
             f"there is no folder `{path.parent}` for `{path.name}`; make it, or name another one"
         )
     require_writable(path)
+
+
+@contextlib.contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """A folder for large files that are read once, while the context is open.
+
+    It is made in another folder, whose disk held such files before; where that cannot be written
+    to, as the runs of somebody else, it is among the system's temporary ones.
+    """
+    try:
+        made = TemporaryDirectory(dir=beside)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        made = TemporaryDirectory()
+    with made as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from windlass.atomic_files import atomic_write, cache_folder
+from windlass.atomic_files import atomic_write, cache_folder, scratch_folder
 from windlass.errors import DataError, ModelError, RequestError
 from windlass.models import (
     PROCESSOR_FILE,
@@ -137,8 +136,8 @@ def take_trained_weights(
 
     arguments = model_arguments(identity)
     dense = layer_stack_of(cast("nn.Module", objects.model), "", arguments, device="cpu", seed=0)
-    with TemporaryDirectory(dir=checkpoint.path.parent) as folder:
-        evaluated = evaluation_checkpoint(checkpoint, dense, Path(folder) / "merged")
+    with scratch_folder(checkpoint.path.parent) as folder:
+        evaluated = evaluation_checkpoint(checkpoint, dense, folder / "merged")
         if identity.sparsity is None:
             load_weights(evaluated, dense)
         else:

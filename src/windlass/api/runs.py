@@ -127,17 +127,22 @@ def load(run: str | Path, *, root: Path | str = RUNS) -> RunRecord:
     return load_record(find_run(Path(root), str(run)))
 
 
-def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
-    """Writes a run as one self-contained HTML page in its folder, and returns the page's path.
+def report(run: str | Path, *, root: Path | str = RUNS, path: Path | None = None) -> Path:
+    """Writes a run as one self-contained HTML page, and returns the page's path.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        root: the folder that holds the run folders.
+        path: the page; None is `report.html` in the run folder.
 
     Raises:
         RecordError: no such run.
-        StorageError: the disk is full.
+        StorageError: the page cannot be written.
     """
     record = load(run, root=root)
-    path = record.folder / REPORT_FILE
-    atomic_write(path, run_page(record))
-    return path
+    page = path or record.folder / REPORT_FILE
+    atomic_write(page, run_page(record))
+    return page
 
 
 def write_run_trace(run: str | Path, path: Path, *, root: Path | str = RUNS) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from windlass.api.distributed.rank_main import joined_ranks, rank_process
@@ -16,7 +15,7 @@ from windlass.api.training.loop.hooks import never_stop
 from windlass.api.training.loop.local_ranks import launch_local_ranks
 from windlass.api.training.preconditions import require_local_machine, verified_programs
 from windlass.api.training.run_files import require_unchanged, run_documents
-from windlass.atomic_files import atomic_write
+from windlass.atomic_files import atomic_write, scratch_folder
 from windlass.errors import RequestError, RunBroken
 from windlass.program import lower
 from windlass.schema import (
@@ -83,16 +82,16 @@ class RanksModel(NamedTuple):
         from windlass.runtime import evaluation_checkpoint
 
         programs = verified_programs(self.planned)
-        with TemporaryDirectory(dir=self.record.folder) as temporary:
+        with scratch_folder(self.record.folder) as temporary:
             # The ranks read it as they read the folder of a run that they train.
-            path = Path(temporary) / _FOLDER
+            path = temporary / _FOLDER
             run = create_run_folder(
                 path, _FOLDER, documents=run_documents(self.planned, programs), meta={}, folder=path
             )
             run.end("finished")
             atomic_write(path / _CHOICES_FILE, json.dumps(choices))
             stack = NO_OBJECTS.stack(self.planned.request.model_identity, seed=None)
-            into = Path(temporary) / MERGED_CHECKPOINT_FOLDER
+            into = temporary / MERGED_CHECKPOINT_FOLDER
             merged = evaluation_checkpoint(self.checkpoint, stack, into, ema=self.ema)
             options = ["--checkpoint", str(merged.path), "--score"]
             with closing(launch_local_ranks(self.planned, programs, path, options)) as launcher:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
@@ -12,6 +11,7 @@ from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.run_files import planned_from_record, require_unchanged
+from windlass.atomic_files import scratch_folder
 from windlass.errors import CheckpointError, RequestError
 from windlass.models import is_causal
 from windlass.schema import CHECKPOINT_FOLDER, MERGED_CHECKPOINT_FOLDER, TOKENIZER_FILE
@@ -104,8 +104,8 @@ def load_language_model(
     """
     record, planned, checkpoint = find_language_model(run, step=step, root=root)
     # What a checkpoint is merged into is read once: all layers stay in memory.
-    with TemporaryDirectory(dir=record.folder) as folder:
-        return _read_model(record, planned, checkpoint, NO_OBJECTS, Path(folder))
+    with scratch_folder(record.folder) as folder:
+        return _read_model(record, planned, checkpoint, NO_OBJECTS, folder)
 
 
 @contextmanager
@@ -182,10 +182,8 @@ def open_language_model(
     """
     if phases < 1:
         raise RequestError(f"`phases` = {phases}; write 1 to keep all layers in memory, or more")
-    with TemporaryDirectory(dir=record.folder) as folder:
-        yield _read_model(
-            record, planned, checkpoint, objects, Path(folder), phases=phases, ema=ema
-        )
+    with scratch_folder(record.folder) as folder:
+        yield _read_model(record, planned, checkpoint, objects, folder, phases=phases, ema=ema)
 
 
 def _read_model(

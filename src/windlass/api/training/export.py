@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from windlass.api.objects import model_arguments
@@ -11,6 +10,7 @@ from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run_files import planned_from_record
+from windlass.atomic_files import scratch_folder
 from windlass.errors import CheckpointError, RequestError, did_you_mean
 from windlass.models import (
     ResNetConfig,
@@ -94,8 +94,8 @@ def export(
     masks_file = None if masks is None else Path(masks)
     target = None if to is None else _target(str(to), record.folder, checkpoint.manifest.step)
     layers = 0
-    with TemporaryDirectory(dir=record.folder) as folder:
-        into = Path(folder) / MERGED_CHECKPOINT_FOLDER
+    with scratch_folder(record.folder) as folder:
+        into = folder / MERGED_CHECKPOINT_FOLDER
         merged = evaluation_checkpoint(checkpoint, stack, into, ema=ema)
         if masks_file is not None:
             layers = export_masks(merged, stack, masks_file)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from windlass import api
+from windlass.atomic_files import require_output_file
 from windlass.cli.console import console, print_json, print_scores, print_written
 from windlass.cli.flags import AsJson
 from windlass.report import expert_table, record_table
@@ -29,22 +30,31 @@ def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -
         print_scores(record.evaluations)
 
 
-def report(run: str = "last", *, runs: Path = api.RUNS, trace: Path | None = None) -> None:
-    """Write one run as a self-contained HTML page in its folder, and print the page's path.
+def report(
+    run: str = "last",
+    *,
+    runs: Path = api.RUNS,
+    out: Path | None = None,
+    trace: Path | None = None,
+) -> None:
+    """Write one run as a self-contained HTML page, and print the page's path.
 
     For example: `windlass report last --trace timeline.json`.
 
     Args:
         run: Folder, name, the first characters of its id, or `last`.
         runs: The folder that holds the run folders.
+        out: The page; `report.html` in the run's folder if not given.
         trace: Also write the predicted and the measured timeline of a step to this `.json` file,
             as a trace for ui.perfetto.dev or chrome://tracing.
     """
+    if out is not None:
+        require_output_file(out)
     if trace is not None:
         api.require_trace_file(trace)
         api.write_run_trace(run, trace, root=runs)
     print_written(trace)
-    console.print(str(api.report(run, root=runs)), soft_wrap=True)
+    console.print(str(api.report(run, root=runs, path=out)), soft_wrap=True)
 
 
 def sample(
