@@ -85,8 +85,11 @@ def test_a_model_of_ones_own_is_no_folder_of_hugging_face(home: Path):
         windlass.export(run.folder, to="hf")
 
 
-def test_a_folder_that_holds_something_is_left_alone(home: Path):
+def test_a_place_or_a_format_that_does_not_serve_is_refused(home: Path):
     run = trained(home, MODEL)
+    with pytest.raises(RequestError, match=r"no format `hff`; did you mean `hf`\?"):
+        windlass.export(run, to="hff:out")
+
     (home / "out").mkdir()
     (home / "out" / "mine.txt").write_text("mine")
 
