@@ -8,7 +8,6 @@ link that joins them carries their collectives.
 from functools import cache, cached_property, partial
 from math import log2
 
-from windlass.cost.op_time import key_value_bytes, plan_micro
 from windlass.cost.ring_bandwidth import LinkCost, all_to_all_cost, message_cost, ring_cost
 from windlass.program import (
     MATCHING_RECEIVE,
@@ -19,6 +18,8 @@ from windlass.program import (
     StateSizes,
     all_gather_bytes,
     all_reduce_bytes,
+    key_value_bytes,
+    micro_of_rank,
     plan_state_sizes,
     replicated_gradient_sums,
     updates_per_shard,
@@ -77,7 +78,11 @@ class CommunicationCosts:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
-        return sum(map(self.pass_collective_seconds, self._volume.pass_collectives(instruction)))
+        # `context_seconds` has those of context parallelism.
+        collectives = self._volume.pass_collectives(instruction)
+        inside = (each for each in collectives if each.axis != "context")
+        seconds = sum(map(self.pass_collective_seconds, inside))
+        return seconds + self.context_seconds(instruction, beside=False)
 
     def whole_matrix_seconds(self, kind: LayerKind) -> float:
         """Seconds to sum what an optimizer reads of a layer's whole weights over their parts.
@@ -227,13 +232,12 @@ class CommunicationCosts:
         """Seconds of communication that runs beside a pass: FSDP's and context parallelism's.
 
         With `sharding.reshard` a forward and a backward pass each gather the layer's parameters,
-        and a backward pass scatters its gradients. A context-parallel rank receives the keys and
-        values of all others, and sends back their gradients.
+        and a backward pass scatters its gradients.
         """
         kind, layer, _ = instruction
         if layer is None or kind not in ("forward", "backward", "recompute"):
             return 0.0
-        seconds = self._context_seconds(layer, 2 if kind == "backward" else 1)
+        seconds = self.context_seconds(instruction, beside=True)
         if self._plan.sharding.reshard and kind != "recompute":
             sizes, degree = self._state_sizes[layer], self._plan.sharding.parameters
             sent = all_gather_bytes(sizes.weights, degree)
@@ -242,14 +246,25 @@ class CommunicationCosts:
             seconds += self._replica_ring(sent, degree)
         return seconds
 
-    def _context_seconds(self, layer: int, times: int) -> float:
-        """Seconds in which the keys and values of all other context-parallel ranks arrive."""
-        degree = self._plan.parallel.context or 1
-        if degree == 1:
+    def context_seconds(self, instruction: Instruction, *, beside: bool) -> float:
+        """Seconds in which keys and values of other context-parallel ranks arrive, or gradients go.
+
+        Windlass's own attention waits for them, and keeps them for the backward pass. Other stacks
+        pass them on from rank to rank beside attention, and once more in the backward pass.
+
+        Args:
+            instruction: the pass.
+            beside: whether to give the seconds that run beside it, or those that it waits for.
+        """
+        kind, layer, _ = instruction
+        degree, is_own = self._plan.parallel.context or 1, self._stack.name == OWN_STACK.name
+        passes = ("forward", "recompute", "backward", "backward_input")
+        if degree == 1 or layer is None or kind not in passes or beside == is_own:
             return 0.0
+        times = 1 if is_own or kind in ("forward", "recompute") else 2
         kind = self._kinds[layer]
         cost = kind.cost(self._plan.precision, compiled=self._plan.compile)
-        part = key_value_bytes(cost, self._plan.batch.sequence) * plan_micro(self._plan)
+        part = key_value_bytes(cost).at(micro_of_rank(self._plan), self._plan.batch.sequence)
         sent = round(times * part * (degree - 1))
         return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)
 

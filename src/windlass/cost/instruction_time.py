@@ -12,7 +12,6 @@ from windlass.cost.op_time import (
     exposed_seconds,
     pass_seconds,
     passes_seconds,
-    plan_micro,
 )
 from windlass.cost.optimizer_time import (
     norm_launch_seconds,
@@ -33,6 +32,7 @@ from windlass.program import (
     InstructionKind,
     layers_of_stage,
     mesh_coord,
+    micro_of_rank,
     pass_ops,
     rank_kinds,
     selective_layers,
@@ -65,7 +65,7 @@ class InstructionCosts:
             bool(plan.step_graph),
             padded_vocabulary(graph, plan.parallel.tensor, plan.loss),
         )  # fmt: skip
-        self._micro = plan_micro(plan)
+        self._micro = micro_of_rank(plan)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)
         in_turn = machine.execution_model == "bulk-synchronous"

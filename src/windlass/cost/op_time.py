@@ -29,7 +29,6 @@ from windlass.schema import (
     LayerCost,
     MatmulRate,
     Op,
-    Plan,
     Polynomial,
     ProductRate,
     SparseProductRate,
@@ -239,14 +238,6 @@ def smooth_max(one: FloatOrFloats, other: FloatOrFloats) -> Floats:
     return np.asarray(most * ((one / most) ** 4 + (other / most) ** 4) ** 0.25)
 
 
-def plan_micro(plan: Plan) -> float:
-    """Sequences of a micro-batch for each context-parallel rank, which has a part of each.
-
-    Operations on tokens and attention to a whole sequence both take a rank's share of the time.
-    """
-    return plan.batch.micro / (plan.parallel.context or 1)
-
-
 def pass_seconds(
     run: LayerPass, rates: DeviceRates, micro: float, *, tensor: int = 1
 ) -> TermSeconds:
@@ -296,27 +287,9 @@ def _head_width(cost: LayerCost, mode: OpContext) -> float:
     """
     for op in cost.forward:
         if op.kind == "attention":
-            results = _attention_results(op, mode.sequence)
+            results = op.flop.at(1, mode.sequence) / (4 * mode.sequence)
             written = op.written_bytes.at(1, mode.sequence)
             sums = (written - results * PRECISION_BYTES[mode.precision]) / 4
             if sums >= 1 and results / sums >= 1:
                 return results / sums
     return 64.0
-
-
-def key_value_bytes(cost: LayerCost, sequence: int) -> float:
-    """Bytes of the keys and values of one sequence in a layer; 0 without fused attention.
-
-    Fused attention reads queries, as many as its results, with keys and values.
-    """
-    width = PRECISION_BYTES[cost.precision]
-    return sum(
-        max(0.0, op.read_bytes.at(1, sequence) - width * _attention_results(op, sequence))
-        for op in cost.forward
-        if op.kind == "attention"
-    )
-
-
-def _attention_results(op: Op, sequence: int) -> float:
-    """Numbers that fused attention to one sequence gives, `h s k`."""
-    return op.flop.at(1, sequence) / (4 * sequence)

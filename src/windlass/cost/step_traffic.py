@@ -5,7 +5,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.op_time import plan_micro
+from windlass.program import micro_of_rank
 from windlass.schema import (
     OWN_STACK,
     Device,
@@ -28,7 +28,7 @@ _LOAD_PASSES = 3
 def batch_load_bytes(graph: Graph, plan: Plan) -> float:
     """Bytes copied, read and written, to load the inputs and targets of a micro-batch."""
     each = graph.example_bytes(plan.batch.sequence, plan.parameter_itemsize)
-    return 2 * plan_micro(plan) * each
+    return 2 * micro_of_rank(plan) * each
 
 
 def batch_load_host_seconds(device: Device) -> float:

@@ -42,6 +42,13 @@ from .config import (
     ExpertConfig,
     TransformerConfig,
 )
+from .context_parallel.divide_sequence import (
+    can_divide_sequences,
+    divide_sequence,
+)
+from .context_parallel.divided_sequence import (
+    ContextParallelRank,
+)
 from .experts.arguments import (
     EXPERTS_IN_NO_GRID,
     refuse_sparse_experts,
@@ -164,7 +171,7 @@ from .tensor_parallel.sharding_rules import (
 )
 from .transformer import (
     can_cache_tokens,
-    set_first_position,
+    set_first_positions,
 )
 
 __all__ = [
@@ -175,6 +182,7 @@ __all__ = [
     "Adapted",
     "Attention",
     "BlockLayout",
+    "ContextParallelRank",
     "ExpertConfig",
     "ExpertParallelRank",
     "ExportLayout",
@@ -204,10 +212,12 @@ __all__ = [
     "block_shard_error",
     "build_layer_stack",
     "can_cache_tokens",
+    "can_divide_sequences",
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
     "divide_experts",
+    "divide_sequence",
     "document_buffers",
     "expert_parameters",
     "export_layout",
@@ -254,7 +264,7 @@ __all__ = [
     "running_statistics",
     "set_attention_backend",
     "set_balance_scale",
-    "set_first_position",
+    "set_first_positions",
     "set_layer_loss",
     "shard_layer",
     "sharding_errors",

@@ -14,6 +14,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windlass.models.config import TransformerConfig
+from windlass.models.context_parallel.divided_sequence import (
+    ContextParallelRank,
+    hidden_tokens,
+    seen_keys,
+)
 from windlass.models.modules import (
     Projection,
     RotaryEmbedding,
@@ -38,6 +43,8 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
 
     cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     """Keeps keys and values, and returns them with those of earlier tokens; None keeps none."""
+    context: ContextParallelRank | None = None
+    """The rank whose tokens it is given; None if it is given whole sequences."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -74,11 +81,33 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
             query, key = self.rotary(query, key, self.documents)
         if self.cache is not None:
             key, value = self.cache(key, value)
-        if self.documents is None:
+        if self.context is not None:
+            mixed = self._attend_to_all(query, key, value, self.context)
+        elif self.documents is None:
             mixed = self._attend(query, key, value)
         else:
             mixed = self._attend_apart(query, key, value, self.documents)
         return self.output(mixed.transpose(1, 2).flatten(-2))
+
+    def _attend_to_all(
+        self, query: Tensor, key: Tensor, value: Tensor, rank: ContextParallelRank
+    ) -> Tensor:
+        """Attention of this rank's tokens to those of all ranks, one run of queries at a time."""
+        # One collective brings both: `[b s/c g 2 k]` to `[b s g 2 k]`.
+        own = torch.cat((key, value), dim=-1).transpose(1, 2)
+        keys, values = rank.all_tokens(own).transpose(1, 2).chunk(2, dim=-1)
+        mixed = []
+        firsts = rank.first_positions(query.shape[2])
+        for first, queries in zip(firsts, query.chunk(len(firsts), dim=2), strict=True):
+            asking = range(first, first + queries.shape[2])
+            seen = seen_keys(asking, keys.shape[2], is_causal=self.causal, window=self.window)
+            k, v = (each[:, :, seen.start : seen.stop] for each in (keys, values))
+            if seen == asking:
+                mixed.append(self._attend(queries, k, v))
+                continue
+            hidden = hidden_tokens(asking, seen, query, is_causal=self.causal, window=self.window)
+            mixed.append(self._attend_masked(queries, k, v, hidden, is_causal=False))
+        return torch.cat(mixed, dim=2)
 
     def _attend_apart(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
         """Attention within each document of each row.
@@ -112,12 +141,18 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         mask = attention_mask(query, self.window, is_causal=self.causal) if is_masked else None
         if hidden is not None:
             mask = hidden if mask is None else mask + hidden
+        return self._attend_masked(query, key, value, mask, is_causal=self.causal)
+
+    def _attend_masked(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool
+    ) -> Tensor:
+        """Attention under a mask, or a causal one without it."""
         if self.softcap is not None:
             return _capped_attention(
                 query, key, value, mask, scale=self.scale, softcap=self.softcap
             )
         return attend(
-            query, key, value, mask, is_causal=self.causal, backend=self.backend, scale=self.scale
+            query, key, value, mask, is_causal=is_causal, backend=self.backend, scale=self.scale
         )
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
@@ -244,12 +279,13 @@ def _plain_attention(
         key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
     # Copied once here, they need not be copied for each tile.
     query, key, value = (
-        part.reshape(-1, tokens, width) for part in (query * scale, key, value)
+        part.reshape(-1, part.shape[2], width) for part in (query * scale, key, value)
     )  # [b*h s k]
     key = key.transpose(1, 2)
-    if mask is not None:
-        mixed = torch.bmm((torch.bmm(query, key) + mask).softmax(dim=-1), value)
-        return mixed.unflatten(0, (batch, heads))
+    if mask is not None or key.shape[2] != tokens:
+        scores = torch.bmm(query, key)
+        scores = scores if mask is None else scores + mask
+        return torch.bmm(scores.softmax(dim=-1), value).unflatten(0, (batch, heads))
     tiles = []
     for (first, end), (begin, seen) in attention_tiles(tokens, *visible):
         scores = torch.bmm(query[:, first:end], key[:, :, begin:seen])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
+from windlass.models.context_parallel.token_runs import FROM_START, rows_at_positions
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.modules import (
     EmbeddingTable,
@@ -31,6 +32,9 @@ PAIR_CLASSES = 2
 class BertEmbedding(SeesDocuments, TensorShardable):
     """Sum of token, position and segment embeddings, normalised."""
 
+    first_positions = FROM_START
+    """Position of the first token of each run of adjacent ones."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.tokens = EmbeddingTable(config.vocabulary, config.width)
@@ -44,7 +48,8 @@ class BertEmbedding(SeesDocuments, TensorShardable):
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
         if self.documents is None:
-            positions = self.positions.weight[: tokens.shape[1]]
+            count = tokens.shape[1]
+            positions = rows_at_positions(self.positions.weight, count, self.first_positions)
         else:
             positions = self.positions.weight[positions_in_documents(self.documents)]
         segments = self.segments.weight[0]

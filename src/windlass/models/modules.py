@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import Activation, RopeScaling, TransformerConfig
+from windlass.models.context_parallel.token_runs import FROM_START, token_positions
 from windlass.models.packing.documents import positions_in_documents
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
@@ -91,8 +92,8 @@ class RotaryEmbedding(nn.Module):
         scaling: how angles slow down for longer sequences; None keeps them.
     """
 
-    first_position = 0
-    """Position of the first token."""
+    first_positions = FROM_START
+    """Position of the first token of each run of adjacent ones."""
 
     def __init__(self, width: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
@@ -113,9 +114,8 @@ class RotaryEmbedding(nn.Module):
         """
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
         if documents is None:
-            positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
-            if self.first_position:
-                positions = positions + self.first_position
+            count = query.shape[-2]
+            positions = token_positions(count, self.first_positions, query.device).float()
         else:
             positions = positions_in_documents(documents).float()[:, None]  # [b 1 s]
         angles = positions[..., None] * self._frequencies(steps)  # [s k'/2] or [b 1 s k'/2]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
+from windlass.models.context_parallel.token_runs import FROM_START, rows_at_positions
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.experts.routing import Router
 from windlass.models.images.vit import ClassHead, PatchEmbedding
@@ -24,8 +25,8 @@ from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorS
 class Embedding(SeesDocuments, TensorShardable):
     """Token embedding, with learned positions added if the configuration has them."""
 
-    first_position = 0
-    """Position of the first token."""
+    first_positions = FROM_START
+    """Position of the first token of each run of adjacent ones."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -44,8 +45,8 @@ class Embedding(SeesDocuments, TensorShardable):
         if self.positions is not None and self.documents is not None:
             x = x + self.positions.weight[positions_in_documents(self.documents)]
         elif self.positions is not None:
-            first = self.first_position
-            x = x + self.positions.weight[first : first + tokens.shape[1]]
+            table, count = self.positions.weight, tokens.shape[1]
+            x = x + rows_at_positions(table, count, self.first_positions)
         return self.dropout(self.norm(x))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:
@@ -168,16 +169,16 @@ def can_cache_tokens(layers: Sequence[nn.Module]) -> bool:
     return not has_capacity and all(isinstance(layer, kinds) for layer in layers)
 
 
-def set_first_position(layer: nn.Module, position: int) -> None:
-    """Says at which position the tokens begin that a layer is given.
+def set_first_positions(layer: nn.Module, firsts: tuple[int, ...]) -> None:
+    """Says at which positions the runs of adjacent tokens begin that a layer is given.
 
     Args:
         layer: changed in place.
-        position: counted from 0.
+        firsts: the position of the first token of each run, counted from 0.
     """
     for module in layer.modules():
-        if isinstance(module, (Embedding, RotaryEmbedding)):
-            module.first_position = position
+        if isinstance(module, (Embedding, RotaryEmbedding, bert.BertEmbedding)):
+            module.first_positions = firsts
 
 
 def build_transformer(config: TransformerConfig) -> nn.Sequential:

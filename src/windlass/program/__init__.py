@@ -32,6 +32,13 @@ from windlass.program.communication_volume import (
     op_collectives,
     replicated_gradient_sums,
 )
+from windlass.program.context_parallel import (
+    CONTEXT_RUNS,
+    context_errors,
+    gathered_kinds,
+    key_value_bytes,
+    micro_of_rank,
+)
 from windlass.program.device_mesh import (
     MeshCoord,
     chunks_of_stage,
@@ -134,7 +141,6 @@ from windlass.program.tied_weights import (
     tied_owner_layers,
 )
 from windlass.program.validate_plan import (
-    context_errors,
     plan_errors,
     require_valid_plan,
     tensor_parallel_errors,
@@ -156,6 +162,7 @@ from windlass.program.zero_sharding import (
 __all__ = [
     "BLOCKING_KINDS",
     "BOUNCE_BYTES",
+    "CONTEXT_RUNS",
     "EXPERT_USES",
     "GLOBAL_COLLECTIVES",
     "GRADIENT_PASSES",
@@ -198,9 +205,11 @@ __all__ = [
     "expert_sharding",
     "float8_errors",
     "fused_loss_errors",
+    "gathered_kinds",
     "gradient_scatter_group",
     "gradients_reuse_weight_space",
     "is_recomputed",
+    "key_value_bytes",
     "layer_kind_state_sizes",
     "layers_of_stage",
     "lower",
@@ -210,6 +219,7 @@ __all__ = [
     "memory_profile",
     "mesh_coord",
     "message_bytes",
+    "micro_of_rank",
     "moment_errors",
     "offloaded_bytes_by_tier",
     "offloaded_optimizer_errors",

@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from windlass.program.context_parallel import context_group
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
 from windlass.program.expert_parallel import expert_group, same_expert_ranks
 from windlass.program.instruction import (
@@ -35,12 +36,12 @@ DataUse = Literal["gather", "update", "scatter", "reduce"]
 gradients."""
 
 CollectiveUse = Literal[
-    TensorAxis, DataUse, "experts",
+    TensorAxis, DataUse, "context", "experts",
     "expert gather", "expert update", "expert scatter", "expert reduce",
 ]  # fmt: skip
 """What a communicator's collectives are for: an axis of the tensor-parallel ranks; what
-data-parallel ranks do; the exchange of tokens between those that divide experts; or what those do
-that hold the same experts."""
+data-parallel ranks do; the keys and values of those that divide sequences; the exchange of tokens
+between those that divide experts; or what those do that hold the same experts."""
 
 EXPERT_USES: Mapping[DataUse, CollectiveUse] = MappingProxyType(
     {
@@ -65,6 +66,7 @@ _SHARDING_GROUPS: Mapping[DataUse, _Group] = MappingProxyType(
 _DATA_GROUPS: Mapping[CollectiveUse, _Group] = MappingProxyType(
     {
         **{use: group for use, group in _SHARDING_GROUPS.items()},  # noqa: C416  other keys' type
+        "context": context_group,
         "experts": expert_group,
         **{
             EXPERT_USES[use]: partial(same_expert_ranks, group)
@@ -152,8 +154,8 @@ def _tensor_partitions(plan: Plan) -> Iterator[Partition]:
 
 def _data_partitions(plan: Plan) -> Iterator[Partition]:
     tensor, replicas = int(plan.parallel.tensor), plan.parallel.replicas
-    uses = _SHARDING_GROUPS if plan.parallel.expert is None else _DATA_GROUPS
-    for use in uses:
+    plain: tuple[CollectiveUse, ...] = (*_SHARDING_GROUPS, "context")
+    for use in plain if plan.parallel.expert is None else _DATA_GROUPS:
         group = _DATA_GROUPS[use]
         parts = dict.fromkeys(group(replica, plan) for replica in range(replicas))
         if len(next(iter(parts))) > 1 and communicator_use(use, plan) == use:
@@ -214,7 +216,8 @@ def _tied_channel(receive: InstructionKind, layer: int | None) -> str:
 def communication_group(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
     """The ranks of a collective instruction, in the order of their parts of the full buffer.
 
-    A pass has the tensor-parallel ranks of one stage and of the replicas that divide experts.
+    A pass has the tensor-parallel ranks of one stage and of the replicas that divide experts or
+    sequences.
     `reduce_grads` has all ranks of a stage: replicated parameters are summed over tensor-parallel
     ranks, then all over replicas. `unshard_weights` has the replicas that share the weights,
     `all_gather_params` those that updated parts of one shard; where experts are divided, all of
@@ -223,9 +226,10 @@ def communication_group(instruction: Instruction, device: int, plan: Plan) -> tu
     coord = mesh_coord(device, plan.parallel)
     if instruction.kind in LAYER_PASSES:
         ranks = range(plan.parallel.tensor)
+        replicas = (context_group if plan.parallel.context else expert_group)(coord.data_rank, plan)
         return tuple(
             rank_of(MeshCoord(coord.stage, rank, replica), plan.parallel)
-            for replica in expert_group(coord.data_rank, plan)
+            for replica in replicas
             for rank in ranks
         )
     if instruction.kind == "reduce_grads":

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.activation_checkpointing import selective_layers
+from windlass.program.context_parallel import key_value_bytes, micro_of_rank
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import Instruction, InstructionKind
@@ -135,7 +136,16 @@ class CommunicationVolume:
         plan, layer_kind = self._plan, self._kinds[layer]
         selective = layer in self._selective
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
-        return op_collectives(pass_ops(kind, layer_kind, cost, reach=self._reach(layer)), plan)
+        ops = pass_ops(kind, layer_kind, cost, reach=self._reach(layer))
+        yield from op_collectives(ops, plan)
+        if plan.parallel.context and any(op.kind == "attention" for op in ops):
+            own = key_value_bytes(cost).at(micro_of_rank(plan), plan.batch.sequence)
+            gathers = kind in ("forward", "recompute")
+            yield PassCollective(
+                "all_gather" if gathers else "reduce_scatter",
+                "context",
+                round((plan.parallel.context - 1) * own),
+            )
 
 
 def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> int:
@@ -164,8 +174,7 @@ def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> in
 def message_bytes(kind: LayerKind, plan: Plan) -> int:
     """Bytes of a layer's output that a device sends to the next stage."""
     cost = kind.cost(plan.precision, compiled=plan.compile)
-    micro = plan.batch.micro / (plan.parallel.context or 1)
-    return round(cost.message_bytes.at(micro, plan.batch.sequence))
+    return round(cost.message_bytes.at(micro_of_rank(plan), plan.batch.sequence))
 
 
 def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
@@ -182,6 +191,8 @@ def collective_ranks(plan: Plan, axis: CollectiveAxis) -> int:
     """Number of ranks that take part in a collective of an axis."""
     if axis == "experts":
         return plan.parallel.expert_degree
+    if axis == "context":
+        return plan.parallel.context or 1
     return group_size(plan.parallel.tensor, axis)
 
 

@@ -12,6 +12,7 @@ rank computes as many products with experts as without this parallelism: with e 
 from collections.abc import Callable, Iterator, Mapping
 
 from windlass.program.activation_checkpointing import selective_layers
+from windlass.program.context_parallel import gathered_kinds
 from windlass.program.zero_sharding import expert_sharding
 from windlass.schema import (
     Collective,
@@ -111,7 +112,7 @@ def expert_degree_errors(degree: int, graph: Graph) -> Iterator[str]:
 
 
 def rank_kinds(plan: Plan, graph: Graph, tensor_rank: int = 0) -> dict[str, LayerKind]:
-    """The layer kinds that a rank of a plan computes: its tensor-parallel shard, its experts.
+    """The layer kinds that a rank of a plan computes: its shard, its experts, its tokens.
 
     Args:
         plan: the plan.
@@ -119,7 +120,8 @@ def rank_kinds(plan: Plan, graph: Graph, tensor_rank: int = 0) -> dict[str, Laye
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
     kinds = graph.shard(plan.parallel.tensor, tensor_rank, loss=plan.loss).kinds
-    return divided_kinds(kinds, plan.parallel.expert_degree)
+    gathered = gathered_kinds(kinds, plan.parallel.context or 1)
+    return divided_kinds(gathered, plan.parallel.expert_degree)
 
 
 def divided_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, LayerKind]:

@@ -1,7 +1,7 @@
 """The ops of each pass, and which passes contain collectives.
 
 A pass whose ops communicate waits for the same pass of the same micro-batch on every rank that
-takes part, tensor-parallel or expert-parallel, so all those ranks run it at the same position of
+takes part (tensor-, expert- or context-parallel), so all those ranks run it at the same position of
 their programs. With tensor parallelism gradients of replicated parameters are partial sums:
 `reduce_grads` first adds them over tensor-parallel ranks.
 """
@@ -49,7 +49,9 @@ def pass_ops(
 
 def has_collectives(plan: Plan) -> bool:
     """Whether passes of any layer contain collectives."""
-    return plan.parallel.tensor > 1 or plan.parallel.expert is not None
+    parallel = plan.parallel
+    divides_tokens = parallel.expert is not None or parallel.context is not None
+    return parallel.tensor > 1 or divides_tokens
 
 
 def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[InstructionKind, int]]:
@@ -57,6 +59,7 @@ def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[Instruc
     if not has_collectives(plan):
         return frozenset()
     kinds, selective = rank_kinds(plan, graph), selective_layers(plan)
+    gathers = plan.parallel.context is not None
     cache: dict[tuple[str, bool, GradientReach], tuple[InstructionKind, ...]] = {}
     passes: set[tuple[InstructionKind, int]] = set()
     for index, layer in enumerate(graph.layer_kinds()):
@@ -67,7 +70,10 @@ def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[Instruc
             cache[key] = tuple(
                 pass_kind
                 for pass_kind in LAYER_PASSES
-                if any(op.collective for op in pass_ops(pass_kind, kind, cost, reach=key[2]))
+                if any(
+                    op.collective or (gathers and op.kind == "attention")
+                    for op in pass_ops(pass_kind, kind, cost, reach=key[2])
+                )
             )
         passes.update((pass_kind, index) for pass_kind in cache[key])
     return frozenset(passes)

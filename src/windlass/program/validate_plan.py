@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import InputErrors
+from windlass.program.context_parallel import context_errors, context_run_errors
 from windlass.program.expert_parallel import expert_errors
 from windlass.program.layer_mode_errors import (
     float8_errors,
@@ -47,6 +48,7 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
+        *(context_run_errors(plan, graph) if machine.stack is None else ()),
         *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
         *_float8_errors(plan, machine),
         *_frozen_errors(plan, graph),
@@ -304,15 +306,6 @@ def _sharding_errors(plan: Plan) -> Iterator[str]:
             "raise `sharding.parameters` or leave `sharding.reshard` out"
         )
     yield from context_errors(plan.parallel.context or 1, plan.batch.sequence)
-
-
-def context_errors(degree: int, sequence: int) -> Iterator[str]:
-    """Why a context-parallel degree cannot divide sequences of this many tokens."""
-    if sequence % degree:
-        yield (
-            f"`parallel.context` = {degree} does not divide a sequence of {sequence} tokens; "
-            "choose a divisor"
-        )
 
 
 def schedule_errors(plan: Plan) -> Iterator[str]:

@@ -58,7 +58,7 @@ class ComputeHandlers:
         activations: ActivationOffloader | None = None,
     ) -> None:
         plan, program, device = context.plan, context.program, context.device.torch_device
-        self.inputs = StepInputs(context, batches, dist.coord.data_rank)
+        self.inputs = StepInputs(context, batches, dist.coord.data_rank, dist.context)
         """What each step takes from the host."""
         self._accumulates = plan.batch.accumulation > 1
         self._store = store

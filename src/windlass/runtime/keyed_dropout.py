@@ -148,10 +148,17 @@ class KeyedDropout(nn.Module):
         count = x[0].numel()
         if self._shard is None:
             return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
-        tokens, features = self._shard.tokens, self._shard.features
+        runs, features = self._shard.tokens, self._shard.features
         if features.total == 1:
-            first = tokens.number * count + 1
-            return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
+            length = count // len(runs)
+            firsts = [run.number * length + 1 for run in runs]
+            return torch.cat(
+                [
+                    torch.arange(first, first + length, dtype=torch.int64, device=x.device)
+                    for first in firsts
+                ]
+            )
+        (tokens,) = runs  # a grid's tokens are adjacent
         width = x.shape[-1]
         first, first_token = features.number * width + 1, tokens.number * (count // width)
         feature = torch.arange(first, first + width, dtype=torch.int64, device=x.device)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from windlass.models import (
+    ContextParallelRank,
     ExpertParallelRank,
     HeadLosses,
     LayerStack,
@@ -24,6 +25,7 @@ from windlass.models import (
     balance_buffers,
     checkpoint_selectively,
     divide_experts,
+    divide_sequence,
     document_buffers,
     fuse_loss,
     is_embedding_only,
@@ -316,6 +318,8 @@ def layer_templates(
     compiled: bool,
     tp_rank: TensorParallelRank | None = None,
     experts: ExpertParallelRank | None = None,
+    context: ContextParallelRank | None = None,
+    sequence: int | None = None,
     loss: Literal["fused"] | None = None,
     attention: AttentionBackend | None = None,
     z_loss: float = 0.0,
@@ -330,6 +334,8 @@ def layer_templates(
         attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
         experts: the rank among those that divide experts; None for all experts.
+        context: the rank among those that divide sequences; None for whole sequences.
+        sequence: tokens of a whole sequence, where they are divided.
         z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
         float8: whether linear layers between the first and the last one multiply 8-bit factors.
     """
@@ -348,6 +354,8 @@ def layer_templates(
                 )
             if experts is not None:
                 layer = divide_experts(layer, experts)
+            if context is not None and sequence is not None:
+                layer = divide_sequence(layer, context, sequence)
             templates[key] = LayerTemplate(
                 layer,
                 last=index == last,

@@ -154,6 +154,8 @@ def _templates_for(context: RankContext, groups: ProcessGroups | None) -> tuple[
         compiled=plan.compile,
         tp_rank=groups.tensor_parallel if groups else None,
         experts=groups.experts if groups else None,
+        context=groups.context if groups else None,
+        sequence=plan.batch.sequence,
         loss=plan.loss,
         attention=plan.attention,
         z_loss=context.settings.z_loss or 0.0,

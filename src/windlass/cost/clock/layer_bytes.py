@@ -54,7 +54,7 @@ class LayerBytes:
 
     def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
         part = np.array([micro / (config.context or 1)])
-        kinds = self._prices.kinds(config.tensor, config.expert, config.loss)
+        kinds = self._prices.kinds(config, config.loss)
         costs = [
             [(kind, self._prices.cost(config, kind, selective=some)) for kind in kinds]
             for some in (False, True)
@@ -88,10 +88,7 @@ class LayerBytes:
 
     def _state(self, key: StateKey) -> Floats:
         plan = self._prices.state_plan(key)
-        sizes = [
-            layer_kind_state_sizes(plan, kind)
-            for kind in self._prices.kinds(key.config.tensor, key.config.expert)
-        ]
+        sizes = [layer_kind_state_sizes(plan, kind) for kind in self._prices.kinds(key.config)]
         return np.array([[getattr(each, name) for each in sizes] for name in StateBytes._fields])
 
     def rows_bytes(self, config: LayerConfig, micro: int, accumulation: int) -> Floats:
@@ -102,6 +99,6 @@ class LayerBytes:
                 4.0 * sum(kind.pass_gradient_elements(before, self._sequence))
                 if kind.is_embedding and before
                 else 0.0
-                for kind in self._prices.kinds(config.tensor, config.expert)
+                for kind in self._prices.kinds(config)
             ]
         )

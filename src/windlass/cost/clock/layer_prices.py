@@ -21,7 +21,6 @@ from windlass.cost.op_time import (
     PassSeconds,
     exposed_seconds,
     passes_seconds,
-    plan_micro,
 )
 from windlass.cost.optimizer_time import norm_launch_seconds, norm_rate, update_seconds
 from windlass.cost.step_traffic import (
@@ -35,8 +34,10 @@ from windlass.program import (
     InstructionKind,
     StateSizes,
     divided_kinds,
+    gathered_kinds,
     layer_kind_state_sizes,
     message_bytes,
+    micro_of_rank,
     op_collectives,
     pass_ops,
     tied_owner_layers,
@@ -108,9 +109,7 @@ class LayerPrices:
         self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
         self._passes_of = cache(self._layer_passes)
         self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
-        self.kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds)
-        """The layer kind of each column, whole or as one of t tensor-parallel shards with `1 / e`
-        of the experts, by t, e and, of what passes cost, the plan's `loss`."""
+        self._kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds_of)
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
         self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
 
@@ -184,10 +183,26 @@ class LayerPrices:
                 self._passes[config, micro, exchange] = seconds
         return [self._passes[config, micro, exchange] for micro in micros]
 
-    def _kinds(
-        self, tensor: int, expert: int | None, loss: Literal["fused"] | None = None
+    def kinds(
+        self, config: LayerConfig, loss: Literal["fused"] | None = None
     ) -> tuple[LayerKind, ...]:
-        kinds = divided_kinds(self._graph.shard(tensor, loss=loss).kinds, expert or 1)
+        """The layer kind of each column as a rank has it: its shard, experts and tokens.
+
+        Args:
+            config: how layers compute.
+            loss: the plan's `loss`, for what passes cost.
+        """
+        return self._kinds(config.tensor, config.expert, config.context, loss)
+
+    def _kinds_of(
+        self,
+        tensor: int,
+        expert: int | None,
+        context: int | None,
+        loss: Literal["fused"] | None,
+    ) -> tuple[LayerKind, ...]:
+        shard = self._graph.shard(tensor, loss=loss)
+        kinds = divided_kinds(gathered_kinds(shard.kinds, context or 1), expert or 1)
         return tuple(kinds[name] for name in self._names)
 
     def _pass_seconds(
@@ -227,7 +242,7 @@ class LayerPrices:
             missing += [
                 each for each in _COMMON_MICROS if each not in known and each not in missing
             ]
-            parts = [plan_micro(self.plan(config, micro=micro)) for micro in missing]
+            parts = [micro_of_rank(self.plan(config, micro=micro)) for micro in missing]
             passes = [each for _, _, each in self._passes_of(config)]
             found = passes_seconds(
                 passes, self._rates(config), np.array(parts), tensor=int(config.tensor)
@@ -244,7 +259,7 @@ class LayerPrices:
         """The passes of all columns, plain and selectively recomputed."""
         found = []
         for kind, selective in product(PASSES, (False, True)):
-            kinds = self.kinds(config.tensor, config.expert, config.loss)
+            kinds = self.kinds(config, config.loss)
             for layer, each in zip(self.layers, kinds, strict=True):
                 cost = self.cost(config, each, selective=selective)
                 ops = pass_ops(kind, each, cost, reach=self._graph.gradient_reach(layer))
@@ -265,10 +280,15 @@ class LayerPrices:
         """Seconds of collectives and of gathers of each pass, `[2, pass]`."""
         costs = CommunicationCosts(plan, self._graph, self._machine)
         seconds, gather = cache(costs.pass_collective_seconds), cache(costs.gather_seconds)
+        context = cache(partial(costs.context_seconds, beside=False))
         return np.array(
             [
-                (sum(map(seconds, op_collectives(run.ops, plan))), gather(Instruction(kind, layer)))
+                (
+                    sum(map(seconds, op_collectives(run.ops, plan))) + context(instruction),
+                    gather(instruction),
+                )
                 for kind, layer, run in self._passes_of(config)
+                for instruction in (Instruction(kind, layer),)
             ]
         ).T
 
@@ -284,7 +304,7 @@ class LayerPrices:
             shared: elements of each column that another layer of its stage uses.
         """
         device, stack = self.device(config), self._machine.stack
-        kinds = self.kinds(config.tensor, config.expert)
+        kinds = self.kinds(config)
         plan = self.plan(config, micro=micro, accumulates=accumulates)
 
         def seconds(kind: LayerKind, elements: int, first: bool) -> float:
@@ -311,7 +331,7 @@ class LayerPrices:
     def message_bytes(self, config: LayerConfig, micro: int) -> Floats:
         """Bytes that each column's layer sends to the next stage, `[column]`."""
         plan = self.plan(config, micro=micro)
-        kinds = self.kinds(config.tensor, config.expert)
+        kinds = self.kinds(config)
         return np.array([float(message_bytes(kind, plan)) for kind in kinds])
 
     def norm_seconds(self, key: StateKey, nbytes: Floats, launches: Floats) -> Floats:
@@ -334,7 +354,7 @@ class LayerPrices:
 
     def _state(self, key: StateKey) -> StatePrice:
         config, plan = key.config, self.state_plan(key)
-        device, kinds = self.device(config), self.kinds(config.tensor, config.expert)
+        device, kinds = self.device(config), self.kinds(config)
         stack = self._machine.stack
         costs, full = CommunicationCosts(plan, self._graph, self._machine), self._graph.kinds
         sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]

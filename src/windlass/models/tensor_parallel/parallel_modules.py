@@ -129,7 +129,8 @@ _FULL = EqualShard()
 class SampleShard:
     """The part of a sample `[s ... f]` that a rank has."""
 
-    tokens: EqualShard = _FULL
+    tokens: tuple[EqualShard, ...] = (_FULL,)
+    """Its runs of adjacent tokens, all equally long."""
     features: EqualShard = _FULL
 
 

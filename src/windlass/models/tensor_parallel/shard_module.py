@@ -212,7 +212,7 @@ def _dropout_shard(
         return SampleShard(features=inner_shard(layer, sharding, path, tp_rank))
     in_region = sharding.enclosing_region(path) is not None
     return SampleShard(
-        tokens=EqualShard() if in_region else EqualShard(tp_rank.row, tp_rank.rows),
+        tokens=(EqualShard() if in_region else EqualShard(tp_rank.row, tp_rank.rows),),
         features=EqualShard(tp_rank.column, tp_rank.columns),
     )
 

@@ -181,13 +181,15 @@ class OpenChoices:
 
     @cached_property
     def context_degrees(self) -> tuple[int | None, ...]:
-        """Context-parallel degrees: powers of two that divide a sequence; None means 1."""
+        """Context-parallel degrees of another stack: powers of two that divide a sequence."""
         pin = self.request.parallel.context
         if pin is not None:
             return (pin if pin > 1 else None,)
         powers = (2**power for power in range(1, self.machine.devices.bit_length()))
         able = (each for each in powers if not any(context_errors(each, self.sequence)))
-        return (None, *able) if self._can.context else (None,)
+        # What Windlass's own attention gathers costs more than other axes: only a request asks.
+        is_other = self.machine.stack is not None
+        return (None, *able) if self._can.context and is_other else (None,)
 
     @cached_property
     def expert_degrees(self) -> tuple[int | None, ...]:

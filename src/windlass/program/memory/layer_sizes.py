@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.attention_costs import with_attention
+from windlass.program.context_parallel import micro_of_rank
 from windlass.program.expert_parallel import rank_kinds
 from windlass.program.zero_sharding import (
     expert_sharding,
@@ -142,7 +143,7 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
     """
     cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
     cost = with_attention(cost, kind, plan.attention, plan.batch.sequence, selective=selective)
-    micro, sequence = plan.batch.micro / (plan.parallel.context or 1), plan.batch.sequence
+    micro, sequence = micro_of_rank(plan), plan.batch.sequence
     saved = round(cost.saved_bytes.at(micro, sequence))
     pass_gradients = kind.pass_gradient_elements(micro, sequence)
     state = layer_kind_state_sizes(plan, kind)._asdict()
@@ -255,7 +256,7 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
     the start.
     """
     op_elements = [weight_gradient_elements(op) for op in cost.backward]
-    micro = plan.batch.micro / (plan.parallel.context or 1)
+    micro = micro_of_rank(plan)
     pass_elements = kind.pass_gradient_elements(micro, plan.batch.sequence)
     so_far = max(0, sum(pass_elements) - sum(op_elements))
     peak = 0.0

@@ -181,10 +181,11 @@ def tied_weight_names(stack: LayerStack, tie: TiedWeights, plan: Plan) -> tuple[
 
 
 def _batch_on_meta(context: RankContext) -> Tensor:
-    """The inputs of a micro-batch on the meta device: tokens `Int[b s]`, or `Float[b ...]`."""
+    """A rank's inputs of a micro-batch on the meta device: tokens `Int[b s]`, or `Float[b ...]`."""
     batch, examples = context.plan.batch, context.stack.examples
     if examples is None:
-        return torch.zeros(batch.micro, batch.sequence, dtype=torch.int64, device="meta")
+        tokens = batch.sequence // (context.plan.parallel.context or 1)
+        return torch.zeros(batch.micro, tokens, dtype=torch.int64, device="meta")
     return torch.empty(batch.micro, *examples.inputs, device="meta")
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.models import (
+    ContextParallelRank,
     ExpertParallelRank,
     TensorParallelRank,
     all_gather,
@@ -48,6 +49,7 @@ class DistContext(Protocol):
 
     rank: int
     coord: MeshCoord
+    context: ContextParallelRank
     world_size: int
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
@@ -62,6 +64,7 @@ class SingleProcess:
 
     rank = 0
     coord = MeshCoord(0, 0, 0)
+    context = ContextParallelRank()
     world_size = 1
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
@@ -109,6 +112,13 @@ class ProcessGroups:
             group_name=exchange.group_name if exchange else "",
         )
         """This rank's part of the expert parallelism."""
+        gathering = self._groups.of_collective("context")
+        self.context = ContextParallelRank(
+            degree=plan.parallel.context or 1,
+            index=self.coord.data_rank % (plan.parallel.context or 1),
+            group_name=gathering.group_name if gathering else "",
+        )
+        """This rank's part of the context parallelism."""
         self._reduce_stream = device.new_stream()
         self._scattering: PendingCollective | None = None
         """The reduce-scatter that was started last; it holds its full gradient until its end."""

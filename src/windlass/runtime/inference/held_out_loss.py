@@ -114,7 +114,8 @@ def _held_out_batches(
     Documents are None where a row is one document. There is a number of targets for each number
     that the last layer gives.
     """
-    plan, micro = context.plan, context.plan.batch.micro
+    plan, micro, tokens = context.plan, context.plan.batch.micro, dist.context
+    replica = dist.coord.data_rank // tokens.degree
     own: list[tuple[Tensor, Tensor, Tensor | None, TokenBatch]] = []
     spare: tuple[Tensor, Tensor, Tensor | None, TokenBatch] | None = None
     has_sentences = has_sentence_head(context.stack.layers[-1])
@@ -124,13 +125,17 @@ def _held_out_batches(
     documents = batches.held_out_documents(sequences, micro)
     for index, ((inputs, targets), ids) in enumerate(zip(held_out, documents, strict=False)):
         rounds = index // plan.parallel.data + 1
-        count = _counts(targets, has_sentences=has_sentences)
-        is_own = index % plan.parallel.data == dist.coord.data_rank
-        if not count.any() or not (is_own or spare is None):
+        is_own = index % plan.parallel.data == replica
+        if not target_counts(targets).any() or not (is_own or spare is None):
             continue  # A mean over no target is no number.
+        own_targets = tokens.own_tokens(targets)
+        count = _counts(own_targets, has_sentences=has_sentences)
+        if not count.any():
+            # Other ranks have targets in their part, and wait for this one: its own count 0.
+            own_targets = np.zeros_like(own_targets)
         batch = (
-            _in_precision(_padded(context, inputs, 0), plan),
-            _padded(context, targets, _no_target(targets)),
+            _in_precision(_padded(context, tokens.own_tokens(inputs), 0), plan),
+            _padded(context, own_targets, _no_target(targets)),
             None if ids is None else _padded(context, ids, 0),
         )  # fmt: skip
         spare = (*batch, np.zeros_like(count)) if spare is None else spare

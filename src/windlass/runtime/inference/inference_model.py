@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from windlass.models import Attention, LayerStack, can_cache_tokens, set_first_position
+from windlass.models import Attention, LayerStack, can_cache_tokens, set_first_positions
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.load_state import load_checkpoint
 from windlass.runtime.inference.kv_cache import KeyValueCaches
@@ -141,7 +141,7 @@ class InferenceModel:
             layers = self._load(phase) if self._layers is None else self._layers
             for index, layer in zip(phase, layers, strict=True):
                 template = self._templates[index]
-                set_first_position(template.module, caches.tokens)
+                set_first_positions(template.module, (caches.tokens,))
                 caches.attach(index)
                 try:
                     # Only the last token is asked for what follows.
@@ -149,7 +149,7 @@ class InferenceModel:
                     x = template.raw_output(layer.weights, layer.buffers, x)
                 finally:
                     caches.detach(index)
-                    set_first_position(template.module, 0)
+                    set_first_positions(template.module, (0,))
             # Freed before the next phase is loaded, so that there are never two.
             del layers
         caches.tokens += tokens.shape[1]

@@ -14,10 +14,11 @@ from windlass.data import (
     TokenBatch,
     TrainingBatches,
     batch_of_step,
+    target_counts,
     with_one_target,
 )
 from windlass.errors import RunBroken
-from windlass.models import HEAD_RESULTS
+from windlass.models import HEAD_RESULTS, ContextParallelRank
 from windlass.runtime.keyed_dropout import sample_keys
 from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
 from windlass.runtime.rank_context import RankContext
@@ -29,17 +30,25 @@ class StepInputs:
     Args:
         context: the rank's plan and device.
         batches: provides the tokens of a micro-batch.
-        data_rank: index of this rank among the data-parallel ones.
+        data_rank: index of this rank among the replicas.
+        tokens: which tokens of each sequence are this rank's.
     """
 
-    def __init__(self, context: RankContext, batches: TrainingBatches, data_rank: int) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        batches: TrainingBatches,
+        data_rank: int,
+        tokens: ContextParallelRank,
+    ) -> None:
         batch = context.plan.batch
         self._batches, self._device = batches, context.device
         self._seed, self._skipped = context.seed, context.settings.skip_batches
         self._micro, self._accumulation = batch.micro, batch.accumulation
         self._samples = batch.sequences_per_replica
         self._balanced_over = context.plan.global_batch * int(context.plan.parallel.tensor)
-        self.first_sample = data_rank * self._samples
+        self._own = tokens
+        self.first_sample = data_rank // tokens.degree * self._samples
         """Index of this data-parallel rank's first sample in the global batch."""
         self._reader = ReadAhead(
             batches, first=self.first_sample, micro=self._micro, count=self._accumulation
@@ -84,7 +93,8 @@ class StepInputs:
         counts = self._batches.target_counts(self.batch)
         end = self.first_sample + self._samples
         kinds = counts.reshape(len(counts), -1)
-        own = kinds[self.first_sample : end].reshape(self._accumulation, self._micro, -1)
+        own = self._own_counts(kinds[self.first_sample : end])
+        own = own.reshape(self._accumulation, self._micro, -1)
         totals = kinds.sum(axis=0)
         if not totals.all():
             raise RunBroken(
@@ -109,6 +119,13 @@ class StepInputs:
             balance = torch.tensor(scale / self._balanced_over, dtype=wide)
             self.balance = self._put("balance", balance)
             """`Float[]`: weight of one sequence's balance loss."""
+
+    def _own_counts(self, counts: TokenBatch) -> TokenBatch:
+        """How many targets of its samples this rank has, `Int[sample kind]`, of all that count."""
+        if self._own.degree == 1:
+            return counts
+        _, targets = self._batches.samples(self.batch, self.first_sample, self._samples)
+        return target_counts(self._own.own_tokens(targets))[:, None]
 
     def fix_addresses(self) -> None:
         """From now on each input is copied to the same memory in every step.
@@ -145,7 +162,7 @@ class StepInputs:
         return loaded if loaded is not None else self._read(micro)
 
     def _read(self, micro: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self._reader.read(self.batch, micro)
+        inputs, targets = map(self._own.own_tokens, self._reader.read(self.batch, micro))
         if not all(self.shares[micro]):
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = with_one_target(targets)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models import TensorParallelRank
+from windlass.models import ContextParallelRank, TensorParallelRank
 from windlass.program import InstructionKind
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
@@ -72,12 +72,13 @@ class ActivationFingerprints:
         """The same handlers, each followed by a fingerprint of what it computed."""
         compute = hook.compute
         tp_rank = hook.groups.tensor_parallel if hook.groups else TensorParallelRank(degree=1)
+        context = hook.groups.context if hook.groups else ContextParallelRank()
 
         def take(direction: PassDirection, layer: int, micro: int, values: Tensor) -> None:
             first = compute.inputs.micro_batch_start(micro)
             for row, value in enumerate(values):
                 key = FingerprintKey(compute.inputs.step, direction, layer, first + row)
-                self._pending.append((key, _fingerprint(value, tp_rank)))
+                self._pending.append((key, _fingerprint(value, tp_rank, context)))
 
         def forward(layer: int, micro: int) -> None:
             handlers["forward"](layer, micro)
@@ -110,7 +111,7 @@ class ActivationFingerprints:
 
 
 def read_fingerprints(folder: Path) -> Mapping[FingerprintKey, Fingerprint]:
-    """All fingerprints of a run, summed over tensor-parallel ranks."""
+    """All fingerprints of a run, summed over the ranks that have parts of a sample."""
     fingerprints: dict[FingerprintKey, Fingerprint] = {}
     for path in sorted((folder / FINGERPRINT_FOLDER).glob("*.json")):
         for line in path.read_text().splitlines():
@@ -121,13 +122,22 @@ def read_fingerprints(folder: Path) -> Mapping[FingerprintKey, Fingerprint]:
     return fingerprints
 
 
-def _fingerprint(value: Tensor, tp_rank: TensorParallelRank) -> Fingerprint:
-    """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks."""
+def _fingerprint(
+    value: Tensor, tp_rank: TensorParallelRank, context: ContextParallelRank
+) -> Fingerprint:
+    """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks.
+
+    Of context-parallel ranks each has some runs of the tokens.
+    """
     wide = value.detach().double()
     # The pixels of a channel stand where a token has features.
     wide = wide[None] if wide.ndim == 1 else wide.flatten(1)
     count, width = wide.shape
-    tokens = _cosines(_TOKEN_TURN, tp_rank.row * count, count, wide.device)
+    runs = len(context.runs)
+    firsts = context.first_positions(count) if context.degree > 1 else (tp_rank.row * count,)
+    tokens = torch.cat(
+        [_cosines(_TOKEN_TURN, first, count // runs, wide.device) for first in firsts]
+    )
     features = _cosines(_FEATURE_TURN, tp_rank.column * width, width, wide.device)
     return Fingerprint(float(tokens @ (wide @ features)), float(wide.square().sum()))
 

@@ -24,7 +24,7 @@ matrix products with a softmax between them, whose probabilities are kept for th
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 """A collective inside a pass; `all_reduce` takes a sum or a maximum."""
 
-CollectiveAxis = Literal[TensorAxis, "experts"]
+CollectiveAxis = Literal[TensorAxis, "experts", "context"]
 """Which ranks take part in one: tensor-parallel ones, or those that divide the experts."""
 
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")

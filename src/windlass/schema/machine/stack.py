@@ -172,6 +172,7 @@ OWN_STACK = Stack(
         precisions=("float32", "tf32", "bfloat16", "float16", "float64", "float8"),
         sharding=("none", "optimizer", "parameters"),
         replica_groups=True,
+        context=True,
         compile=True,
         offload=True,
     ),

@@ -365,4 +365,4 @@ def writes_checkpoint(layer: int, part: WeightPart) -> bool:
     Data-parallel ranks that hold the same shard take turns, layer by layer.
     """
     shards = part.plan.sharding.optimizer
-    return part.data_rank // shards == layer % (part.plan.parallel.data // shards)
+    return part.data_rank // shards == layer % (part.plan.parallel.replicas // shards)

@@ -1,0 +1,57 @@
+"""The layer that one context-parallel rank runs: all weights, and its part of every sequence."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from windlass.models import bert
+from windlass.models.attention import Attention
+from windlass.models.context_parallel.divided_sequence import RUNS, ContextParallelRank
+from windlass.models.init_weights import meta_copy
+from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
+from windlass.models.tensor_parallel.shard_params import EqualShard
+from windlass.models.transformer import (
+    Block,
+    Embedding,
+    HalfBlock,
+    Head,
+    ParallelBlock,
+    set_first_positions,
+)
+
+
+def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
+    """Whether tokens of a model see others by its attention alone.
+
+    Args:
+        layers: all layers of the model.
+    """
+    kinds = (
+        Embedding, Block, HalfBlock, ParallelBlock, Head,
+        bert.BertEmbedding, bert.BertBlock, bert.BertHalfBlock, bert.BertHead,
+    )  # fmt: skip
+    return all(isinstance(layer, kinds) for layer in layers)
+
+
+def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) -> nn.Module:
+    """A copy of a layer on the meta device for one rank's tokens; the layer itself if all are.
+
+    Args:
+        layer: the layer, on any device; not changed.
+        rank: the rank.
+        sequence: tokens of a whole sequence.
+    """
+    if rank.degree == 1:
+        return layer
+    local = meta_copy(layer)
+    set_first_positions(local, rank.first_positions(sequence // rank.degree))
+    shards = tuple(EqualShard(run, RUNS * rank.degree) for run in rank.runs)
+    for path, module in list(local.named_modules()):
+        if isinstance(module, Attention):
+            module.context = rank
+        elif type(module) is nn.Dropout:
+            parent, _, name = path.rpartition(".")
+            dropout = ShardedDropout(module.p)
+            dropout.shard = SampleShard(tokens=shards)
+            setattr(local.get_submodule(parent), name, dropout)
+    return local
