@@ -78,11 +78,8 @@ class CommunicationCosts:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
-        # `context_seconds` has those of context parallelism.
-        collectives = self._volume.pass_collectives(instruction)
-        inside = (each for each in collectives if each.axis != "context")
-        seconds = sum(map(self.pass_collective_seconds, inside))
-        return seconds + self.context_seconds(instruction, beside=False)
+        seconds = map(self.pass_collective_seconds, self._volume.pass_collectives(instruction))
+        return sum(seconds) + self.context_seconds(instruction, beside=False)
 
     def whole_matrix_seconds(self, kind: LayerKind) -> float:
         """Seconds to sum what an optimizer reads of a layer's whole weights over their parts.
@@ -203,8 +200,8 @@ class CommunicationCosts:
         return parallel.replicas > 1
 
     def pass_collective_seconds(self, collective: PassCollective) -> float:
-        """Seconds of one collective inside a pass."""
-        if not collective.sent_bytes:
+        """Seconds of one collective inside a pass; `context_seconds` has those over tokens."""
+        if not collective.sent_bytes or collective.axis == "context":
             return 0.0
         if collective.axis == "experts":
             return self._all_to_all_seconds(collective.sent_bytes)
@@ -262,8 +259,7 @@ class CommunicationCosts:
         if degree == 1 or layer is None or kind not in passes or beside == is_own:
             return 0.0
         times = 1 if is_own or kind in ("forward", "recompute") else 2
-        kind = self._kinds[layer]
-        cost = kind.cost(self._plan.precision, compiled=self._plan.compile)
+        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
         part = key_value_bytes(cost).at(micro_of_rank(self._plan), self._plan.batch.sequence)
         sent = round(times * part * (degree - 1))
         return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)

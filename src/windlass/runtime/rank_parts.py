@@ -89,14 +89,23 @@ class RankParts:
 
     def _evaluations(self, context: RankContext, batches: TrainingBatches) -> Evaluations:
         passes = RankPasses(
-            context=context, store=self.store, templates=self._templates, dist=self.dist,
-            p2p=self.p2p, on_progress=self._count_other_work,
+            context=context, store=self.store, templates=self._templates,
+            whole_templates=self._whole_templates(context), dist=self.dist, p2p=self.p2p,
+            on_progress=self._count_other_work,
         )  # fmt: skip
         return Evaluations(
             passes=passes,
             batches=batches,
             averaging=averaging_of(context.settings),
             no_grad_layers=self.compute.no_grad_layers,
+        )
+
+    def _whole_templates(self, context: RankContext) -> tuple[LayerTemplate, ...]:
+        """Templates that take whole sequences."""
+        if context.plan.parallel.context is None:
+            return self._templates
+        return layer_templates(
+            context.stack, compiled=False, loss=context.plan.loss, attention=context.plan.attention
         )
 
     def _connect_interpreter(

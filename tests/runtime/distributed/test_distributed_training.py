@@ -129,6 +129,23 @@ def test_two_ranks_that_divide_experts_equal_a_single_device(experts: RankPool, 
     assert result.passed, result.first_mismatch
 
 
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"context": 4},
+        {"context": 2, "pipeline": 2, "schedule": "zero-bubble"},
+        {"context": 2, "data": 2, "sharding": (2, 4), "recompute": "full"},
+    ],
+    ids=str,
+)
+def test_ranks_that_divide_sequences_equal_a_single_device(pool: RankPool, degrees: dict):
+    plan = tiny_plan(
+        pool.graph, MACHINE, micro=2, accumulation=BATCH // 2 // degrees.get("data", 1),
+        sequence=SEQUENCE, precision="float64", **degrees,
+    )  # fmt: skip
+    Checked().check(pool, plan)
+
+
 def test_every_legal_plan_equals_a_single_device_and_sends_the_bytes_of_its_program(
     pool: RankPool, capsys: pytest.CaptureFixture[str]
 ) -> None:

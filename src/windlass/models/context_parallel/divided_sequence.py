@@ -9,7 +9,7 @@ Shape letters: b batch, s sequence, c ranks, g heads of keys, k head width.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from windlass.models.tensor_parallel.collectives import TensorParallelGroup, all_gather_autograd
 
-_Values = TypeVar("_Values", npt.NDArray[np.int64], npt.NDArray[np.generic])
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
 
 RUNS = 2
 """Runs of adjacent tokens that a rank has of each sequence."""
@@ -49,13 +49,13 @@ class ContextParallelRank:
         length = count // len(self.runs)
         return tuple(run * length for run in self.runs)
 
-    def own_tokens(self, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """This rank's tokens `[b s/c]` of `[b s]`."""
+    def own_tokens(self, values: _Array) -> _Array:
+        """This rank's tokens `[b s/c]` of `[b s]`; all values where nothing is divided."""
         if self.degree == 1:
-            return sequences
-        length = sequences.shape[1] // (RUNS * self.degree)
-        parts = [sequences[:, run * length : (run + 1) * length] for run in self.runs]
-        return np.concatenate(parts, axis=1)
+            return values
+        length = values.shape[1] // (RUNS * self.degree)
+        parts = [values[:, run * length : (run + 1) * length] for run in self.runs]
+        return cast("_Array", np.concatenate(parts, axis=1))
 
     def all_tokens(self, own: Tensor) -> Tensor:
         """All tokens `[b s ...]` in their order, gathered from each rank's `[b s/c ...]`.

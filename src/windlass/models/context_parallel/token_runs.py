@@ -7,7 +7,7 @@ context-parallel rank has two runs of equal length.
 import torch
 from torch import Tensor
 
-FROM_START = (0,)
+FROM_START: tuple[int, ...] = (0,)
 """The first position of the only run."""
 
 

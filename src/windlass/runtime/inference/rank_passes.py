@@ -23,6 +23,8 @@ class RankPasses:
     store: ParamStore
     templates: tuple[LayerTemplate, ...]
     """One template per layer."""
+    whole_templates: tuple[LayerTemplate, ...]
+    """The same, or templates for whole sequences where those of training take a part of each."""
     dist: DistContext
     """The ranks of the run."""
     p2p: P2PCommunicator | None

@@ -53,8 +53,8 @@ def score_on_rank(
         store.initialize(checkpoint)
         p2p = P2PCommunicator(context, groups, store, templates)
         passes = RankPasses(
-            context=context, store=store, templates=templates, dist=groups, p2p=p2p,
-            on_progress=on_progress,
+            context=context, store=store, templates=templates, whole_templates=templates,
+            dist=groups, p2p=p2p, on_progress=on_progress,
         )  # fmt: skip
         return likelihoods_on_ranks(passes, choices)
     finally:

@@ -14,8 +14,9 @@ from windlass.runtime.inference.score import ChoiceBatches
 def score_tasks(passes: RankPasses, tasks: Sequence[EncodedTask]) -> Mapping[str, float]:
     """The metrics of some tasks by `TASK.METRIC`, the same on all ranks.
 
-    Each data-parallel rank takes its part of the batches, and batches are no larger than in
-    training. Likelihoods are those of the precision that the run computes in.
+    Each replica takes its part of the batches, also one that has a part of each sequence in
+    training, and batches are no larger than there. Likelihoods are those of the precision that the
+    run computes in.
 
     Args:
         passes: the rank that computes.
@@ -48,7 +49,7 @@ def likelihoods_on_ranks(
         multiple=int(parallel.tensor),
     )
     # Replicas that divide experts wait for each other in each pass, so that all take all batches.
-    parts = 1 if parallel.expert else parallel.data
+    parts = 1 if parallel.expert else parallel.replicas
     mine = range(passes.dist.coord.data_rank % parts, len(batches), parts)
     return _likelihoods(passes, batches, mine, len(choices))
 
@@ -64,7 +65,7 @@ def _likelihoods(
         mine: those of this rank.
         count: number of choices.
     """
-    store, templates = passes.store, passes.templates
+    store, templates = passes.store, passes.whole_templates
     values = [passes.context.device.to_device(batches.inputs(batch)) for batch in mine]
     shapes: dict[torch.Size, tuple[torch.Size, ...]] = {}
     sizes = [x.shape for x in values]
