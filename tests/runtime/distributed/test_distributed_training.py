@@ -129,6 +129,20 @@ def test_two_ranks_that_divide_experts_equal_a_single_device(experts: RankPool, 
     assert result.passed, result.first_mismatch
 
 
+def test_ranks_that_divide_sequences_see_masked_and_windowed_tokens_of_the_others(
+    encoders: RankPool, tmp_path: Path
+):
+    model = f"{Path(__file__).with_name('windowed_model.py')}:windowed"
+    windowed = RankPool(tmp_path, 4, (), model=model, processes=encoders.processes)
+    for pool in (encoders, windowed):
+        plan = tiny_plan(
+            pool.graph, MACHINE, context=2, micro=4, accumulation=BATCH // 4, sequence=SEQUENCE,
+            precision="float64",
+        )  # fmt: skip
+        result, _ = pool.verify(plan)
+        assert result.passed, result.first_mismatch
+
+
 @pytest.mark.parametrize(
     "degrees",
     [

@@ -91,8 +91,8 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
 
     Raises:
         InputErrors: every rule that the plan breaks.
-        PlanError: a program cannot be verified, or the model keeps running statistics and is
-            replicated or sharded.
+        PlanError: a program cannot be verified, the model keeps running statistics and is
+            replicated or sharded, or its sequences cannot be divided.
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
@@ -100,6 +100,8 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     may_keep_statistics = graph.examples is not None or is_users_own(planned.request.model.name)
     if may_keep_statistics and plan.parallel.devices > plan.parallel.pipeline:
         _refuse_running_statistics(planned)
+    if plan.parallel.context is not None:
+        _require_divisible_sequences(planned)
     programs, device = lower(plan, graph), machine.device
     capacities = {t.name: t.capacity_bytes for t in device.tiers if t.name == HOST_TIER}
     capacities[device.memory.name] = _tensor_budget_bytes(planned)
@@ -124,6 +126,30 @@ def _refuse_running_statistics(planned: Planned) -> None:
                 "`parallel.data=1` and `parallel.tensor=1`, or use a norm without them, such as "
                 "`nn.LayerNorm`"
             )
+
+
+def _require_divisible_sequences(planned: Planned) -> None:
+    """Refuses context parallelism where tokens see others not by our attention alone.
+
+    Raises:
+        PlanError: a layer is not one of Windlass's own, or rows have documents.
+    """
+    from windlass.models import can_divide_sequences
+
+    request = planned.request
+    if request.data.packing or request.data.format == "chat":
+        raise PlanError(
+            f"`parallel.context` = {planned.plan.parallel.context} divides each row among ranks, "
+            "and this version does not divide rows of several documents; leave `parallel.context` "
+            "out, or train on plain text without `data.packing`"
+        )
+    stack = planned.objects.stack(request.model_identity, seed=None)
+    if not can_divide_sequences(stack.layers):
+        raise PlanError(
+            f"`parallel.context` = {planned.plan.parallel.context} needs the attention of the "
+            f"catalogue's models, which gathers keys and values, and `{stack.name}` has other "
+            "layers; leave `parallel.context` out, or use `parallel.data`"
+        )
 
 
 def _tensor_budget_bytes(planned: Planned) -> int:
