@@ -104,10 +104,21 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
             k, v = (each[:, :, seen.start : seen.stop] for each in (keys, values))
             if seen == asking:
                 mixed.append(self._attend(queries, k, v))
-                continue
-            hidden = hidden_tokens(asking, seen, query, is_causal=self.causal, window=self.window)
-            mixed.append(self._attend_masked(queries, k, v, hidden, is_causal=False))
+            else:
+                hidden = self._hidden_from(queries, asking, seen)
+                mixed.append(self._attend_masked(queries, k, v, hidden, is_causal=False))
         return torch.cat(mixed, dim=2)
+
+    def _hidden_from(self, queries: Tensor, asking: range, seen: range) -> Tensor | None:
+        """The mask of some adjacent tokens, at positions `asking`, over those at `seen`."""
+        is_plain = self.causal and self.window is None and self.softcap is None
+        if is_plain and self.backend == "flash" and queries.device.type not in ("cpu", "meta"):
+            # An accelerator's kernels know this mask by name, and skip what it hides. The import
+            # loads much of torch's compiler.
+            from torch.nn.attention.bias import causal_lower_right
+
+            return causal_lower_right(len(asking), len(seen))
+        return hidden_tokens(asking, seen, queries, is_causal=self.causal, window=self.window)
 
     def _attend_apart(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
         """Attention within each document of each row.

@@ -273,6 +273,9 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
     if (parallel.expert or 1) > 1:
         pin = f"`parallel.expert` = {parallel.expert}"
         yield pin, "in phases all experts of a layer lie together"
+    if (parallel.context or 1) > 1:
+        pin = f"`parallel.context` = {parallel.context}"
+        yield pin, "the search for phases knows whole sequences only"
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):
