@@ -67,12 +67,12 @@ def test_windlass_named_as_the_stack_is_no_other_plan() -> None:
 
 def test_a_plan_for_another_stack_is_not_trained(home: Path) -> None:
     planned = windlass.plan(
-        "llama3-8b", "model.layers=2", "train.batch=8", "parallel.context=2",
-        machine="dgx-h100", stack="nemo",
+        "llama3-8b", "model.layers=2", "train.batch=8", "sharding.parameters=8",
+        "sharding.reshard=true", machine="dgx-h100", stack="torchtitan",
     )  # fmt: skip
 
-    assert planned.plan.parallel.context == 2
-    with pytest.raises(PlanError, match=r"stack `nemo`.*no context parallelism yet"):
+    lacks = "no gathering of parameters for each pass yet"
+    with pytest.raises(PlanError, match=rf"stack `torchtitan`.*{lacks}"):
         windlass.train(planned, root=home)
 
 

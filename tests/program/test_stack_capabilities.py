@@ -62,11 +62,11 @@ def test_what_is_pinned_and_a_stack_lacks_is_one_sentence_with_the_way_out(
 
 
 def test_a_stack_that_can_is_named_as_a_way_out() -> None:
-    request = Request.resolve(None, ("parallel.context=2",))
+    request = Request.resolve(None, ("sharding.reshard=true",))
 
     (fault,) = capability_faults(request, OWN_STACK, (OWN_STACK, BARE, RICH))
 
-    assert fault.endswith("leave `parallel.context` out or choose `--stack rich`")
+    assert fault.endswith("leave `sharding.reshard` out or choose `--stack rich`")
 
 
 def test_all_faults_are_told_at_once_and_what_is_open_needs_nothing() -> None:
@@ -99,6 +99,5 @@ def test_a_plan_says_what_our_own_runtime_lacks_for_it() -> None:
 
     assert runtime_gaps(plan) == ()
     assert runtime_gaps(longer) == (
-        "context parallelism",
         "gathering of parameters for each pass",
     )

@@ -158,11 +158,15 @@ def draw(chance: random.Random, graph: Graph, machine: Machine, *, accumulation:
 
 
 def draw_on_stack(chance: random.Random, graph: Graph, machine: Machine) -> tuple[Plan, Machine]:
-    """A random plan under a stack, which may divide sequences, or gather weights in each pass."""
-    machine = machine.model_copy(update={"stack": chance.choice(STACKS)})
+    """A random plan under a stack, which may divide sequences, or gather weights in each pass.
+
+    Windlass's own, which is None, gathers no weights in passes.
+    """
+    stack = chance.choice((None, *STACKS))
+    machine = machine.model_copy(update={"stack": stack})
     plan = draw(chance, graph, machine)
     sharding, parallel = plan.sharding, plan.parallel
-    if sharding.parameters > 1 and chance.random() < 0.7:
+    if stack is not None and sharding.parameters > 1 and chance.random() < 0.7:
         sharding = sharding.model_copy(update={"reshard": True})
     if chance.random() < 0.4:
         parallel = parallel.model_copy(update={"context": 2})

@@ -8,6 +8,7 @@ from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.context_parallel.divided_sequence import RUNS, ContextParallelRank
 from windlass.models.init_weights import meta_copy
+from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
 from windlass.models.tensor_parallel.shard_params import EqualShard
 from windlass.models.transformer import (
@@ -30,7 +31,7 @@ def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
         Embedding, Block, HalfBlock, ParallelBlock, Head,
         bert.BertEmbedding, bert.BertBlock, bert.BertHalfBlock, bert.BertHead,
     )  # fmt: skip
-    return all(isinstance(layer, kinds) for layer in layers)
+    return all(isinstance(layer, kinds) and not has_sentence_head(layer) for layer in layers)
 
 
 def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from math import prod
+from types import MappingProxyType
 
 from windlass.errors import RequestError
 from windlass.planner.recompute_layers import (
@@ -39,6 +40,15 @@ from windlass.units import format_bytes
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 """Schedules of a single device, which are all the same there."""
+
+
+_WHOLE_IN_PHASES = MappingProxyType(
+    {
+        "expert": "in phases all experts of a layer lie together",
+        "context": "the search for phases knows whole sequences only",
+    }
+)
+"""Axes of parallelism that no plan in phases has, each with the reason."""
 
 
 def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
@@ -270,12 +280,12 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.schedule` = {parallel.schedule}", own
     elif parallel.virtual_stages not in (None, 1):
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
-    if (parallel.expert or 1) > 1:
-        pin = f"`parallel.expert` = {parallel.expert}"
-        yield pin, "in phases all experts of a layer lie together"
-    if (parallel.context or 1) > 1:
-        pin = f"`parallel.context` = {parallel.context}"
-        yield pin, "the search for phases knows whole sequences only"
+    degrees = {name: getattr(parallel, name) or 1 for name in _WHOLE_IN_PHASES}
+    yield from (
+        (f"`parallel.{name}` = {degree}", _WHOLE_IN_PHASES[name])
+        for name, degree in degrees.items()
+        if degree > 1
+    )
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):

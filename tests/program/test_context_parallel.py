@@ -1,0 +1,61 @@
+"""What plans that divide sequences may say, and whom their ranks communicate with."""
+
+import pytest
+
+from factories import catalog_graph, tiny_machine, tiny_plan
+from windlass.program.communication_groups import communicator_partitions
+from windlass.program.communication_volume import sent_bytes_by_kind
+from windlass.program.lowering.lower import lower
+from windlass.program.validate_plan import plan_errors
+from windlass.program.verify.verify import verify_programs
+from windlass.schema.graph import Graph
+
+MACHINE = tiny_machine(devices=8)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return catalog_graph("gpt-tiny", 2, layers=2, width=32, heads=4, sequence=32, vocabulary=64)
+
+
+def test_adjacent_replicas_divide_sequences(graph: Graph):
+    plan = tiny_plan(graph, MACHINE, pipeline=2, data=2, context=2, sequence=32)
+    groups = [
+        each.ranks
+        for partition in communicator_partitions(plan, graph)
+        for each in partition
+        if each.use == "context"
+    ]
+    assert groups == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_programs_of_ranks_that_divide_sequences_end_under_both_semantics(
+    graph: Graph, schedule: str
+):
+    plan = tiny_plan(
+        graph, MACHINE, pipeline=2, context=4, sequence=32, accumulation=4, schedule=schedule
+    )
+    verify_programs(lower(plan, graph), plan, graph, {"device": 2**40})
+
+
+def test_a_pass_sends_a_ranks_keys_and_values_to_each_other_rank(graph: Graph):
+    plan = tiny_plan(graph, MACHINE, context=4, sequence=32, micro=2, precision="float32")
+    own = 2 * 2 * (32 // 4) * 32 * 4  # keys and values, samples, tokens, width, bytes
+    sent = sent_bytes_by_kind(plan, graph, 0)
+    assert sent["forward"] == sent["backward"] == 2 * 3 * own
+
+
+@pytest.mark.parametrize(
+    ("degrees", "words"),
+    [
+        ({"context": 4, "sequence": 20}, "needs sequences of a multiple of 8 tokens"),
+        ({"context": 2, "tensor": 2, "sequence": 32}, "`parallel.tensor` = 2"),
+        ({"context": 2, "recompute": "selective", "sequence": 32}, "`recompute` = selective"),
+    ],
+    ids=str,
+)
+def test_what_is_not_combined_is_refused_in_a_sentence(graph: Graph, degrees: dict, words: str):
+    (error,) = plan_errors(tiny_plan(graph, MACHINE, **degrees), graph, MACHINE)
+    assert "`parallel.context`" in error
+    assert words in error
