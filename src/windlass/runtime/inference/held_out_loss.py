@@ -8,7 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data import ExampleArray, TokenBatch, TrainingBatches, target_counts
+from windlass.data import (
+    ExampleArray,
+    TokenBatch,
+    TrainingBatches,
+    target_counts,
+    with_one_target,
+)
 from windlass.models import HEAD_RESULTS, IGNORE_INDEX, has_sentence_head, layer_loss
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import RankPasses
@@ -132,7 +138,7 @@ def _held_out_batches(
         count = _counts(own_targets, has_sentences=has_sentences)
         if not count.any():
             # Other ranks have targets in their part, and wait for this one: its own count 0.
-            own_targets = np.zeros_like(own_targets)
+            own_targets = with_one_target(own_targets)
         batch = (
             _in_precision(_padded(context, tokens.own_tokens(inputs), 0), plan),
             _padded(context, own_targets, _no_target(targets)),
