@@ -98,6 +98,4 @@ def test_a_plan_says_what_our_own_runtime_lacks_for_it() -> None:
     )
 
     assert runtime_gaps(plan) == ()
-    assert runtime_gaps(longer) == (
-        "gathering of parameters for each pass",
-    )
+    assert runtime_gaps(longer) == ("gathering of parameters for each pass",)
