@@ -42,12 +42,12 @@ from .config import (
     ExpertConfig,
     TransformerConfig,
 )
-from .context_parallel.divide_sequence import (
-    can_divide_sequences,
-    divide_sequence,
-)
 from .context_parallel.divided_sequence import (
     ContextParallelRank,
+)
+from .divide_sequence import (
+    can_divide_sequences,
+    divide_sequence,
 )
 from .experts.arguments import (
     EXPERTS_IN_NO_GRID,

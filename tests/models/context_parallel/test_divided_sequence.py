@@ -6,16 +6,16 @@ import torch
 from hypothesis import given, strategies as st
 
 from windlass.models.build import build_layer_stack
-from windlass.models.context_parallel.divide_sequence import (
-    can_divide_sequences,
-    divide_sequence,
-)
 from windlass.models.context_parallel.divided_sequence import (
     ContextParallelRank,
     hidden_tokens,
     seen_keys,
 )
 from windlass.models.context_parallel.token_runs import rows_at_positions, token_positions
+from windlass.models.divide_sequence import (
+    can_divide_sequences,
+    divide_sequence,
+)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
