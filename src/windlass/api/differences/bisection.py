@@ -6,16 +6,22 @@ answer for themselves where the metric is the loss, which the same inputs give a
 
 import hashlib
 import math
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import tomli_w
 
 from windlass.api.differences.code_worktree import CodeVersion, code_versions, find_first_bad_commit
+from windlass.api.differences.factors import (
+    Factor,
+    describe_untested,
+    find_factors,
+    mixed_request,
+    mixed_variables,
+)
 from windlass.api.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS, load
@@ -25,11 +31,9 @@ from windlass.judge import (
     NoisePrior,
     TestResult,
     find_culprits,
-    flat_keys,
     noise_floor,
-    with_keys_of,
 )
-from windlass.schema import PLAN_FILE, REQUEST_FILE
+from windlass.schema import PLAN_FILE
 from windlass.tracking import RunRecord, read_series
 
 Metric = Literal["loss", "seconds"]
@@ -83,14 +87,6 @@ class Bisection:
     """One sentence with its numbers."""
     untested: tuple[str, ...]
     """Differences that no run here can have, a sentence each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Factor:
-    """One difference that a short run can have from either side."""
-
-    name: str
-    kind: Literal["key", "plan", "variable", "code"]
 
 
 def bisect(
@@ -150,8 +146,8 @@ class _Experiment:
         self._group = f"bisect {good.id[-6:]} {bad.id[-6:]}"
         self._code: tuple[CodeVersion, CodeVersion] | None
         self._code, code_problem = code_versions(good.folder, bad.folder)
-        self._factors = tuple(self._find_factors())
-        self._untested = (*code_problem, *self._describe_untested())
+        self._factors = tuple(find_factors(good, bad, with_code=self._code is not None))
+        self._untested = (*code_problem, *describe_untested(good, bad))
         self._tests: list[BisectTest] = []
         self._sides = (math.nan, math.nan)
         self._noise = noise_floor([], _PRIORS[metric])
@@ -181,7 +177,7 @@ class _Experiment:
         if self.sigmas < _SIGMAS:
             return self._outcome((), f"nothing beyond noise: {apart}")
 
-        def test(changes: tuple[_Factor, ...]) -> TestResult:
+        def test(changes: tuple[Factor, ...]) -> TestResult:
             value = worst if changes == self._factors else self._decided(changes)
             result = nearer_side(value, middle, worst)
             names = tuple(change.name for change in changes)
@@ -215,7 +211,7 @@ class _Experiment:
     def _repeats(self) -> int:
         return _SEEDS if self._metric == "loss" else 1
 
-    def _decided(self, changes: tuple[_Factor, ...]) -> float:
+    def _decided(self, changes: tuple[Factor, ...]) -> float:
         """The metric of a mixture; where it lies between both sides, the mean of several runs."""
         values = [self._run_or_nan(changes)]
         while len(values) <= _MOST_REPEATS and self._is_between(values):
@@ -229,20 +225,20 @@ class _Experiment:
         share = math.log(float(np.median(values)) / good) / math.log(bad / good)
         return abs(share - 0.5) < _BETWEEN
 
-    def _value_of(self, record: RunRecord, changes: tuple[_Factor, ...]) -> float:
+    def _value_of(self, record: RunRecord, changes: tuple[Factor, ...]) -> float:
         """The metric of a recorded run; a step time is measured again, on today's machine."""
         if self._metric == "loss":
             return metric_value(record.folder, "loss", self._steps)
         return self._run_or_nan(changes)
 
-    def _run_or_nan(self, changes: tuple[_Factor, ...], seed: int = 0) -> float:
+    def _run_or_nan(self, changes: tuple[Factor, ...], seed: int = 0) -> float:
         """The metric of a mixture; NaN if it cannot be run, or its loss is not finite."""
         try:
             return self._run(changes, seed)
         except RunBroken:
             return math.nan
 
-    def _run(self, changes: tuple[_Factor, ...], seed: int = 0) -> float:
+    def _run(self, changes: tuple[Factor, ...], seed: int = 0) -> float:
         run = self._short_run(changes, seed)
         if _steps_of(run.folder) < self._steps:
             run_shortly(run)
@@ -251,16 +247,15 @@ class _Experiment:
             self._progress("short runs", self.reruns, None)
         return metric_value(run.folder, self._metric, self._steps)
 
-    def _short_run(self, changes: tuple[_Factor, ...], seed: int) -> ShortRun:
+    def _short_run(self, changes: tuple[Factor, ...], seed: int) -> ShortRun:
         """The run of a mixture; where it was killed earlier, in another folder."""
-        tree = with_keys_of(_request(self._good), _request(self._bad), _keys(changes))
+        tree = mixed_request(self._good, self._bad, changes)
         if seed:
             train = tree.setdefault("train", {})
             train["seed"] = int(train.get("seed", 0)) + 1000 * seed
         text = tomli_w.dumps(tree)
         kinds = {change.kind for change in changes}
         plan = (self._bad if "plan" in kinds else self._good).folder / PLAN_FILE
-        variables = self._variables({c.name for c in changes if c.kind == "variable"})
         code = self._code[1 if "code" in kinds else 0] if self._code else None
         named = (text, *sorted(change.name for change in changes), str(self._steps), self._metric)
         digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:_HASH_DIGITS]
@@ -273,18 +268,10 @@ class _Experiment:
             steps=self._steps,
             folder=folder,
             group=self._group,
-            variables=variables,
+            variables=mixed_variables(self._good, self._bad, changes),
             source=code.source if code else None,
             directory=code.directory if code else None,
         )
-
-    def _variables(self, changed: set[str]) -> dict[str, str | None]:
-        good, bad = _recorded_variables(self._good), _recorded_variables(self._bad)
-        return {
-            name: (bad if f"variable {name}" in changed else good).get(name)
-            for name in sorted({*good, *bad})
-            if good.get(name) != bad.get(name)
-        }
 
     def _first_bad_commit(self, good: float, bad: float) -> str:
         """Half a sentence on the first commit with which the run is bad."""
@@ -293,30 +280,6 @@ class _Experiment:
         run = self._short_run(tuple(f for f in self._factors if f.kind == "code"), 0)
         commit = find_first_bad_commit(self._code, run, self._metric, (good, bad))
         return f", since commit {commit}" if commit else ""
-
-    def _find_factors(self) -> Iterator[_Factor]:
-        good, bad = (dict(flat_keys(_request(one))) for one in (self._good, self._bad))
-        keys = [key for key in sorted({*good, *bad}) if good.get(key) != bad.get(key)]
-        yield from (_Factor(key, "key") for key in keys)
-        if not keys and _text(self._good, PLAN_FILE) != _text(self._bad, PLAN_FILE):
-            yield _Factor("plan", "plan")
-        first, second = _recorded_variables(self._good), _recorded_variables(self._bad)
-        for name in sorted({*first, *second}):
-            if first.get(name) != second.get(name):
-                yield _Factor(f"variable {name}", "variable")
-        if self._code is not None:
-            yield _Factor("code", "code")
-
-    def _describe_untested(self) -> Iterator[str]:
-        good, bad = self._good.environment, self._bad.environment
-        if good is None or bad is None:
-            return
-        for name in sorted({*good.packages, *bad.packages}):
-            one, other = good.packages.get(name), bad.packages.get(name)
-            if one != other and name != "windlass":
-                yield f"package {name}: {one or 'absent'} and {other or 'absent'} were not switched"
-        if good.host != bad.host:
-            yield f"the runs were taken on {good.host} and {bad.host}; all of these ran here"
 
 
 def _require_comparable(good: RunRecord, bad: RunRecord, metric: str | None) -> None:
@@ -374,22 +337,3 @@ def _free_folder(root: Path, name: str, steps: int) -> Path:
         if not folder.exists() or _steps_of(folder) >= steps:
             return folder
         number += 1
-
-
-def _request(record: RunRecord) -> dict[str, Any]:
-    return tomllib.loads(_text(record, REQUEST_FILE))
-
-
-def _text(record: RunRecord, name: str) -> str:
-    try:
-        return (record.folder / name).read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def _recorded_variables(record: RunRecord) -> Mapping[str, str]:
-    return record.environment.variables if record.environment else {}
-
-
-def _keys(changes: Sequence[_Factor]) -> list[str]:
-    return [change.name for change in changes if change.kind == "key"]
