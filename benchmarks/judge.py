@@ -38,7 +38,8 @@ from judge_faults import (
 )
 from results import append_row
 from windlass.api import LiveJudge, Planned, plan, train
-from windlass.api.judging.gather import gather_evidence, read_history
+from windlass.api.judging.gather import gather_evidence
+from windlass.api.judging.history import read_history
 from windlass.judge import Curve, Evidence, RankTimes, Verdict, judge
 from windlass.record import annotate
 

@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from windlass.api.judging.gather import (
-    History,
-    document_counts,
-    gather_evidence,
-    read_history,
-)
+from windlass.api.judging.gather import document_counts, gather_evidence
+from windlass.api.judging.history import History, read_history
 from windlass.api.judging.skip_advice import with_skip_advice
 from windlass.api.training.loop.hooks import never_stop
 from windlass.api.training.run import Run
