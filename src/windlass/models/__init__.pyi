@@ -45,7 +45,7 @@ from .config import (
 from .context_parallel.divided_sequence import (
     ContextParallelRank,
 )
-from .divide_sequence import (
+from .context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,
 )

@@ -12,7 +12,7 @@ from windlass.models.context_parallel.divided_sequence import (
     seen_keys,
 )
 from windlass.models.context_parallel.token_runs import rows_at_positions, token_positions
-from windlass.models.divide_sequence import (
+from windlass.models.context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,
 )
