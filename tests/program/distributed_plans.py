@@ -41,8 +41,8 @@ RESIDENT_OFFLOADS = (Offload(), Offload(optimizer="host"), Offload(activations="
 def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph, Plan]:
     """A graph of six layers and a plan: pipeline 1 to 3, data 1 to 4, tensor 1, 2, 4 or 2x2.
 
-    In half of the plans without phases the first layers are frozen, unless all
-    are `trained`. Replicas divide experts where there are any.
+    In half of the plans the first layers are frozen, unless all are `trained`. Replicas divide
+    experts where there are any.
     """
     tensor = draw(st.sampled_from([1, 2, 4, TensorGrid(2, 2)]))
     graph = draw(st.sampled_from(GRAPHS if tensor == 1 else SHARDED_GRAPHS))
@@ -53,14 +53,13 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
     expert = draw(st.sampled_from(_divisors(replicas))) if graph.experts else 1
     offloads = expert == 1 and draw(st.booleans())
     schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
-    can_freeze = not (offloads or trained)
+    can_freeze = not trained
     if can_freeze and (front := draw(st.sampled_from([0, 0, 1, 3]))):
         graph = frozen_graph(graph, front)
     schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
     if schedule == "interleaved":
         virtual_stages = draw(st.integers(2, 6 // pipeline))
         accumulation = pipeline * draw(st.integers(1, 2))
-    resident = RESIDENT_OFFLOADS[:1] if graph.has_frozen else RESIDENT_OFFLOADS
     activations = draw(st.sampled_from(["device", "host"]))
     offload = HOST_OFFLOAD.model_copy(update={"activations": activations})
     plan = tiny_plan(
@@ -75,7 +74,7 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
         virtual_stages=virtual_stages,
         offload=offload
         if offloads
-        else draw(st.sampled_from(resident[:: 1 if expert == 1 else 2])),
+        else draw(st.sampled_from(RESIDENT_OFFLOADS[:: 1 if expert == 1 else 2])),
         stages=_phased(draw, pipeline) if offloads else _chunks(draw, pipeline * virtual_stages),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "full"])),

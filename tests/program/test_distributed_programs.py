@@ -141,16 +141,24 @@ def _unshards(instructions: Iterable[Instruction]) -> dict[int | None, int]:
 
 
 def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
-    """How often a layer is unsharded: each time a phase uses it that the phase before did not."""
+    """How often a layer is unsharded: each time a phase uses it that the phase before did not.
+
+    Backward passes of a phase use those of its layers that are not frozen at the front.
+    """
     if not plan.is_offloaded("parameters"):
         return 1
     tied_owners = tied_owner_layers(graph)
     phases = plan.stages[stage].phases
-    used = [
-        any(layer == at or layer in tied_owners[at] for at in range(*phase)) for phase in phases
-    ]
-    turns = [False, *used, *reversed(used[:-1])]
-    return sum(now and not before for before, now in pairwise(turns))
+    used, used_backward = (
+        [
+            any(layer == at or layer in tied_owners[at] for at in range(max(begin, front), end))
+            for begin, end in phases
+        ]
+        for front in (0, graph.first_trained)
+    )
+    forward = sum(now and not before for before, now in pairwise([False, *used]))
+    backward = zip(used_backward[:-1], used[1:], strict=True)
+    return forward + sum(now and not before for now, before in backward)
 
 
 @given(drawn=distributed_plans(trained=True))

@@ -27,7 +27,7 @@ from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import param_shards
 from windlass.runtime.keyed_dropout import DropoutKeys, layer_key, sample_keys
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.schema import SparsityRequest
+from windlass.schema import LoraRequest, SparsityRequest
 
 SAMPLES, SEQUENCE = 3, 16
 
@@ -203,8 +203,9 @@ def build_stack(case: dict) -> LayerStack:
     if case["model"] != "own":
         settings = case.get("sparsity")
         sparsity = SparsityRequest(**settings) if settings else None
+        lora = LoraRequest(**case["lora"]) if "lora" in case else None
         return build_layer_stack(
-            case["model"], case["dials"], device="cpu", seed=1, sparsity=sparsity
+            case["model"], case["dials"], device="cpu", seed=1, sparsity=sparsity, lora=lora
         )
     return layer_stack_from_module(own_model(), "own", sharding_rules=case["sharding_rules"])
 

@@ -10,6 +10,7 @@ from typing import Self
 import pytest
 
 from factories import catalog_graph
+from program.frozen_graph import frozen_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
@@ -133,3 +134,28 @@ def test_state_in_memory_needs_disk_space_only_for_checkpoints(
     )
     request = settings(steps=6, save_every=2, keep=1)
     assert disk_usage(offloaded, graph, request) == disk_usage(on_device, graph, request)
+
+
+def test_offloaded_frozen_weights_take_space_once_and_none_where_they_stand_in_files(
+    model: tuple[LayerStack, Graph], settings: Callable[..., TrainSettings]
+):
+    graph = frozen_graph(model[1], 3)
+    frozen_bytes = 4 * (graph.parameter_count - graph.trained_count)
+    host = Offload(parameters="host", gradients="host", optimizer="host")
+    in_phases = Plan(
+        graph=graph.label, machine="here@000000000000", offload=OFFLOADED,
+        batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
+    )  # fmt: skip
+    on_host = in_phases.model_copy(update={"offload": host})
+    in_memory = in_phases.model_copy(
+        update={"offload": Offload(), "stages": (Stage(phases=((0, 5),)),)}
+    )
+    request = settings(steps=6, save_every=2, keep=1)
+    disk, shared, each = (
+        disk_usage(plan, graph, request) for plan in (in_phases, on_host, in_memory)
+    )
+    in_place = disk_usage(in_phases, graph, request, in_place_bytes=frozen_bytes)
+
+    assert each.checkpoint_bytes - frozen_bytes == disk.checkpoint_bytes == shared.checkpoint_bytes
+    assert disk.needed_bytes - in_place.needed_bytes == frozen_bytes
+    assert (disk.shared_bytes, shared.shared_bytes, each.shared_bytes) == (0, frozen_bytes, 0)

@@ -348,7 +348,7 @@ def test_a_wait_or_hold_that_is_left_out_changes_what_a_run_computes(
 SURVIVORS = {
     "keep < OffloadedStore._submit < OffloadedStore.update < OffloadedStore.flush_deferred_updates":
         "the store keeps the divisor of the gradients until all updates have ended",
-    "synchronize < BouncedFile._write_half < BouncedFile.write < write_tail":
+    "synchronize < BouncedFile._write_half < BouncedFile.write < write_bytes":
         "a tail is host memory, whose copy is done at once",
     "synchronize < EventTimer.run < Interpreter._run < Interpreter.run":
         "it waits for the times of a step; numbers are waited for where they are read",

@@ -77,6 +77,11 @@ CASES = [
         "name": "compiled, 2x2 ranks", "model": "gpt-j-6b", "dials": SMALL, "degree": 4,
         "columns": 2, "dtype": "float32", "compiled": True, "layers": [1, 2],
     },
+    {
+        "name": "adapters, the head's too", "model": "gpt-tiny", "dials": SMALL, "degree": 2,
+        "dtype": "float64", "layers": [1, 2],
+        "lora": {"rank": 3, "targets": ["block0.*", "projection"], "dropout": 0.2},
+    },
     *(
         {
             "name": f"sparse, {pattern}, {degree} ranks", "model": "gpt-tiny", "dials": WIDE,

@@ -66,12 +66,16 @@ class PlannedObjects:
         """Whether another process can build the model from the request alone."""
         return not self.names
 
-    def stack(self, request: ModelIdentity, *, seed: int | None) -> "LayerStack":
+    def stack(
+        self, request: ModelIdentity, *, seed: int | None, weightless: bool = False
+    ) -> "LayerStack":
         """The layers, with weights; an `nn.Module` is copied, and stays as it is.
 
         Args:
             request: the model's name, the arguments of its function, and its sparsity.
             seed: the run's seed; None needs no weights.
+            weightless: whether weights of a Hugging Face folder are left alone, because a
+                checkpoint has newer ones.
 
         Raises:
             ModelError: the function fails, or its result is no sequence of layers.
@@ -96,7 +100,7 @@ class PlannedObjects:
             stack = build_layer_stack(
                 request.name, arguments, device=device, seed=seed or 0,
                 sharding_rules=request.sharding_rules, sparsity=request.sparsity,
-                weightless=seed is None,
+                weightless=weightless or seed is None,
                 lora=request.lora, frozen=request.frozen,
             )  # fmt: skip
         if self.loss is not None:

@@ -104,6 +104,11 @@ from .huggingface.model_folder import (
     is_pretrained,
     tokenizer_file,
 )
+from .huggingface.weight_places import (
+    PLACES_SUFFIX,
+    WeightPlace,
+    WeightPlaces,
+)
 from .images.image_config import (
     ResNetConfig,
 )
@@ -178,6 +183,7 @@ __all__ = [
     "EXPERTS_IN_NO_GRID",
     "HEAD_RESULTS",
     "IGNORE_INDEX",
+    "PLACES_SUFFIX",
     "PROCESSOR_FILE",
     "Adapted",
     "Attention",
@@ -204,6 +210,8 @@ __all__ = [
     "TensorParallelLoss",
     "TensorParallelRank",
     "TransformerConfig",
+    "WeightPlace",
+    "WeightPlaces",
     "all_gather",
     "apply_model_arguments",
     "apply_resnet_arguments",

@@ -226,10 +226,7 @@ def _linear_errors(
 def _vocabulary_errors(
     module: nn.Module, rule: ShardingRule, degree: int, *, first: bool, last: bool
 ) -> Iterator[str]:
-    if isinstance(module, LoraLinear):
-        yield "has an adapter, and its outputs are the vocabulary; leave it out of `lora.targets`"
-        return
-    has_torch_forward = type(module).forward in (nn.Embedding.forward, nn.Linear.forward)
+    has_torch_forward = type(module).forward == nn.Embedding.forward or _is_plain_linear(module)
     in_place = first if isinstance(module, nn.Embedding) else last
     if not isinstance(module, (nn.Embedding, nn.Linear)) or not has_torch_forward or not in_place:
         yield "is neither an `nn.Embedding` of the first layer nor an `nn.Linear` of the last"

@@ -40,18 +40,30 @@ def init_from_seed(
         if not buffers and all(each in empty for each in names):
             _replace_by_empty(real, names)
             continue
+        key = full_name = ".".join(filter(None, (name, path)))
+        method = "reset_parameters"
+        beside = {".".join(filter(None, (path, leaf))) for leaf in _adapter_names(submodule)}
+        if beside and not buffers and {*names} - beside <= {*empty}:
+            # The base is read, and drawing it would take longer than reading it.
+            _replace_by_empty(real, [each for each in names if each in empty])
+            key, method = f"{full_name}.lora", "reset_adapter"
         submodule.to_empty(device="cpu", recurse=False)
-        full_name = ".".join(filter(None, (name, path)))
-        reset = getattr(submodule, "reset_parameters", None)
+        reset = getattr(submodule, method, None)
         if reset is None:
             raise ModelError(
                 f"`{full_name}`, a `{type(submodule).__name__}`, has no `reset_parameters`, so its "
                 "weights cannot be drawn alone; give it one, or build the whole model on the CPU"
             )
-        with keyed_generator(seed, full_name):
+        with keyed_generator(seed, key):
             reset()
         _replace_by_empty(real, [each for each in names if each in empty])
     return real
+
+
+def _adapter_names(module: nn.Module) -> Collection[str]:
+    """Names of the factors of the adapter in a module, which `reset_adapter` draws alone."""
+    names: Collection[str] = getattr(module, "adapter_names", ())
+    return names
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from windlass.errors import ModelError
+from windlass.models.huggingface.weight_places import WeightPlace
 from windlass.models.init_weights import (
     init_from_seed,
     parameters_and_buffers,
@@ -50,6 +51,9 @@ class WeightSource(Protocol):
 
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives."""
+
+    def place(self, parameter: str) -> WeightPlace | None:
+        """The bytes of files that are what `read` gives; None if nothing stands there as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +202,13 @@ def layer_that_looks_ahead(stack: LayerStack) -> str | None:
 
 
 def materialize_layer(
-    stack: LayerStack, index: int, *, seed: int, device: str, tied: bool = True
+    stack: LayerStack,
+    index: int,
+    *,
+    seed: int,
+    device: str,
+    tied: bool = True,
+    empty: Collection[str] = (),
 ) -> nn.Module:
     """One layer of a stack with real weights, each read or drawn from (seed, its name) alone.
 
@@ -215,6 +225,8 @@ def materialize_layer(
         device: device to put the layer on.
         tied: whether parameters that are tied to an earlier layer get the owner's values; if not,
             they are empty, for a caller that takes those of the owner.
+        empty: names inside the layer of parameters that are not needed; those of a layer without
+            real weights become empty.
 
     Raises:
         ModelError: a module of the layer cannot draw its own weights.
@@ -227,7 +239,7 @@ def materialize_layer(
         for full_name, owner in stack.tied_weights.items()
         if full_name.startswith(f"{name}.")
     }
-    real = _real_layer(stack, layer, name, seed, empty=owners.keys())
+    real = _real_layer(stack, layer, name, seed, empty={*owners, *empty})
     if stack.mask_file is not None:
         put_masks(real, name, stack.mask_file, seed=seed)
     for path, owner in owners.items():

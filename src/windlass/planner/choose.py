@@ -153,7 +153,7 @@ def _possible_space(
     request: ResolvedRequest, graph: Graph, machine: Machine, every_grid: bool, kept_code: KeptCode
 ) -> tuple[PlanSpace, int]:
     """What is open, and the device memory budget."""
-    request = without_excluded_phases(request, graph, machine)
+    request = without_excluded_phases(request, machine)
     space = PlanSpace(request, graph, machine, every_grid, kept_code=kept_code)
     _require_possible(space)
     budget_bytes = request.memory or machine.budget_bytes

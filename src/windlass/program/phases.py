@@ -33,15 +33,32 @@ def phase_needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ..
     These are the phase's own layers and the owners of tied weights, ascending. Weights that another
     stage sends are not included.
     """
+    return _needs_from(plan, graph, stage, 0)
+
+
+def backward_needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ...]:
+    """The stage's own layers whose weights each phase's backward passes use, [phase][layer]."""
+    return _needs_from(plan, graph, stage, graph.first_trained)
+
+
+def _needs_from(
+    plan: Plan, graph: Graph, stage: int, first_layer: int
+) -> tuple[tuple[int, ...], ...]:
+    """As `phase_needs`, of the layers from a first one on."""
     tied_owners, local = tied_owner_layers(graph), set(owned_layers(plan, graph, stage))
+    phases = (p for chunk in chunks_of_stage(plan, stage) for p in plan.stages[chunk].phases)
     return tuple(
         tuple(
             sorted(
-                local & {used for layer in range(*phase) for used in (layer, *tied_owners[layer])}
+                local
+                & {
+                    used
+                    for layer in range(max(begin, first_layer), end)
+                    for used in (layer, *tied_owners[layer])
+                }
             )
         )
-        for chunk in chunks_of_stage(plan, stage)
-        for phase in plan.stages[chunk].phases
+        for begin, end in phases
     )
 
 

@@ -51,7 +51,6 @@ def plan_errors(
         *(context_run_errors(plan, graph) if machine.stack is None else ()),
         *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
         *_float8_errors(plan, machine),
-        *_frozen_errors(plan, graph),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
 
@@ -204,16 +203,6 @@ def _runtime_errors(plan: Plan) -> Iterator[str]:
             f"`offload.parameters` = {offload.parameters} but `offload.optimizer` = "
             f"{offload.optimizer}: in {plan.precision} the weights are the master weights, which "
             "are stored with the moments; name one tier for both, or set `precision` = bfloat16"
-        )
-
-
-def _frozen_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Plans of several devices in which frozen weights would be offloaded."""
-    if graph.has_frozen and plan.offloads and plan.parallel.devices > 1:
-        yield (
-            f"`offload` with {plan.parallel.devices} devices and `{graph.name}`, which has frozen "
-            "weights: this version offloads these on one device only; set every `offload` key = "
-            f"{DEVICE_TIER} and `phases` = 1, or `parallel` to 1 everywhere"
         )
 
 

@@ -87,7 +87,7 @@ class ParamStore(Protocol):
         All ranks open it together, between steps and with no update deferred.
         """
 
-    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+    def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Saves a layer's state; the layer may change once this returns.
 
         Args:
@@ -95,7 +95,7 @@ class ParamStore(Protocol):
             to: the file for a full layer; a shard is written to a file beside it.
 
         Returns:
-            None if this rank has nothing to write.
+            Its files; none if this rank has nothing to write.
         """
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class InMemoryStore:
     def _owned(self, layer: int, name: str) -> MasterParameter:
         return next(weight for weight in self.layers[layer].owned if weight.name == name)
 
-    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+    def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Writes the layer's tensors without copying more than two blocks of them."""
         return write_layer(self.layers[layer], to, self._staging)
 
@@ -227,15 +227,15 @@ def flush_sparse_gradients(layer: LayerParameters) -> Sequence[ModelParameter]:
 
 def write_layer(
     layer: ResidentLayer, to: Path, staging: HostStaging | None = None
-) -> SavedFile | None:
-    """Writes a layer's checkpoint file; None if the layer has nothing to save."""
+) -> tuple[SavedFile, ...]:
+    """Writes a layer's checkpoint file; none if the layer has nothing to save."""
     return write_checkpoint_file(layer.checkpoint_tensors(), to, staging)
 
 
 def write_checkpoint_file(
     named: Iterable[tuple[str, Tensor]], to: Path, staging: HostStaging | None
-) -> SavedFile | None:
-    """Writes a checkpoint file from (key, tensor) pairs; None if there are none.
+) -> tuple[SavedFile, ...]:
+    """Writes a checkpoint file from (key, tensor) pairs; none if there are none.
 
     Args:
         named: the pairs.
@@ -244,6 +244,6 @@ def write_checkpoint_file(
     """
     tensors = dict(named)
     if not tensors:
-        return None
+        return ()
     checksum = write_tensors(to, tensors.items(), staging)
-    return SavedFile(to, lambda: checksum)
+    return (SavedFile(to, lambda: checksum),)

@@ -1,6 +1,6 @@
 """RankParts: all that one rank trains with, made from its context and connected to each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windlass.data import TrainingBatches
@@ -143,7 +143,7 @@ class RankParts:
             self._activations.close()
         self.store.close()
 
-    def _save_layer(self, index: int, path: Path) -> SavedFile | None:
+    def _save_layer(self, index: int, path: Path) -> Sequence[SavedFile]:
         """Saves one layer, from the saver's thread."""
         saved = self.store.save_layer(index, path)
         self._count_other_work()

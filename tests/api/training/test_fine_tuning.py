@@ -86,8 +86,6 @@ def test_a_plan_with_adapters_has_no_gradient_or_state_of_the_base() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("parallel.data=2", "phases=2"), "offloads these on one device only"),
-        (("parallel.data=2", "offload.optimizer=disk"), "offloads these on one device only"),
         (('train.frozen=["embedding.*"]',), "`train.frozen` with `lora`"),
         (("sparsity.level=0.5",), "`lora` with `sparsity`"),
         (('lora.targets=["q_proj"]',), "no linear layer"),
@@ -160,6 +158,8 @@ def test_no_backward_pass_comes_down_to_frozen_layers_at_the_front(with_host: Pa
         ("parallel.tensor=2",),
         ("phases=3",),
         ("compile=true", "phases=3"),
+        ("phases=3", "parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+        ("phases=3", "parallel.pipeline=2"),
     ],
 )
 def test_a_plan_with_a_frozen_front_equals_a_single_device(
@@ -210,6 +210,12 @@ def test_a_run_with_adapters_goes_on_with_two_four_and_one_ranks(home: Path) -> 
         ("parallel.data=2", "sharding.optimizer=2"),
         ("parallel.pipeline=2", "parallel.schedule=zero-bubble"),
         ("phases=2",),
+        ("phases=2", "parallel.data=2"),
+        ("phases=2", "parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+        ("phases=2", "parallel.tensor=2", "precision=bfloat16"),
+        ("phases=2", "parallel.pipeline=2", "train.clip=inf"),
+        ("offload.optimizer=host", "parallel.data=2", "sharding.optimizer=2"),
+        ("parallel.tensor=2", 'lora.targets=["projection", "attention.*"]', "lora.dropout=0.2"),
     ],
 )
 def test_a_plan_with_adapters_equals_a_single_device(

@@ -48,7 +48,7 @@ def test_a_pin_that_no_plan_keeps_is_refused_in_a_sentence(devices: int, pins: s
      ("recompute=full", None), ("phases=2", 2)],
 )  # fmt: skip
 def test_a_pin_that_phases_would_break_keeps_the_plan_out_of_phases(pin: str, phases: int | None):
-    assert without_excluded_phases(request(pin), GRAPH, tiny_machine()).phases == phases
+    assert without_excluded_phases(request(pin), tiny_machine()).phases == phases
 
 
 def test_a_plan_that_breaks_its_request_is_found_key_by_key():

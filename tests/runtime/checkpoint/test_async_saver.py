@@ -22,10 +22,10 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.safetensors_io import (
     FileChecksum,
     SavedFile,
-    read_tensors,
     write_tensors,
 )
 from windlass.runtime.parameters import ResidentLayer, resident_layers
@@ -33,7 +33,7 @@ from windlass.torch_ext import device_for
 
 
 def make_saver(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
-    def save(index: int, to: Path) -> SavedFile | None:
+    def save(index: int, to: Path) -> tuple[SavedFile, ...]:
         return param_store.write_layer(layers[index], to)
 
     return AsyncSaver(folder, len(layers), keep=2, save_layer=save, device=device_for("cpu"))
@@ -178,7 +178,7 @@ def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(
 def test_a_folder_that_is_deleted_during_a_save_ends_it_without_an_error_and_stays_so(
     layers: tuple[ResidentLayer, ...], folder: Path
 ):
-    def delete(index: int, to: Path) -> SavedFile | None:
+    def delete(index: int, to: Path) -> tuple[SavedFile, ...]:
         if index == 1:
             shutil.rmtree(folder)
         return param_store.write_layer(layers[index], to)

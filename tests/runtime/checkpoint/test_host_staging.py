@@ -30,7 +30,7 @@ def saved_beside_the_next_step(device: SimulatedDevice, folder: Path) -> Mapping
     staging = HostStaging(device, BLOCK_BYTES)
     weights = {name: device.to_device(weight).clone() for name, weight in WEIGHTS.items()}
 
-    def save(_: int, to: Path) -> SavedFile | None:
+    def save(_: int, to: Path) -> tuple[SavedFile, ...]:
         return write_checkpoint_file(weights.items(), to, staging)
 
     saver = AsyncSaver(folder, 1, keep=1, save_layer=save, device=device)

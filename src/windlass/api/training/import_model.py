@@ -7,6 +7,7 @@ from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.machines import Progress
 from windlass.api.plan import plan
 from windlass.api.runs import RUNS
+from windlass.api.training.inputs.model_config import save_model_config
 from windlass.api.training.preconditions import verified_programs
 from windlass.api.training.run_files import IMPORTED, run_documents
 from windlass.atomic_files import free_disk_bytes
@@ -60,6 +61,7 @@ def import_model(
         IMPORTED: str(path),
     }  # fmt: skip
     with create_run_folder(Path(root), path.name, documents=documents, meta=meta) as run:
+        run.seal(*save_model_config(name, run.path))
         tokenizer = tokenizer_file(name)
         if tokenizer is not None:
             load_tokenizer(tokenizer).save(run.path / TOKENIZER_FILE)

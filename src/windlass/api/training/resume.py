@@ -12,6 +12,7 @@ from windlass.api.plan import Planned, plan_request
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.inputs.batches import make_batches
+from windlass.api.training.inputs.model_config import with_saved_config
 from windlass.api.training.inputs.run_data import (
     load_run_tokens,
     prepare_data,
@@ -279,6 +280,7 @@ def _planned(
         )
     require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
+    request = with_saved_config(request, record.folder)
     request = request_at_step(request, _next_step(record, request))
     return plan_request(request, objects, progress), True
 

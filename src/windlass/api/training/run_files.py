@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
+from windlass.api.training.inputs.model_config import with_saved_config
 from windlass.atomic_files import atomic_write, hash_file, storage_errors
 from windlass.cost import simulate
 from windlass.document import Document
@@ -173,6 +174,7 @@ def planned_from_record(record: RunRecord) -> Planned:
         why = "; ".join(record.faults) or "files are missing"
         raise RecordError(f"run `{record.folder.name}` cannot be resumed: {why}")
     # A folder of an earlier version does not hold the sequence, which its plan does.
+    request = with_saved_config(request, record.folder)
     train = request.train.model_copy(update={"sequence": plan.batch.sequence})
     resolved, _ = resolve_defaults(request.model_copy(update={"train": train}), graph, machine)
     result = PlanningResult(plan=plan, prediction=prediction)

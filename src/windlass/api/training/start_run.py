@@ -10,6 +10,7 @@ from windlass.api.run_tasks import requested_tasks, save_run_tasks
 from windlass.api.training.disk_check import require_disk_space
 from windlass.api.training.inputs.batches import data_metadata, data_notes, make_batches
 from windlass.api.training.inputs.data_fit import require_vocabulary
+from windlass.api.training.inputs.model_config import save_model_config
 from windlass.api.training.inputs.run_data import (
     load_run_tokens,
     prepare_data,
@@ -115,7 +116,9 @@ def start_run(
         folder=folder,
     )
     run_folder.seal(
-        *save_run_data(tokens, run_folder.path), *save_run_tasks(tasks, run_folder.path)
+        *save_run_data(tokens, run_folder.path),
+        *save_run_tasks(tasks, run_folder.path),
+        *save_model_config(planned.request.model.name, run_folder.path),
     )
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)

@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.errors import ModelError, shorten
+from windlass.errors import InputErrors, ModelError, shorten
 from windlass.models.adapter_files.peft_weights import AdaptedWeights, PeftWeights
 from windlass.models.fine_tuning.adapter_names import is_adapter
-from windlass.models.huggingface.weight_files import (
-    FLOAT_TYPES,
-    StoredTensor,
-    list_file,
-    read_tensor,
+from windlass.models.huggingface.weight_files import list_file
+from windlass.models.huggingface.weight_places import (
+    PLACES_SUFFIX,
+    WeightPlace,
+    WeightPlaces,
+    place_of,
 )
 from windlass.models.layer_stack import LayerStack
 
@@ -26,8 +27,10 @@ _WEIGHT = "weight/"
 class BaseWeights:
     """Weights in files, each of which is read when it is asked for."""
 
-    stored: Mapping[str, tuple[str, StoredTensor]]
-    """Where each parameter stands, by its full name, and its name there."""
+    stored: Mapping[str, WeightPlace]
+    """Where each parameter stands, by its full name."""
+    stay: bool
+    """Whether the files stay where they are; a run's checkpoints may be removed."""
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -40,11 +43,15 @@ class BaseWeights:
         Raises:
             ModelError: a file cannot be read any more.
         """
-        return read_tensor(*self.stored[parameter])
+        return self.stored[parameter].read()
 
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives."""
-        return FLOAT_TYPES[self.stored[parameter][1].dtype]
+        return self.stored[parameter].torch_dtype
+
+    def place(self, parameter: str) -> WeightPlace | None:
+        """The bytes of the files that are the values of a parameter; None if they may go away."""
+        return self.stored[parameter] if self.stay else None
 
 
 def with_files(stack: LayerStack, base: Path | None, adapters: PeftWeights | None) -> LayerStack:
@@ -74,14 +81,20 @@ def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
 
     Raises:
         ModelError: a file cannot be read, or has not all weights of the base.
+        InputErrors: weights that a checkpoint only refers to were changed.
     """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     stored = {
-        key.removeprefix(_WEIGHT): (key, tensor)
+        key.removeprefix(_WEIGHT): place_of(tensor)
         for file in files
         for key, tensor in list_file(file).items()
         if key.startswith(_WEIGHT) or not path.is_dir()
     }
+    for file in path.glob(f"*{PLACES_SUFFIX}"):
+        places = WeightPlaces.model_validate_json(file.read_bytes())
+        if changed := [*places.changes()]:
+            raise InputErrors(changed)
+        stored |= places.weights
     expected = {
         name: tuple(parameter.shape)
         for name, parameter in _parameters(stack).items()
@@ -90,7 +103,7 @@ def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
     wrong = [
         name
         for name, shape in expected.items()
-        if name not in stored or stored[name][1].shape != shape
+        if name not in stored or stored[name].shape != shape
     ]
     if wrong:
         raise ModelError(
@@ -99,7 +112,7 @@ def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
             "model, or its ranks divide it; write it as one file by "
             "`windlass export RUN --to base.safetensors`, and name that as `lora.base`"
         )
-    return BaseWeights(stored={name: stored[name] for name in expected})
+    return BaseWeights(stored={name: stored[name] for name in expected}, stay=not path.is_dir())
 
 
 def _parameters(stack: LayerStack) -> dict[str, torch.nn.Parameter]:

@@ -13,6 +13,7 @@ from windlass.models.adapter_files.peft_folder import PeftFolder
 from windlass.models.adapter_files.stacked_experts import FACTORS, PEFT_PREFIX
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import FLOAT_TYPES
+from windlass.models.huggingface.weight_places import WeightPlace
 from windlass.models.layer_stack import WeightSource
 from windlass.schema import LoraRequest
 
@@ -110,6 +111,9 @@ class PeftWeights:
         types = [FLOAT_TYPES[each.dtype] for each in stored if each is not None]
         return reduce(torch.promote_types, types)
 
+    def place(self, parameter: str) -> None:
+        """None: adapters are made of several tensors, and are trained."""
+
     def request(self, dropout: float | None = None) -> LoraRequest:
         """The request of these adapters: their ranks, scale and layers.
 
@@ -151,6 +155,10 @@ class AdaptedWeights:
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives."""
         return self._source(parameter).dtype(parameter)
+
+    def place(self, parameter: str) -> WeightPlace | None:
+        """The bytes of files that are the values of a parameter, if its source knows any."""
+        return self._source(parameter).place(parameter)
 
     def _source(self, parameter: str) -> WeightSource:
         own = self.base is None or parameter in self.adapters.parameters

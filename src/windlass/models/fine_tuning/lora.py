@@ -6,6 +6,7 @@ Source: Hu et al. 2021, LoRA, arXiv:2106.09685; initial values as in PEFT.
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ class Adapted(nn.Module):
     """`[rank in]`, or `[E rank in]` of experts."""
     lora_b: nn.Parameter
     """`[out rank]`, or `[E out rank]` of experts."""
+    adapter_names: ClassVar[tuple[str, ...]] = ("lora_a", "lora_b")
+    """Names of the factors, which can be drawn without the base."""
 
     def reset_adapter(self) -> None:
         """Draws A, and sets B to zero: the adapter changes nothing before its first update."""

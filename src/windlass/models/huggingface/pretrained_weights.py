@@ -20,6 +20,7 @@ from windlass.models.huggingface.weight_files import (
     list_tensors,
     read_tensor,
 )
+from windlass.models.huggingface.weight_places import ByteRange, WeightPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,34 @@ class PretrainedWeights:
         """The type that `read` gives; of several tensors in several types, the widest."""
         types = [TYPES[self.stored[name].dtype] for name in self.names.sources(parameter)]
         return reduce(torch.promote_types, types)
+
+    def place(self, parameter: str) -> WeightPlace | None:
+        """The bytes of the files that are the values of a parameter, in the order of `read`.
+
+        Returns:
+            None if its rows stand in another order, or its sources have several types.
+        """
+        sources = self.names.sources(parameter)
+        stored = [self.stored[name] for name in sources if name in self.stored]
+        if len(stored) < len(sources):  # a tied weight, which stands under its owner's name
+            return None
+        if not self.names.keeps_order(parameter) or len({each.dtype for each in stored}) > 1:
+            return None
+        half, shape = self.names.half(parameter), stored[0].shape
+        if self.names.stacks(parameter):
+            shape = (len(stored), *shape)
+        else:
+            rows = sum(each.shape[0] for each in stored) // (1 if half is None else 2)
+            shape = (rows, *shape[1:])
+        ranges = [
+            ByteRange(file=each.file.absolute(), offset=each.offset, nbytes=each.nbytes)
+            for each in stored
+        ]
+        if half is not None:
+            nbytes = ranges[0].nbytes // 2
+            first = ranges[0].offset + (nbytes if half == "second" else 0)
+            ranges = [ByteRange(file=ranges[0].file, offset=first, nbytes=nbytes)]
+        return WeightPlace(dtype=stored[0].dtype, shape=shape, ranges=tuple(ranges))
 
 
 def open_pretrained(

@@ -67,6 +67,14 @@ class TensorNames:
         layout = self.family.rule(parameter)[0].layout
         return value if layout in _UNORDERED else value[_row_order(layout, self.transformer)]
 
+    def keeps_order(self, parameter: str) -> bool:
+        """Whether the values of a parameter follow each other as those of its sources do."""
+        return self.family.rule(parameter)[0].layout in (None, "experts")
+
+    def stacks(self, parameter: str) -> bool:
+        """Whether a parameter has its sources along a dimension of their own."""
+        return self.family.rule(parameter)[0].layout == "experts"
+
     def half(self, parameter: str) -> Literal["first", "second"] | None:
         """Which half of its source a parameter is; None if it is all of it."""
         return self.family.rule(parameter)[0].half

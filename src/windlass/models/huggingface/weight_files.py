@@ -1,9 +1,11 @@
 """The safetensors files of a folder: which tensor stands in which, by their headers alone."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +22,8 @@ FLOAT_TYPES = {
 """Types of weights by their names in safetensors."""
 TYPES = FLOAT_TYPES | {"I64": torch.int64}
 """These, and that of counters among buffers."""
+_LENGTH_BYTES = 8
+"""At the start of a file, the length of its header."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -31,6 +35,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     """In the words of safetensors, such as `BF16`."""
+    offset: int
+    """First byte of its values in the file."""
+    nbytes: int
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -64,16 +71,29 @@ def list_file(path: Path) -> dict[str, StoredTensor]:
         ModelError: it cannot be read.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
-            return {
-                name: StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
-                for name, part in slices.items()
-            }
+        with safe_open(path, framework="pt") as file:  # checks the header
+            names = tuple(file.keys())
+        header, begin = _read_header(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"`{path}` is no safetensors file, or is damaged ({error}); download it again"
         ) from None
+    return {name: _stored_tensor(path, header[name], begin) for name in names}
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a file says of its tensors, and where their values begin.
+
+    Source: https://github.com/huggingface/safetensors, section "Format".
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        return json.loads(file.read(length)), _LENGTH_BYTES + length
+
+
+def _stored_tensor(path: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
+    first, end = entry["data_offsets"]
+    return StoredTensor(path, tuple(entry["shape"]), entry["dtype"], begin + first, end - first)
 
 
 def read_tensor(name: str, stored: StoredTensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.loss import (
     IGNORE_INDEX,
     gradient_of_z_loss,
@@ -211,6 +212,19 @@ class VocabParallelLinear(nn.Linear):
 
     tp_rank: TensorParallelRank
     is_sharded: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s/r d]` to logits `[b s v/t]`."""
+        return super().forward(all_gather_autograd(x, self.tp_rank.all_group))
+
+
+class VocabParallelLora(LoraLinear):
+    """A rank's columns of the logits with their rows of an adapter's B; A is whole on every rank.
+
+    Each rank gives its part of the gradient of A, whose sum over the ranks is the gradient.
+    """
+
+    tp_rank: TensorParallelRank
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s/r d]` to logits `[b s v/t]`."""

@@ -41,6 +41,7 @@ from windlass.models.tensor_parallel.parallel_modules import (
     TensorParallelLoss,
     VocabParallelEmbedding,
     VocabParallelLinear,
+    VocabParallelLora,
 )
 from windlass.models.tensor_parallel.sentences import ReplicatedSentenceHead
 from windlass.models.tensor_parallel.shard_params import (
@@ -159,6 +160,8 @@ def _shard_linear(
         if isinstance(module, LoraLinear):
             if rule.style == "row":
                 _change_class(module, RowLoraLinear, ranks=tp_rank.degree)
+            elif rule.style == "vocabulary":
+                _change_class(module, VocabParallelLora, tp_rank=tp_rank)
         elif rule.style != "column" or tp_rank.columns > 1:
             is_sharded = shard.total == tp_rank.degree
             new_class = _SHARDED_LINEARS[rule.style]
@@ -210,6 +213,9 @@ def _dropout_shard(
     rule = sharding.rules.get(path)
     if rule is not None and rule.style == "sharded":
         return SampleShard(features=inner_shard(layer, sharding, path, tp_rank))
+    around = sharding.rules.get(path.rpartition(".")[0])
+    if around is not None and around.style == "vocabulary":  # it has gathered all tokens
+        return SampleShard()
     in_region = sharding.enclosing_region(path) is not None
     return SampleShard(
         tokens=(EqualShard() if in_region else EqualShard(tp_rank.row, tp_rank.rows),),

@@ -155,6 +155,8 @@ def _param_shard(
         return _feature_shard(shape, tp_rank)
     if rule is None or rule.style not in ("column", "row", "vocabulary"):
         return replicated
+    if rule.style == "vocabulary" and leaf == "lora_a":
+        return replicated
     if rule.style == "vocabulary" or (rule.style == "column" and len(shape) == 1):
         first = rule.ranges(shape[0], shard.total, shard.number)
         axis: TensorAxis | None = None if shard.total == tp_rank.degree else "features"

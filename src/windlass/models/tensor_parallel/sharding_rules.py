@@ -217,9 +217,9 @@ def resolve_sharding(
         resolved |= dict.fromkeys(matching_paths(layer, name, pattern, rule), rule)
     for path, _ in layer.named_modules():
         linear, _, leaf = path.rpartition(".")
-        if leaf == ADAPTER_DROPOUT:
-            has_columns = linear in resolved and resolved[linear].style == "row"
-            style: ShardingStyle = "sharded" if has_columns else "replicated"
+        around = resolved[linear].style if linear in resolved else None
+        if leaf == ADAPTER_DROPOUT and around != "vocabulary":
+            style: ShardingStyle = "sharded" if around == "row" else "replicated"
             resolved.setdefault(path, ShardingRule(style=style))
     return LayerSharding(rules=resolved, is_first=is_first)
 

@@ -258,8 +258,7 @@ class OpenChoices:
         pin = self.request.offload.optimizer
         optimizer, parts = self.request.train.optimizer, self.machine.devices
         offloads = precision != "float64" and not any(offloaded_optimizer_errors(optimizer, parts))
-        stays = self.graph.has_frozen and self.machine.devices > 1
-        tiers = offload_tiers(self.machine) if offloads and not stays else ()
+        tiers = offload_tiers(self.machine) if offloads else ()
         allowed = (DEVICE_TIER, *(tier.name for tier in tiers))
         if self.request.step_graph:
             allowed = (DEVICE_TIER,)

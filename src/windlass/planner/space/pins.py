@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import prod
 from types import MappingProxyType
 
-from windlass.errors import RequestError
 from windlass.planner.recompute_layers import (
     recompute_layers,
     show_recompute_layers,
@@ -133,23 +132,9 @@ def pinned_parallelism(request: Request) -> Parallelism:
     )
 
 
-def without_excluded_phases(
-    request: ResolvedRequest, graph: Graph, machine: Machine
-) -> ResolvedRequest:
-    """The request with `phases` = 1 if no plan in phases can keep its pins or frozen weights.
-
-    Raises:
-        RequestError: it asks to offload a model with frozen weights.
-    """
-    tier = request.offload.optimizer or DEVICE_TIER
-    stays = graph.has_frozen and machine.devices > 1
-    if stays and (request.phases not in (None, 1) or tier != DEVICE_TIER):
-        raise RequestError(
-            f"`phases` or `offload.optimizer` on {machine.devices} devices with `{graph.name}`, "
-            "which has frozen weights: this version offloads these on one device only; leave them "
-            "out, or set `parallel` to 1 everywhere"
-        )
-    if request.phases is None and (stays or any(_excluding_pins(request, machine))):
+def without_excluded_phases(request: ResolvedRequest, machine: Machine) -> ResolvedRequest:
+    """The request with `phases` = 1 if no plan in phases can keep its pins."""
+    if request.phases is None and any(_excluding_pins(request, machine)):
         return request.model_copy(update={"phases": 1})
     return request
 

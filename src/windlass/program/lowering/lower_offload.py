@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.insert_collectives import CollectiveInserter
 from windlass.program.phases import (
+    backward_needs,
     deferred_update_layers,
     offloaded_activation_layers,
     offloaded_gradient_layers,
@@ -37,6 +38,9 @@ from windlass.program.phases import (
 from windlass.schema import Graph, Plan
 
 _Instructions = tuple[Instruction, ...]
+
+_SHARD_KINDS = ("prefetch_weights", "update", "free_shard")
+"""What brings a layer's shard into device memory, and what frees it."""
 
 
 def lower_offloaded_stage(
@@ -76,9 +80,18 @@ class _OffloadedStage:
         self._inserter = CollectiveInserter(plan, graph, stage)
         self._recomputed = self._inserter.tensors.recomputed_layers
         self._shards_weights = plan.sharding.parameters > 1
+        self._backward_uses = backward_needs(plan, graph, stage)
+        """The layers whose weights each phase's backward passes use, [phase][layer]."""
 
     def step(self) -> Iterator[Instruction]:
         """The instructions of one step."""
+        instructions = tuple(self._passes_and_updates())
+        yield from instructions
+        for layer in self._missing_shards(instructions):
+            yield Instruction("prefetch_weights", layer)
+        yield Instruction("sync")
+
+    def _passes_and_updates(self) -> Iterator[Instruction]:
         yield from self._inserter.insert((*self._all_forward(), *self._all_backward()))
         if self._plan.clip:
             yield Instruction("grad_norm")
@@ -86,7 +99,14 @@ class _OffloadedStage:
             if layer not in self._offloaded_gradients:
                 yield Instruction("update", layer)
                 yield from self._inserter.all_gather_params(layer)
-        yield Instruction("sync")
+
+    def _missing_shards(self, instructions: _Instructions) -> Iterator[int]:
+        """The layers of the first phase whose shards are gone after the last pass.
+
+        An update brings a shard back, and frozen layers have none.
+        """
+        last = {layer: kind for kind, layer, _ in instructions if kind in _SHARD_KINDS}
+        yield from (layer for layer in self._resident if last.get(layer) == "free_shard")
 
     def flush_deferred_updates(self) -> Iterator[Instruction]:
         """The deferred updates, one layer at a time beside the first phase's weights."""
@@ -108,7 +128,8 @@ class _OffloadedStage:
             for micro_batch in self._micro_batches:
                 yield from self._forward(phase, micro_batch)
             if phase < self._last:
-                yield from self._free(self._only(phase, phase + 1))
+                later = (*self._needs[phase + 1 :], *self._backward_uses)
+                yield from self._free(self._used_again(self._only(phase, phase + 1), later))
 
     def _begin_phase(self, phase: int, used: set[int]) -> Iterator[Instruction]:
         """Unshards a phase's weights; on first use completes their update and sends tied weights.
@@ -129,13 +150,15 @@ class _OffloadedStage:
         if self._lowest > self._last:
             for layer in self._only(0, self._last):
                 yield Instruction("prefetch_weights", layer)
-            yield from self._free(self._only(self._last, 0))
+            yield from self._free(self._used_again(self._only(self._last, 0), ()))
         for phase in reversed(range(self._lowest, self._last + 1)):
             if phase > 0:
-                for layer in reversed(self._only(self._below(phase), phase)):
+                for layer in reversed(self._prefetched_below(phase)):
                     yield Instruction("prefetch_weights", layer)
             if phase < self._last:
-                yield from self._inserter.unshard(reversed(self._only(phase, phase + 1)))
+                used = self._backward_uses[phase]
+                unsharded = (layer for layer in self._only(phase, phase + 1) if layer in used)
+                yield from self._inserter.unshard(reversed([*unsharded]))
             for micro_batch in self._micro_batches:
                 if phase == self._last and self._has_loss:
                     # Forward runs right before backward here, so that nothing has to be saved.
@@ -143,6 +166,17 @@ class _OffloadedStage:
                 yield from self._backward(phase, micro_batch)
             if phase > 0:
                 yield from self._free(self._freed_after_backward(phase))
+
+    def _prefetched_below(self, phase: int) -> tuple[int, ...]:
+        """The layers that come while a phase runs backward.
+
+        Shards that no backward pass unshards come only for the first phase, which keeps them.
+        """
+        below = self._below(phase)
+        layers = self._only(below, phase)
+        if not self._shards_weights or below == 0:
+            return layers
+        return tuple(layer for layer in layers if layer in self._backward_uses[below])
 
     def _below(self, phase: int) -> int:
         """The phase whose weights are there once a phase has run backward.
@@ -152,16 +186,22 @@ class _OffloadedStage:
         return phase - 1 if phase > self._lowest else 0
 
     def _freed_after_backward(self, phase: int) -> tuple[int, ...]:
-        """The layers that are freed after a phase's backward passes.
-
-        Where weights are sharded these are the layers that an earlier phase uses again; the others
-        were freed at their last use.
-        """
+        """The layers that are freed after a phase's backward passes."""
         layers = self._only(phase, self._below(phase))
+        return self._used_again(layers, self._backward_uses[:phase])
+
+    def _used_again(
+        self, layers: tuple[int, ...], later: Iterable[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Of layers that are no longer needed for now, those to free here.
+
+        Where weights are sharded these are the layers that are used again later in the step; the
+        others were freed at their last use.
+        """
         if not self._shards_weights:
             return layers
-        used_earlier = {layer for needed in self._needs[:phase] for layer in needed}
-        return tuple(layer for layer in layers if layer in used_earlier)
+        again = {layer for used in later for layer in used}
+        return tuple(layer for layer in layers if layer in again)
 
     def _only(self, phase: int, other: int) -> tuple[int, ...]:
         """The layers that one phase needs and the other does not."""

@@ -17,11 +17,13 @@ class DiskUsage:
     """Size of one checkpoint."""
     checkpoints: int
     """Checkpoints that take space of their own at that moment."""
+    shared_bytes: int = 0
+    """Frozen weights that all checkpoints share, where the state in files has them not."""
 
     @property
     def needed_bytes(self) -> int:
         """State and checkpoints together."""
-        return self.state_bytes + self.checkpoints * self.checkpoint_bytes
+        return self.state_bytes + self.shared_bytes + self.checkpoints * self.checkpoint_bytes
 
 
 def disk_usage(
@@ -31,13 +33,15 @@ def disk_usage(
     *,
     steps_done: int = 0,
     checkpoints_present: int = 0,
+    in_place_bytes: int = 0,
 ) -> DiskUsage:
     """The disk space that a run needs: `state + checkpoints x checkpoint`.
 
     A checkpoint is complete before the oldest one is deleted, so `keep + 1` exist together. Where
     the state is in files, a checkpoint is a hard link to them: it takes space of its own from the
     next update on, which writes new files. So the last one never does, and if a run saves only at
-    its end no checkpoint does. A checkpoint with frozen weights is a copy.
+    its end no checkpoint does. Offloaded frozen weights are written once, and all checkpoints link
+    to them; those of a run in device memory are copied into each.
 
     Args:
         plan: a plan with one stage.
@@ -45,6 +49,7 @@ def disk_usage(
         settings: how often a run saves, and how many checkpoints it keeps.
         steps_done: steps done before the run continues.
         checkpoints_present: checkpoints that exist already.
+        in_place_bytes: frozen weights that stand in files which are there already.
     """
     saves = (
         checkpoints_present
@@ -52,21 +57,24 @@ def disk_usage(
         - steps_done // settings.save_every
     )
     in_files = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
-    links_state = in_files and not graph.has_frozen
-    separate = saves - 1 if links_state else saves
+    separate = saves - 1 if in_files else saves
+    state_bytes = sum(
+        sum(classes.values())
+        for tier, classes in offloaded_bytes_by_tier(plan, graph).items()
+        if tier != HOST_TIER
+    )
+    frozen_bytes = sum(layer.frozen for layer in plan_layer_sizes(plan, graph))
+    shares_frozen = plan.is_offloaded("optimizer")
     return DiskUsage(
-        state_bytes=sum(
-            sum(classes.values())
-            for tier, classes in offloaded_bytes_by_tier(plan, graph).items()
-            if tier != HOST_TIER
-        ),
-        checkpoint_bytes=_checkpoint_bytes(plan, graph),
+        state_bytes=state_bytes - (in_place_bytes if in_files else 0),
+        checkpoint_bytes=_trained_bytes(plan, graph) + (0 if shares_frozen else frozen_bytes),
         checkpoints=min(max(settings.keep, checkpoints_present) + 1, separate),
+        shared_bytes=frozen_bytes if shares_frozen and not in_files else 0,
     )
 
 
-def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
-    """Bytes of the master weights and moments of all layers, and of their frozen weights."""
+def _trained_bytes(plan: Plan, graph: Graph) -> int:
+    """Bytes of the master weights and moments of all layers."""
     sizes = plan_layer_sizes(plan, graph)
-    weights = (each.frozen if plan.has_master_weights else each.weights for each in sizes)
-    return sum(weights) + sum(layer.optimizer for layer in sizes)
+    masters = 0 if plan.has_master_weights else sum(each.weights - each.frozen for each in sizes)
+    return masters + sum(layer.optimizer for layer in sizes)

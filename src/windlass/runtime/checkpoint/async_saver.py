@@ -10,7 +10,7 @@ ended, so that no pass waits for a copy.
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from windlass.runtime.checkpoint.checkpoint import (
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum, SavedFile
 from windlass.torch_ext import Device
 
-SaveLayer = Callable[[int, Path], SavedFile | None]
+SaveLayer = Callable[[int, Path], Sequence[SavedFile]]
 """Saves the layer of an index to a file, as `ParamStore.save_layer` does."""
 
 _POLL_SECONDS = 0.02
@@ -188,8 +188,7 @@ class AsyncSaver:
         self._updated.wait(self._stream)
         with self._device.use_stream(self._stream):
             for index, event in enumerate(self._saved):
-                saved = self._save_layer(index, folder / layer_file(index))
-                if saved is not None:
+                for saved in self._save_layer(index, folder / layer_file(index)):
                     checksums[saved.path] = saved.checksum
                 event.set()
         return {path.name: checksum() for path, checksum in checksums.items()}

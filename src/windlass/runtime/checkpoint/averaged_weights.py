@@ -13,6 +13,7 @@ from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import MANIFEST_FILE, Checkpoint, layer_file
+from windlass.runtime.checkpoint.layer_tensors import frozen_file, places_file
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.checkpoint.safetensors_io import stream_tensors
 from windlass.runtime.optimizer_state.averages import Averaging
@@ -106,6 +107,9 @@ def _average_layer(source: Path, averaging: Averaging, to: Path) -> None:
                 stream_tensors(to, shapes, values())
             else:
                 os.link(source, to)
+        for beside in (frozen_file, places_file):  # what is never updated has no average
+            if beside(source).exists():
+                os.link(beside(source), beside(to))
     except SafetensorError as error:
         raise CheckpointError(f"`{source}` cannot be read: {error}") from None
 

@@ -23,6 +23,8 @@ from pydantic import ValidationError
 from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
 from windlass.document import Document
 from windlass.errors import CheckpointError
+from windlass.models import PLACES_SUFFIX
+from windlass.runtime.checkpoint.layer_tensors import BaseChangedError, read_places
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.step.step_state import LossScale
@@ -158,13 +160,14 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest complete checkpoint; None if the folder contains none at all.
 
     Raises:
-        CheckpointError: all checkpoints are damaged, or one was written in another format.
+        CheckpointError: all checkpoints are damaged, one was written in another format, or one
+            refers to files that have changed.
     """
     damaged: list[str] = []
     for path in reversed(checkpoint_folders(folder)):
         try:
             manifest = verify_checkpoint(path)
-        except _FormatError:
+        except (_FormatError, BaseChangedError):
             raise
         except CheckpointError as error:
             damaged.append(str(error))
@@ -219,6 +222,7 @@ def verify_checkpoint(path: Path) -> Manifest:
     Raises:
         CheckpointError: a file is missing, truncated or changed, or the manifest has another
             format; the message names the file.
+        BaseChangedError: a file that it refers to was changed, or is gone.
     """
     manifest = _read_manifest(path / MANIFEST_FILE)
     for name, checksum in manifest.files.items():
@@ -231,6 +235,8 @@ def verify_checkpoint(path: Path) -> Manifest:
             )
         if hash_file(file) != checksum.sha256:
             raise CheckpointError(f"`{file}` has changed since it was written: its hash differs")
+        if name.endswith(PLACES_SUFFIX):
+            read_places(file)
     return manifest
 
 

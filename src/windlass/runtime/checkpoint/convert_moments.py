@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from windlass.errors import CheckpointError
-from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.parameters import MasterParameter
 from windlass.schema import MomentFormat

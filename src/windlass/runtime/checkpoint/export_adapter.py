@@ -11,7 +11,8 @@ from windlass.atomic_files import atomic_write, fsync_folder, storage_errors
 from windlass.models import LayerStack, PeftAdapter, linear_layers
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.export_huggingface import require_new_folder
-from windlass.runtime.checkpoint.safetensors_io import read_tensor, write_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensor
+from windlass.runtime.checkpoint.safetensors_io import write_tensors
 
 
 def export_adapter(

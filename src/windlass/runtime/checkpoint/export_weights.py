@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from windlass.errors import CheckpointError
 from windlass.models import Adapted, LayerStack, is_adapter, meta_copy
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import read_tensor, stream_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensor
+from windlass.runtime.checkpoint.safetensors_io import stream_tensors
 from windlass.sparsity import BlockSparseLinear, LayerMask, MaskedLinear, save_masks
 
 

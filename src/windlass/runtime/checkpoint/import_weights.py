@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
+from windlass.atomic_files import atomic_write, fsync_folder, storage_errors
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
@@ -42,7 +42,7 @@ def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Check
         for index in range(len(stack.layers)):
             file = temporary / layer_file(index)
             stream_tensors(file, dict(_tensors(stack, index)), _values(stack, index))
-            files[file.name] = FileChecksum(bytes=file.stat().st_size, sha256=hash_file(file))
+            files[file.name] = FileChecksum.of(file)
         complete = manifest.model_copy(update={"files": files}).with_checksum()
         atomic_write(temporary / MANIFEST_FILE, complete.to_json())
         fsync_folder(temporary)

@@ -17,7 +17,7 @@ from windlass.runtime.checkpoint.convert_moments import (
     read_moments,
     require_moments,
 )
-from windlass.runtime.checkpoint.safetensors_io import read_tensor, read_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensor, read_tensors
 from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
 from windlass.torch_ext import MomentCodec
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from windlass.atomic_files import atomic_write, storage_errors
@@ -24,6 +23,7 @@ from windlass.runtime.checkpoint.checkpoint import (
     layer_file,
     shard_files,
 )
+from windlass.runtime.checkpoint.layer_tensors import frozen_file, open_layer, places_file
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
 from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.torch_ext import MomentCodec, StoredMoment
@@ -61,8 +61,10 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
 def _merge_layer(checkpoint: Checkpoint, stack: LayerStack, index: int, to: Path) -> None:
     files = shard_files(checkpoint.manifest, index)
     full = checkpoint.path / layer_file(index)
-    if full.name in checkpoint.manifest.files:
-        os.link(full, to)
+    for whole, name in ((full, to), (frozen_file(full), frozen_file(to)),
+                        (places_file(full), places_file(to))):  # fmt: skip
+        if whole.name in checkpoint.manifest.files:
+            os.link(whole, name)
     if not files:
         return
     rows, columns = 1 + max(file.row for file in files), 1 + max(file.column for file in files)
@@ -100,11 +102,8 @@ class _LayerMerger:
 
     def add(self, path: Path, rank: int) -> None:
         """Adds all tensors of a file that tensor-parallel rank `rank` wrote."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, FileNotFoundError) as error:
-            raise CheckpointError(f"`{path}` cannot be read: {error}") from None
+        with open_layer(path) as layer:
+            tensors = {key: layer.read(key) for key in layer.keys}
         for key, tensor in self._decoded(tensors).items():
             kind, _, rest = key.partition("/")
             full, _, offset = rest.rpartition(SHARD_SEPARATOR)

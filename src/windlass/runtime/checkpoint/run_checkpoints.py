@@ -32,7 +32,7 @@ class RunCheckpoints:
         batch: int,
         templates: Sequence[LayerTemplate],
         *,
-        save_layer: Callable[[int, Path], SavedFile | None],
+        save_layer: Callable[[int, Path], Sequence[SavedFile]],
         rank: int,
         world_size: int,
     ) -> None:

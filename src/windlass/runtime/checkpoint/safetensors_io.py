@@ -1,4 +1,4 @@
-"""Safetensors files, written directly from memory and read directly into it.
+"""Safetensors files, written directly from memory.
 
 The library's own writer copies every tensor first, which would double a layer's memory.
 Source of the format: https://github.com/huggingface/safetensors, section "Format".
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from windlass.atomic_files import storage_errors
+from windlass.atomic_files import hash_file, storage_errors
 from windlass.document import Document
-from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.host_staging import HostStaging
 
 _BLOCK_BYTES = 4 * 2**20
@@ -34,6 +32,11 @@ class FileChecksum(Document):
 
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileChecksum":
+        """That of a file, which is read."""
+        return cls(bytes=path.stat().st_size, sha256=hash_file(path))
 
 
 PendingChecksum = Callable[[], FileChecksum]
@@ -108,47 +111,6 @@ def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[T
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
-    """Reads tensors of a file into existing memory.
-
-    Args:
-        path: the file.
-        into: tensors to fill, by name; the file may contain more.
-
-    Raises:
-        CheckpointError: the file is unreadable, lacks a tensor, or has it in another shape.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            for name, tensor in into.items():
-                if name not in names:
-                    raise CheckpointError(f"`{path}` has no `{name}`: it is of another model")
-                shape = tuple(file.get_slice(name).get_shape())
-                if shape != tuple(tensor.shape):
-                    raise CheckpointError(
-                        f"`{path}` has `{name}` as {shape}, and the model has it as "
-                        f"{tuple(tensor.shape)}: it is of another model"
-                    )
-                tensor.detach().copy_(file.get_tensor(name))
-    except (SafetensorError, FileNotFoundError) as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}") from None
-
-
-def read_tensor(file: Path, key: str) -> Tensor:
-    """One tensor of a file, in the type that the file has.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has no such tensor.
-    """
-    try:
-        with safe_open(file, framework="pt") as content:
-            tensor: Tensor = content.get_tensor(key)
-            return tensor
-    except (SafetensorError, FileNotFoundError) as error:
-        raise CheckpointError(f"`{file}` has no `{key}`: {error}") from None
 
 
 def _header(named: Mapping[str, Tensor]) -> bytes:

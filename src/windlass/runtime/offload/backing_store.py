@@ -5,8 +5,10 @@ pass through pinned memory on their way to an accelerator; a store in host memor
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -14,12 +16,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import hash_file, storage_errors
+from windlass.atomic_files import storage_errors
 from windlass.program import BOUNCE_BYTES
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.schema import HOST_TIER
 from windlass.torch_ext import Device, Event, PinnedMemory
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+"""Another file system, one without hard links, or one file with too many of them."""
 
 
 class StoreHandle(Protocol):
@@ -97,6 +102,13 @@ class BackingStores:
             return FileBackingStore(self._folder / name, nbytes, bounce)
         self._unallocated.append(HostBackingStore(nbytes))
         return self._unallocated[-1]
+
+    @contextlib.contextmanager
+    def open_file(self, path: Path) -> Iterator[StoreHandle]:
+        """Opens a file of somebody else's, of which any bytes are read and none is written."""
+        with DirectFile(path, write=False, in_pages=False) as file:
+            is_bounced = self._device.is_asynchronous
+            yield BouncedFile(file, *self._two_bounce_buffers()) if is_bounced else file
 
     def allocate_host_memory(self) -> None:
         """Allocates the memory of all new stores in host memory, in one piece.
@@ -217,10 +229,9 @@ class FileBackingStore:
             file.resize(self._nbytes)
 
     def adopt_file(self, file: Path) -> None:
-        """Makes a hard link to a file, without copying."""
+        """Makes a hard link to a file; copies it where links cannot be made."""
         self._path.unlink(missing_ok=True)
-        os.link(file, self._path)
-        self._in_checkpoint = True
+        self._in_checkpoint = link_or_copy(file, self._path)
 
     @contextlib.contextmanager
     def open(self, *, write: bool = False) -> Iterator[StoreHandle]:
@@ -246,14 +257,13 @@ class FileBackingStore:
             self._in_checkpoint = False
 
     def save_as(self, to: Path, write_tail: Callable[[StoreHandle], None]) -> PendingChecksum:
-        """Makes a hard link to the current file, without copying."""
+        """Makes a hard link to the current file; copies it where links cannot be made."""
         if not self._in_checkpoint:
             with DirectFile(self._path, write=True) as file:
                 write_tail(file)
                 file.sync()
-        os.link(self._path, to)
-        self._in_checkpoint = True
-        return lambda: FileChecksum(bytes=to.stat().st_size, sha256=hash_file(to))
+        self._in_checkpoint = link_or_copy(self._path, to)
+        return lambda: FileChecksum.of(to)
 
     def _handle(self, file: DirectFile) -> StoreHandle:
         return file if self._bounce is None else BouncedFile(file, *self._bounce)
@@ -301,7 +311,7 @@ class BouncedFile:
         for index, (start, block) in enumerate(_blocks(memory)):
             half, copy_done = bounce.halves[index % 2], bounce.copy_done[index % 2]
             copy_done.synchronize()
-            self._file.read(half[: round_up_to_page(block.numel())], offset + start)
+            self._file.read(half[: self._file.transferred(block.numel())], offset + start)
             block.copy_(half[: block.numel()], non_blocking=True)
             copy_done.record()
 
@@ -322,6 +332,26 @@ class BouncedFile:
         copy_done.synchronize()
         half[nbytes : round_up_to_page(nbytes)].zero_()
         self._file.write(half[: round_up_to_page(nbytes)], offset)
+
+
+def link_or_copy(file: Path, to: Path) -> bool:
+    """Gives a file a second name, and returns True; where the file system has no links, copies it.
+
+    Raises:
+        OSError: the disk is full, or `to` exists.
+    """
+    try:
+        os.link(file, to)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        return True
+    with file.open("rb") as source, to.open("xb") as copy:
+        shutil.copyfileobj(source, copy, BOUNCE_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
+    return False
 
 
 def _view(memory: Tensor) -> memoryview:

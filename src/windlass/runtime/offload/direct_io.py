@@ -49,14 +49,17 @@ class DirectFile:
     Args:
         path: the file; created if it does not exist and `write` is set.
         write: whether it may be written.
+        in_pages: whether whole pages are transferred, which direct I/O requires; otherwise any
+            bytes, through the cache.
     """
 
-    def __init__(self, path: Path, *, write: bool) -> None:
+    def __init__(self, path: Path, *, write: bool, in_pages: bool = True) -> None:
         flags = (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC
         self.path = path
-        self._direct = True
+        self._in_pages = self._direct = in_pages
         try:
-            self._file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+            direct = getattr(os, "O_DIRECT", 0) if in_pages else 0
+            self._file = os.open(path, flags | direct, 0o644)
         except OSError:
             self._file = os.open(path, flags, 0o644)
             self._direct = False
@@ -70,6 +73,10 @@ class DirectFile:
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
+
+    def transferred(self, nbytes: int) -> int:
+        """Bytes to transfer for so many of a buffer: whole pages, where that is required."""
+        return round_up_to_page(nbytes) if self._in_pages else nbytes
 
     def sync(self) -> None:
         """Returns when everything written is on the disk."""

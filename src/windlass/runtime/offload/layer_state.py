@@ -4,18 +4,18 @@ Device memory holds no more of it than the staging buffers, whatever the size of
 one part is updated, the next is read and the previous one is written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from windlass.program import gradients_reuse_weight_space
 from windlass.runtime.checkpoint.convert_moments import load_factors, read_average, read_moments
-from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensors
+from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
 from windlass.runtime.offload.direct_io import round_up_to_page
 from windlass.runtime.offload.layer_update import LayerUpdate, UpdatePass
@@ -23,7 +23,6 @@ from windlass.runtime.offload.staging_buffers import (
     GRADIENT_BUFFER,
     StagingBuffers,
     part_elements,
-    region_buffer,
 )
 from windlass.runtime.offload.state_layout import (
     StateLayout,
@@ -32,6 +31,7 @@ from windlass.runtime.offload.state_layout import (
     tensor_region,
     write_tail,
 )
+from windlass.runtime.offload.state_parts import Part, StateParts
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
@@ -40,24 +40,6 @@ from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.optimizer import ParameterPart
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import MomentCodec, StoredMoment
-
-
-class _Part(NamedTuple):
-    """A part of one weight."""
-
-    weight: int
-    """Index of the weight."""
-    first: int
-    """First element of the part."""
-    elements: int
-
-
-class _PartViews(NamedTuple):
-    """What is kept of a part."""
-
-    master: Tensor
-    moments: tuple[StoredMoment, ...]
-    average: Tensor | None
 
 
 class OffloadedLayerState:
@@ -73,8 +55,8 @@ class OffloadedLayerState:
         index: index of the layer.
         plan: precision, moment format, and the tier of each class of tensor.
         weights: shape of each weight that the layer owns, by name.
-        buffers: name and tensor of each buffer that belongs to a checkpoint.
-        offloads_grads: whether the layer's gradients are offloaded until their update.
+        buffers: each buffer that belongs to a checkpoint, by name.
+        grad_layers: the layers whose gradients are offloaded until their update.
         decays: whether weight decay applies to each weight; None for weights of two or more
             dimensions.
     """
@@ -85,9 +67,9 @@ class OffloadedLayerState:
         index: int,
         plan: Plan,
         weights: Mapping[str, tuple[int, ...]],
-        buffers: Sequence[tuple[str, Tensor]],
+        buffers: Mapping[str, Tensor],
         *,
-        offloads_grads: bool,
+        grad_layers: Collection[int],
         decays: Sequence[bool] | None = None,
     ) -> None:
         offload, working_dtype = plan.offload, DTYPES[plan.precision]
@@ -101,7 +83,7 @@ class OffloadedLayerState:
             weights, tuple(self._tail()), state, stored_dtype(plan)
         )
         self._first_moment_is_weight = state.law.averages
-        self._part_elements = part_elements(plan)
+        self._parts = StateParts(self._layout, part_elements(plan))
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
         self.working: TensorRegion = tensor_region(weights, working_dtype)
@@ -114,6 +96,7 @@ class OffloadedLayerState:
         """None if layers compute with the masters."""
         self._gradients: BackingStore | None = None
         """None if gradients are not offloaded."""
+        offloads_grads = index in grad_layers
         shares_space = gradients_reuse_weight_space(plan) and offloads_grads
         if working_dtype != self._layout.masters.dtype:
             nbytes = max(self.working.nbytes, self._gradient_region.nbytes if shares_space else 0)
@@ -153,11 +136,11 @@ class OffloadedLayerState:
         self._state.allocate()
         buffers = staging.sets[0]
         with self._state.open(write=True) as file:
-            for part in self._parts():
-                for memory, _ in self._byte_ranges(buffers, part):
+            for part in self._parts:
+                for memory, _ in self._parts.byte_ranges(buffers, part):
                     memory.zero_()
-                views = self._views(buffers, part)
-                views.master.copy_(_narrow(masters[part.weight].detach(), part))
+                views = self._parts.views(buffers, part)
+                views.master.copy_(part.of(masters[part.weight].detach()))
                 if moments is None and self._first_moment_is_weight:
                     views.moments[0].values.copy_(views.master)
                 sources = moments[part.weight] if moments else ()
@@ -169,8 +152,8 @@ class OffloadedLayerState:
                 if views.average is not None:
                     average = averages[part.weight] if averages else None
                     start = masters[part.weight] if average is None else average
-                    views.average.copy_(_narrow(start.detach(), part))
-                for memory, offset in self._byte_ranges(buffers, part):
+                    views.average.copy_(part.of(start.detach()))
+                for memory, offset in self._parts.byte_ranges(buffers, part):
                     file.write(memory, offset)
             self._write_tail(file)
         self._create_other_stores(staging)
@@ -237,14 +220,14 @@ class OffloadedLayerState:
         """Makes what an evaluation computes with, in `memory`, `UInt8[working.nbytes]`."""
         targets, buffers = self.working.views(memory), staging.sets[0]
         with self._state.open() as state:
-            for part in self._parts():
-                for source, offset in self._byte_ranges(buffers, part):
+            for part in self._parts:
+                for source, offset in self._parts.byte_ranges(buffers, part):
                     state.read(source, offset)
                     stats.read_bytes += source.numel()
-                views = self._views(buffers, part)
+                views = self._parts.views(buffers, part)
                 kept = views.moments[0].values if views.average is None else views.average
                 values = averaging.value(views.master, kept)
-                _narrow(targets[part.weight], part).copy_(values)
+                part.of(targets[part.weight]).copy_(values)
 
     def write_grads(
         self, gradients: Sequence[Tensor | None], staging: StagingBuffers, stats: TransferStats
@@ -253,12 +236,12 @@ class OffloadedLayerState:
         dtype = self._gradient_region.dtype
         buffer = staging.sets[0][GRADIENT_BUFFER]
         with self._gradient_store().open(write=True) as file:
-            for part in self._parts():
+            for part in self._parts:
                 gradient = gradients[part.weight]
                 if gradient is not None:
                     memory, offset = self._gradient_range(buffer, part)
                     target = memory[: dtype.itemsize * part.elements].view(dtype)
-                    target.copy_(_narrow(gradient, part))
+                    target.copy_(part.of(gradient))
                     file.write(memory, offset)
                     stats.written_bytes += memory.numel()
 
@@ -283,8 +266,8 @@ class OffloadedLayerState:
             if request.gradients is None and any(request.has_gradient):
                 gradients = stack.enter_context(self._gradient_store().open())
 
-            def write(buffers: list[Tensor], part: _Part) -> None:
-                for memory, offset in self._byte_ranges(buffers, part):
+            def write(buffers: list[Tensor], part: Part) -> None:
+                for memory, offset in self._parts.byte_ranges(buffers, part):
                     target.write(memory, offset)
                     stats.written_bytes += memory.numel()
 
@@ -294,7 +277,7 @@ class OffloadedLayerState:
                 handles = (state, gradients if request.reads_gradient[index] else None)
                 read = partial(self._read_part, handles, request, stats)
                 compute = partial(self._update_part, update_pass, request, staging)
-                queue.pipelined(list(self._parts()), staging.sets, read, compute, write)
+                queue.pipelined(list(self._parts), staging.sets, read, compute, write)
             counts = zip(self._updates, request.has_gradient, strict=True)
             self._updates = [count + has for count, has in counts]
             if target is not source:
@@ -314,7 +297,7 @@ class OffloadedLayerState:
         for name, factors in zip(self._names, self._factors, strict=True):
             for kind, tensor in () if factors is None else factors.named:
                 yield f"{kind}/{name}", tensor
-        for name, buffer in self._buffers:
+        for name, buffer in self._buffers.items():
             yield f"buffer/{name}", buffer
 
     def _keep_factors(
@@ -329,7 +312,7 @@ class OffloadedLayerState:
             raise ValueError("this layer does not offload its gradients")
         return self._gradients
 
-    def _gradient_range(self, memory: Tensor, part: _Part) -> tuple[Tensor, int]:
+    def _gradient_range(self, memory: Tensor, part: Part) -> tuple[Tensor, int]:
         """The bytes of a buffer that hold a part of the gradient, and their offset in the file."""
         size = self._gradient_region.dtype.itemsize
         offset = self._gradient_region.extents[part.weight].offset + size * part.first
@@ -341,11 +324,11 @@ class OffloadedLayerState:
         request: LayerUpdate,
         stats: TransferStats,
         buffers: list[Tensor],
-        part: _Part,
+        part: Part,
     ) -> None:
         """Reads one part of the state, and of the gradients if a store of them is given."""
         state, gradients = handles
-        for memory, offset in self._byte_ranges(buffers, part):
+        for memory, offset in self._parts.byte_ranges(buffers, part):
             state.read(memory, offset)
             stats.read_bytes += memory.numel()
         if gradients is not None and request.has_gradient[part.weight]:
@@ -359,18 +342,18 @@ class OffloadedLayerState:
         request: LayerUpdate,
         staging: StagingBuffers,
         buffers: list[Tensor],
-        part: _Part,
+        part: Part,
     ) -> None:
         """Updates one part that has been read into the buffers."""
         index, count = part.weight, part.elements
-        views = self._views(buffers, part)
+        views = self._parts.views(buffers, part)
         if request.has_gradient[index]:
             gradient = None if request.gradients is None else request.gradients[index]
             if gradient is None:
                 dtype = self._gradient_region.dtype
                 gradient = buffers[GRADIENT_BUFFER][: dtype.itemsize * count].view(dtype)
             else:
-                gradient = _narrow(gradient, part)
+                gradient = part.of(gradient)
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
             update_pass(
@@ -381,35 +364,7 @@ class OffloadedLayerState:
                     average=views.average, factors=self._factors[index],
                 )
             )  # fmt: skip
-        _narrow(request.weights[index].detach(), part).copy_(views.master)
-
-    def _parts(self) -> Iterator[_Part]:
-        for index, extent in enumerate(self._layout.masters.extents):
-            elements = extent.nbytes // self._layout.masters.dtype.itemsize
-            for first in range(0, elements, self._part_elements):
-                yield _Part(index, first, min(self._part_elements, elements - first))
-
-    def _byte_ranges(self, buffers: list[Tensor], part: _Part) -> Iterator[tuple[Tensor, int]]:
-        """The buffer of each region of a part, and its offset in the file."""
-        for region in self._layout.regions:
-            offset, nbytes = region.byte_range(part.weight, part.first, part.elements)
-            if not nbytes:
-                continue
-            yield region_buffer(buffers, region.kind)[: round_up_to_page(nbytes)], offset
-
-    def _views(self, buffers: list[Tensor], part: _Part) -> "_PartViews":
-        """What is kept of a part, as views into the buffers."""
-        views: dict[str, Tensor] = {}
-        for region in self._layout.regions:
-            _, nbytes = region.byte_range(part.weight, part.first, part.elements)
-            memory = region_buffer(buffers, region.kind)[:nbytes]
-            views[region.kind] = memory.view(region.region.dtype)
-        moments = tuple(
-            StoredMoment(views[name], views.get(name.replace("moment", "scale")))
-            for name in ("moment1", "moment2")
-            if name in views
-        )
-        return _PartViews(views["weight"], moments, views.get("average"))
+        part.of(request.weights[index].detach()).copy_(views.master)
 
     def _create_other_stores(self, staging: StagingBuffers) -> None:
         """Allocates the stores beside the state, and fills the working weights."""
@@ -424,7 +379,7 @@ class OffloadedLayerState:
         dtype = self.working.dtype
         source, target = staging.sets[0][0], staging.sets[0][1]
         with self._state.open() as state, store.open(write=True) as file:
-            for part in self._parts():
+            for part in self._parts:
                 offset, _ = self._layout.regions[0].byte_range(*part)
                 state.read(source[: round_up_to_page(4 * part.elements)], offset)
                 nbytes = dtype.itemsize * part.elements
@@ -433,11 +388,6 @@ class OffloadedLayerState:
                 target[nbytes : round_up_to_page(nbytes)].zero_()
                 offset = self.working.extents[part.weight].offset + dtype.itemsize * part.first
                 file.write(target[: round_up_to_page(nbytes)], offset)
-
-
-def _narrow(tensor: Tensor, part: _Part) -> Tensor:
-    """A part of a full weight or gradient."""
-    return tensor.reshape(-1)[part.first : part.first + part.elements]
 
 
 def _starts_with(file: Path, header: bytes) -> bool:

@@ -11,32 +11,38 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import RunBroken
-from windlass.models import materialize_layer
-from windlass.program import Program, layers_of_stage
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.checkpoint.safetensors_io import SavedFile, read_tensor, read_tensors
+from windlass.program import Program
+from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
-from windlass.runtime.offload.frozen_weights import FrozenWeights
+from windlass.runtime.offload.frozen_weights import FrozenWeights, places_of_base
+from windlass.runtime.offload.initial_state import OffloadedLayer
 from windlass.runtime.offload.layer_state import OffloadedLayerState
 from windlass.runtime.offload.layer_update import LayerUpdate
-from windlass.runtime.offload.loaded_layer import LoadedLayer, OffloadedGrads
+from windlass.runtime.offload.layer_weights import (
+    LoadedLayer,
+    grad_layers,
+    layers_between_steps,
+    owners_of_weights,
+    present,
+    set_weights_aside,
+    shapes_of,
+    unloaded_layer,
+    with_buffers,
+)
+from windlass.runtime.offload.offloaded_gradients import OffloadedGradients, WaitingGradients
 from windlass.runtime.offload.staging_buffers import StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
-from windlass.runtime.offload.unloaded_layer import unloaded_layer
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import flush_sparse_gradients
-from windlass.runtime.parameters import (
-    NOT_LOADED,
-    LayerParameters,
-    ModelParameter,
-)
+from windlass.runtime.parameters import NOT_LOADED, LayerParameters, ModelParameter
 from windlass.runtime.rank_context import RankContext
 
 
@@ -65,37 +71,22 @@ class OffloadedStore:
         self._stores = BackingStores(self._folder, self._device)
         self._staging = StagingBuffers(self._device, context.plan)
         self._loaded: dict[int, LoadedLayer] = {}
-        self._offloaded_grads: dict[int, OffloadedGrads] = {}
-        self._gradient_transfer: TransferHandle | None = None
-        """The last transfer that reads gradients in device memory."""
-        self._clip_divisor: Tensor | None = None
+        self._gradients = OffloadedGradients()
         self._averaging: Averaging | None = None
         """What layers compute with in place of the trained weights, during an evaluation."""
-        self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
-        """Norms of the gradients offloaded in this step, by layer."""
         self._states: dict[int, OffloadedLayerState] = {}
         self._frozen: dict[int, FrozenWeights] = {}
         """Frozen weights of the layers that have any."""
-        instructions = context.program.instructions
-        self._grad_layers = frozenset(i.layer for i in instructions if i.kind == "offload_grads")
-        """The layers whose gradients are offloaded until their update."""
+        self._grad_layers = grad_layers(context.program)
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
-        owner = {
-            weight.name: index
-            for index, layer in enumerate(self.layers)
-            for weight in (*layer.owned, *layer.frozen)
-        }
-        self._weight_layers = tuple(
-            sorted({owner[weight.name] for weight in layer.used if weight.name in owner})
-            for layer in self.layers
-        )
+        self._weight_layers = owners_of_weights(self.layers)
         """For each layer, the layers of this stage that own the weights it computes with."""
         self._resident = frozenset(
-            owner for layer in self._layers_between_steps() for owner in self._weight_layers[layer]
+            owner
+            for layer in layers_between_steps(self._plan, self._stage)
+            for owner in self._weight_layers[layer]
         )
         """The layers whose weights are in device memory between steps."""
-
-    # The state at the start.
 
     def initialize(self, checkpoint: Checkpoint | None) -> None:
         """Creates the state of a new run, or loads that of a checkpoint.
@@ -106,10 +97,10 @@ class OffloadedStore:
         """
         with storage_errors(self._folder):
             self._stores.allocate_host_memory()
-        if checkpoint is None:
-            self._create_states()
-        else:
-            self._load_states(checkpoint)
+            if checkpoint is None:
+                self._create_states()
+            else:
+                self._load_states(checkpoint)
         for layer in self._stack.layers:
             layer.to_empty(device="meta")  # frees a model built in full: it is offloaded now
         self._load_resident()
@@ -137,52 +128,33 @@ class OffloadedStore:
     def _take_resident(self) -> Callable[[], None]:
         """Sets the weights in device memory aside; returns what brings them back."""
         loaded, self._loaded = self._loaded, {}
-        layers = [weight for layer in self.layers for weight in (*layer.owned, *layer.frozen)]
-        working = [weight.working for weight in layers]
+        bring_weights_back = set_weights_aside(self.layers)
 
         def bring_back() -> None:
             self._loaded = loaded
-            for weight, values in zip(layers, working, strict=True):
-                weight.working = values
+            bring_weights_back()
 
         return bring_back
-
-    def _layers_between_steps(self) -> Sequence[int]:
-        """The layers of this stage in device memory between steps: all, or its first phase."""
-        if not self._plan.is_offloaded("parameters"):
-            return layers_of_stage(self._plan, self._stage)
-        return range(*self._plan.stages[self._stage].phases[0])
 
     @property
     def _stage(self) -> int:
         return 0
 
     def _create_states(self) -> None:
-        with storage_errors(self._folder):
-            for index, state in self._states.items():
-                layer = materialize_layer(
-                    self._stack, index, seed=self._context.seed, device="cpu", tied=False
-                )
-                name = self._stack.names[index]
-                named = {f"{name}.{n}": p.detach() for n, p in layer.named_parameters()}
-                masters = [named[weight.name].float() for weight in self.layers[index].owned]
-                state.create(masters, self._staging)
-                if index in self._frozen:
-                    self._frozen[index].create(named.__getitem__)
+        places = places_of_base(self._stack, self._plan)
+        for layer in self._offloaded_layers():
+            layer.create(self._stack, places, self._context.seed, self._staging)
 
     def _load_states(self, checkpoint: Checkpoint) -> None:
-        with storage_errors(self._folder):
-            for index, state in self._states.items():
-                layer = self.layers[index]
-                if layer.owned or layer.frozen or layer.persistent_buffers:
-                    file = checkpoint.path / layer_file(index)
-                    manifest = checkpoint.manifest
-                    buffers = layer.persistent_buffers.items()
-                    read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
-                    state.adopt_checkpoint(file, manifest.step, self._staging, seed=manifest.seed)
-                if index in self._frozen:
-                    file = checkpoint.path / layer_file(index)
-                    self._frozen[index].create(partial(_saved_weight, file))
+        for layer in self._offloaded_layers():
+            layer.load(checkpoint, self._staging)
+
+    def _offloaded_layers(self) -> Iterator[OffloadedLayer]:
+        for index, state in self._states.items():
+            yield OffloadedLayer(
+                index=index, parameters=self.layers[index], state=state,
+                frozen=self._frozen.get(index),
+            )  # fmt: skip
 
     # Instructions.
 
@@ -215,11 +187,13 @@ class OffloadedStore:
         if frozen is None:
             return lambda _: None
         memory = page_aligned_buffer(frozen.region.nbytes, self._device)
-        for weight, view in zip(
-            self.layers[layer].frozen, frozen.region.views(memory), strict=True
-        ):
-            weight.working = view
+        self._use_frozen_views(layer, frozen.region.views(memory))
         return partial(frozen.read, memory)
+
+    def _use_frozen_views(self, layer: int, views: Sequence[Tensor]) -> None:
+        """Lets a layer compute with these frozen weights."""
+        for weight, view in zip(self.layers[layer].frozen, views, strict=True):
+            weight.working = view
 
     def free_weights(self, layer: int, _: int) -> None:
         """Frees the copy of a layer's weights in device memory."""
@@ -257,6 +231,11 @@ class OffloadedStore:
                 if owner not in self._resident and owner in self._loaded:
                     self.free_weights(owner, 0)
 
+    @property
+    def offloaded_grad_norms(self) -> Mapping[int, list[Tensor]]:
+        """Norms of the gradients offloaded in this step, by layer."""
+        return self._gradients.norms
+
     def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
         """The weights that the layer owns."""
         return flush_sparse_gradients(self.layers[layer])
@@ -268,46 +247,39 @@ class OffloadedStore:
 
     def offload_grads(self, layer: int, _: int) -> None:
         """Computes the norms of a layer's accumulated gradients, and starts to offload them."""
-        if self._gradient_transfer is not None:
-            self._gradient_transfer.wait()
+        self._gradients.wait()
         norms = self._optimizer.gradient_norms(self.grads_for_norm(layer))
-        self.offloaded_grad_norms[layer] = norms
+        self._gradients.norms[layer] = norms
         gradients, has_gradient = self._take_gradients(layer)
-        self._offloaded_grads[layer] = OffloadedGrads(self._step, has_gradient)
         state = self._states[layer]
-        self._gradient_transfer = self._submit(
-            lambda stats: state.write_grads(gradients, self._staging, stats), *_present(gradients)
+        transfer = self._submit(
+            lambda stats: state.write_grads(gradients, self._staging, stats), *present(gradients)
         )
+        self._gradients.put(layer, WaitingGradients(self._step, has_gradient), transfer)
 
     def drop_gradients(self) -> None:
         """Drops all gradients of this step, those in device memory and offloaded ones."""
         for layer in self.layers:
             for weight in layer.owned:
                 weight.clear_gradient()
-        for index, (step, present) in self._offloaded_grads.items():
-            self._offloaded_grads[index] = OffloadedGrads(step, (False,) * len(present))
+        self._gradients.drop()
 
     def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Keeps the divisor for the offloaded gradients of this step."""
-        if self._gradient_transfer is not None:
-            self._gradient_transfer.wait()
-            self._gradient_transfer = None
-        self._clip_divisor = clip_divisor
-        self.offloaded_grad_norms.clear()
+        self._gradients.finish_backward(clip_divisor)
 
     def update(self, layer: int, step: int, clip_divisor: Tensor | None) -> None:
         """Starts to update a layer, by gradients in device memory or offloaded ones.
 
         A layer without gradients is only prefetched.
         """
-        offloaded = self._offloaded_grads.pop(layer, None)
+        offloaded = self._gradients.take(layer)
         gradients: list[Tensor | None] | None
         if offloaded is not None:
-            gradients, clip_divisor = None, self._clip_divisor
+            gradients, clip_divisor = None, self._gradients.clip_divisor
             step, has_gradient = offloaded
         else:
-            if self._gradient_transfer is not None:
-                self._gradient_transfer.wait()  # only one layer's gradients are in transfer
+            self._gradients.wait()
             gradients, has_gradient = self._take_gradients(layer)
         # Offloaded gradients, even dropped ones, may have overwritten the working weights, which an
         # update writes again.
@@ -338,10 +310,10 @@ class OffloadedStore:
             if read_frozen is not None:
                 read_frozen(stats)
 
-        transfer = self._submit(update, *_present(gradients or ()), *_present((clip_divisor,)))
+        transfer = self._submit(update, *present(gradients or ()), *present((clip_divisor,)))
         self._loaded[layer] = LoadedLayer(memory, transfer)
         if gradients is not None:
-            self._gradient_transfer = transfer
+            self._gradients.read_by(transfer)
 
     def flush_deferred_updates(self, program: Program) -> None:
         """Applies the updates that were deferred, so that the offloaded state is up to date."""
@@ -352,21 +324,13 @@ class OffloadedStore:
                 self._free_local_weights(layer)
         self.wait()
 
-    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
-        """Saves a layer's state; a state in a file is hard-linked."""
-        if layer in self._frozen:
-            return self._save_with_frozen(layer, to)
-        if not (self.layers[layer].owned or self.layers[layer].persistent_buffers):
-            return None
-        return SavedFile(to, self._states[layer].save(to))
-
-    def _save_with_frozen(self, layer: int, to: Path) -> SavedFile:
-        """Copies a layer's state and its frozen weights into one file."""
-        trained = to.with_name(f".{to.name}.trained")
-        self._states[layer].save(trained)()
-        checksum = self._frozen[layer].save_with(trained, to)
-        trained.unlink()
-        return SavedFile(to, lambda: checksum)
+    def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
+        """Saves a layer's state; what is in files is hard-linked."""
+        parameters = self.layers[layer]
+        if not (parameters.owned or parameters.frozen or parameters.persistent_buffers):
+            return ()
+        saved = SavedFile(to, self._states[layer].save(to))
+        return (saved, self._frozen[layer].save(to)) if layer in self._frozen else (saved,)
 
     def wait(self) -> None:
         """Returns when all transfers have ended.
@@ -423,45 +387,13 @@ class OffloadedStore:
         """The layers without their weights; creates their states on the way."""
         by_name: dict[str, ModelParameter] = {}
         for index in range(len(self._stack.layers)):
-            real = self._with_buffers(index)
+            real = with_buffers(self._context, index)
             layer = unloaded_layer(self._stack, index, real, by_name)
             if layer.frozen:
-                shapes = _shapes(layer.frozen)
+                shapes = shapes_of(layer.frozen)
                 self._frozen[index] = FrozenWeights(self._stores, index, self._plan, shapes)
-            owned = _shapes(layer.owned)
-            self._states[index] = self._new_state(index, owned, layer.persistent_buffers)
+            self._states[index] = OffloadedLayerState(
+                self._stores, index, self._plan, shapes_of(layer.owned), layer.persistent_buffers,
+                grad_layers=self._grad_layers,
+            )  # fmt: skip
             yield layer
-
-    def _with_buffers(self, index: int) -> nn.Module:
-        """A layer with real buffers, which are small and stay in device memory."""
-        layer = self._stack.layers[index]
-        if not any(True for _ in layer.buffers()):
-            return layer
-        seed, device = self._context.seed, str(self._device.torch_device)
-        return materialize_layer(self._stack, index, seed=seed, device=device)
-
-    def _new_state(
-        self,
-        index: int,
-        weights: Mapping[str, tuple[int, ...]],
-        buffers: Mapping[str, Tensor],
-        *,
-        decays: Sequence[bool] | None = None,
-    ) -> OffloadedLayerState:
-        return OffloadedLayerState(
-            self._stores, index, self._plan, weights, tuple(buffers.items()),
-            offloads_grads=index in self._grad_layers, decays=decays,
-        )  # fmt: skip
-
-
-def _shapes(weights: Sequence[ModelParameter]) -> dict[str, tuple[int, ...]]:
-    return {weight.name: tuple(weight.shape) for weight in weights}
-
-
-def _saved_weight(file: Path, name: str) -> Tensor:
-    """A weight of a checkpoint's file by its full name."""
-    return read_tensor(file, f"weight/{name}")
-
-
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]

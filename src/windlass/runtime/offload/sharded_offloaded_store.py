@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import storage_errors
 from windlass.models import materialize_layer
 from windlass.program import layers_of_stage, updates_per_shard
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.load_state import load_layer_shard
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.distributed.flat_weights import WeightPart
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.distributed.shards.flat_shard import (
     LayerShard,
@@ -25,6 +25,10 @@ from windlass.runtime.distributed.shards.flat_shard import (
     writes_checkpoint,
 )
 from windlass.runtime.interpreter import Handlers
+from windlass.runtime.offload.frozen_weights import FrozenWeights, places_of_base
+from windlass.runtime.offload.initial_state import leave_shard_in, load_frozen_shard
+from windlass.runtime.offload.layer_state import OffloadedLayerState
+from windlass.runtime.offload.layer_weights import with_buffers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
 from windlass.runtime.optimizer_state.dtypes import DTYPES, stored_dtype
@@ -69,6 +73,8 @@ class ShardedOffloadedStore(OffloadedStore):
         """Whether this rank updates a part of the weights it holds; they stay in device memory."""
         self._param_shards: dict[int, Tensor] = {}
         """Flat weight shard of each layer, `[param_shard_elements]`, where it shares updates."""
+        self._frozen_shards: dict[int, Sequence[Tensor]] = {}
+        """Frozen weights of the segments that this rank keeps, in device memory, by layer."""
         self._reduced: dict[int, list[Tensor | None]] = {}
         """Reduced gradients of the segments, by layer."""
         super().__init__(context, optimizer, queue, before_update=before_update)
@@ -94,11 +100,7 @@ class ShardedOffloadedStore(OffloadedStore):
         """Assembles this rank's weight shard of a layer from the parts that each rank loaded."""
         if not shard.elements:
             return
-        flat = torch.zeros(
-            shard.param_shard_elements,
-            dtype=DTYPES[self._plan.precision],
-            device=self._device.torch_device,
-        )
+        flat = self._flat_shard(shard.param_shard_elements)
         part = self._updated_part(flat, shard)
         segments = [part[s.shard_slice].view(s.shape) for s in shard.segments]
         for segment, loaded in zip(segments, self._segments[index], strict=True):
@@ -125,39 +127,54 @@ class ShardedOffloadedStore(OffloadedStore):
             if index not in local_layers:
                 yield remote_layer_parameters(name)
                 continue
-            real = self._with_buffers(index)
+            real = with_buffers(self._context, index)
             shard = LayerShard(self._context, self._groups, index, real)
             self._layer_shards[index] = shard
             weights = {shard.checkpoint_name(s): tuple(s.shape) for s in shard.segments}
             buffers = persistent_buffers(name, real) if shard.is_first_shard else {}
-            self._states[index] = self._new_state(
-                index, weights, buffers, decays=[segment.decays for segment in shard.segments]
-            )
+            self._states[index] = OffloadedLayerState(
+                self._stores, index, self._plan, weights, buffers, grad_layers=self._grad_layers,
+                decays=[segment.decays for segment in shard.segments],
+            )  # fmt: skip
+            kept = {shard.checkpoint_name(s): tuple(s.shape) for s in shard.frozen_segments}
+            if kept:
+                self._frozen[index] = FrozenWeights(self._stores, index, self._plan, kept)
             yield shard.layer_parameters(by_name, self._stack.tied_weights)
 
     def _create_states(self) -> None:
-        with storage_errors(self._folder):
-            for index, state in self._states.items():
-                layer = materialize_layer(self._stack, index, seed=self._context.seed, device="cpu")
-                masters = [weight.master for weight in self._master_parameters(index, layer)]
-                state.create(masters, self._staging)
+        places = places_of_base(self._stack, self._plan)
+        for index, state in self._states.items():
+            shard, frozen = self._layer_shards[index], self._frozen.get(index)
+            whole = {w.name: places[w.name] for w in shard.frozen if w.name in places}
+            left = frozen is not None and leave_shard_in(frozen, shard, whole)
+            name = self._stack.names[index]
+            layer = materialize_layer(
+                self._stack, index, seed=self._context.seed, device="cpu",
+                empty=[each.removeprefix(f"{name}.") for each in whole] if left else (),
+            )  # fmt: skip
+            masters = [weight.master for weight in self._master_parameters(index, layer)]
+            state.create(masters, self._staging)
+            if frozen is not None and not left:
+                named = {f"{name}.{path}": p.detach() for path, p in layer.named_parameters()}
+                frozen.create(shard.frozen_values(named.__getitem__).__getitem__)
 
     def _load_states(self, checkpoint: Checkpoint) -> None:
-        with storage_errors(self._folder):
-            for index, state in self._states.items():
-                shard, layer = self._layer_shards[index], self.layers[index]
-                if not (shard.segments or layer.persistent_buffers):
-                    continue
-                weights = self._master_parameters(index, None)
-                load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
-                masters = [weight.master.detach() for weight in weights]
-                moments = [weight.moments for weight in weights]
-                updates = [int(weight.steps) for weight in weights]
-                state.create(
-                    masters, self._staging, moments, updates=updates,
-                    averages=[weight.average for weight in weights],
-                    factors=[weight.factors for weight in weights],
-                )  # fmt: skip
+        for index, state in self._states.items():
+            shard, layer = self._layer_shards[index], self.layers[index]
+            if not (shard.segments or shard.frozen_segments or layer.persistent_buffers):
+                continue
+            weights = self._master_parameters(index, None)
+            load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
+            masters = [weight.master.detach() for weight in weights]
+            moments = [weight.moments for weight in weights]
+            updates = [int(weight.steps) for weight in weights]
+            state.create(
+                masters, self._staging, moments, updates=updates,
+                averages=[weight.average for weight in weights],
+                factors=[weight.factors for weight in weights],
+            )  # fmt: skip
+            if index in self._frozen:
+                load_frozen_shard(self._frozen[index], shard, checkpoint, index)
 
     def _master_parameters(
         self, index: int, layer: torch.nn.Module | None
@@ -205,23 +222,36 @@ class ShardedOffloadedStore(OffloadedStore):
             return
         self._loaded.pop(layer).transfer.wait()
         self._segments.pop(layer, None)
+        self._frozen_shards.pop(layer, None)
 
     def _unshard_weights(self, layer: int, _: int) -> None:
         shard = self._layer_shards[layer]
         self._loaded[layer].transfer.wait()
-        param_shard = self._flat_param_shard(layer, shard)
-        device = self._device.torch_device
-        full = torch.empty(shard.elements, dtype=param_shard.dtype, device=device)
-        pending = self._groups.unshard_weights(full, param_shard, shard.part)
-        shard.use_full_weights(pending.wait())
+        if shard.elements:
+            own = self._flat_param_shard(layer, shard)
+            shard.use_full_weights(self._gather(own, shard.elements, shard.part))
+        if shard.frozen_elements:
+            own = self._flat_shard(shard.frozen_shard_elements)
+            views = self._frozen_shards.get(layer, ())
+            for segment, values in zip(shard.frozen_segments, views, strict=True):
+                own[segment.shard_slice] = values.view(-1)
+            shard.use_full_frozen(self._gather(own, shard.frozen_elements, shard.part))
+
+    def _gather(self, own: Tensor, elements: int, part: WeightPart) -> Tensor:
+        """The flat weights `[elements]` of which this rank has its own."""
+        full = own.new_empty(elements)
+        gathered: Tensor = self._groups.unshard_weights(full, own, part).wait()
+        return gathered
+
+    def _flat_shard(self, elements: int) -> Tensor:
+        dtype, device = DTYPES[self._plan.precision], self._device.torch_device
+        return torch.zeros(elements, dtype=dtype, device=device)
 
     def _flat_param_shard(self, layer: int, shard: LayerShard) -> Tensor:
         """This rank's weight shard of a layer, `[param_shard_elements]`."""
         if self._shares_updates:
             return self._param_shards[layer]
-        dtype = DTYPES[self._plan.precision]
-        device = self._device.torch_device
-        flat = torch.zeros(shard.param_shard_elements, dtype=dtype, device=device)
+        flat = self._flat_shard(shard.param_shard_elements)
         for segment, weight in zip(shard.segments, self._segments[layer], strict=True):
             flat[segment.shard_slice] = weight.detach().view(-1)
         return flat
@@ -322,14 +352,24 @@ class ShardedOffloadedStore(OffloadedStore):
         else:
             super()._use_weights(layer, views)
 
-    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+    def _use_frozen_views(self, layer: int, views: Sequence[Tensor]) -> None:
+        if self._shards_params:
+            self._frozen_shards[layer] = views
+        else:
+            super()._use_frozen_views(layer, views)
+
+    def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Saves this rank's shard of a layer, unless another rank saves the same."""
         is_local = layer in self._layer_shards
         if not is_local or not writes_checkpoint(layer, self._layer_shards[layer].part):
-            return None
+            return ()
         shard = self._layer_shards[layer]
-        if not (shard.segments or self.layers[layer].persistent_buffers):
-            return None
+        frozen, whole = self._frozen.get(layer), to
+        if not (shard.segments or frozen or self.layers[layer].persistent_buffers):
+            return ()
         if not shard.is_full_layer:
             to = to.with_name(layer_file(layer, shard=shard.file_part))
-        return SavedFile(to, self._states[layer].save(to))
+        saved = (SavedFile(to, self._states[layer].save(to)),)
+        if frozen is None or not (shard.is_first_shard if frozen.is_left else shard.saves_frozen):
+            return saved
+        return (*saved, frozen.save(whole if frozen.is_left else to))

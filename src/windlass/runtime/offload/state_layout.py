@@ -9,12 +9,11 @@ link without copying; a state in host memory has the same bytes.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from windlass.runtime.checkpoint.layer_tensors import PADDING
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
@@ -23,7 +22,6 @@ from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
-_ZEROS = "zeros/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +150,39 @@ def state_layout(
         entries[key] = _entry(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset, end)
         offset = end
     nbytes = _pad_to_page(entries, offset)
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE_BYTES)
-    header = len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
+    header = _header(entries)
     regions = tuple(
         StateRegion(kind, region, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
         for kind, region, begin in begins
     )
     return StateLayout(header, regions, len(header) + steps_offset, len(header) + nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLayout:
+    """Positions of everything in a safetensors file of weights alone."""
+
+    header: bytes
+    """Padded to whole pages; the weights follow it."""
+    region: TensorRegion
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + self.region.nbytes
+
+
+def frozen_layout(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> FrozenLayout:
+    """The layout of a file of weights with these names and shapes."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    region = tensor_region(weights, dtype)
+    for extent in region.extents:
+        end = extent.offset + extent.nbytes
+        entries[f"weight/{extent.name}"] = _entry(
+            DTYPE_NAMES[dtype], extent.shape, extent.offset, end
+        )
+        _pad_to_page(entries, end)
+    return FrozenLayout(_header(entries), region)
 
 
 def _regions(
@@ -181,12 +204,6 @@ def _regions(
         yield "average", tensor_region(weights, torch.float32)
 
 
-def saved_names(file: Path) -> list[str]:
-    """Names of the tensors of a state's file, without the zeros between them."""
-    with safe_open(file, framework="pt") as content:
-        return [name for name in content.keys() if not name.startswith(_ZEROS)]  # noqa: SIM118
-
-
 def write_tail(
     file: StoreHandle, layout: StateLayout, updates: Sequence[int], tensors: Sequence[Tensor]
 ) -> None:
@@ -200,12 +217,25 @@ def write_tail(
     """
     counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
     tail = counts + b"".join(bytes(tensor_bytes(each)) for each in tensors)
-    for offset, content in ((0, layout.header), (layout.steps_offset, tail)):
-        memory = page_aligned_buffer(round_up_to_page(len(content)))
-        memory.zero_()
-        if content:  # a layer without trained weights has no tail
-            memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        file.write(memory, offset)
+    write_bytes(file, layout.header, 0)
+    write_bytes(file, tail, layout.steps_offset)
+
+
+def write_bytes(file: StoreHandle, content: bytes, offset: int) -> None:
+    """Writes bytes from a page on, and zeros behind them up to the next one."""
+    if not content:  # a layer without trained weights has no tail
+        return
+    memory = page_aligned_buffer(round_up_to_page(len(content)))
+    memory.zero_()
+    memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    file.write(memory, offset)
+
+
+def _header(entries: Mapping[str, object]) -> bytes:
+    """The header of a file, padded to whole pages."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE_BYTES)
+    return len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, object]:
@@ -216,5 +246,5 @@ def _pad_to_page(entries: dict[str, object], offset: int) -> int:
     """The start of the next page; adds an entry for the zeros before it."""
     end = round_up_to_page(offset)
     if end > offset:
-        entries[f"{_ZEROS}{offset}"] = _entry("U8", (end - offset,), offset, end)
+        entries[f"{PADDING}{offset}"] = _entry("U8", (end - offset,), offset, end)
     return end

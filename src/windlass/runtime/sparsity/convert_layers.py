@@ -19,12 +19,10 @@ from windlass.models import LayerStack
 from windlass.runtime.block_scores import block_norms
 from windlass.runtime.checkpoint.checkpoint import MANIFEST_FILE, Checkpoint, layer_file
 from windlass.runtime.checkpoint.convert_moments import read_moments
+from windlass.runtime.checkpoint.layer_tensors import PADDING
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
 from windlass.sparsity import BlockSparseLinear, MaskedLinear, column_groups, largest_blocks
 from windlass.torch_ext import MomentCodec
-
-_PADDING = "zeros/"
-"""Begins the names of what an offloaded layer's file has between its tensors."""
 
 
 def convert_checkpoint(
@@ -72,7 +70,7 @@ class _LayerConversion:
         self._codec = MomentCodec(torch.device("cpu"))
         try:
             with safe_open(source, framework="pt") as file:
-                names = [key for key in file.keys() if not key.startswith(_PADDING)]  # noqa: SIM118
+                names = [key for key in file.keys() if not key.startswith(PADDING)]  # noqa: SIM118
                 self._tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in names}
         except SafetensorError as error:
             raise CheckpointError(f"`{source}` cannot be read: {error}") from None

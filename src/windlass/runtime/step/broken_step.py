@@ -39,6 +39,8 @@ class BrokenStep:
         Raises:
             RunBroken: one is not finite.
         """
+        if not losses:  # the losses are those of another stage
+            return
         parts = stacked(losses.values(), torch.float32, self._device)
         values = parts.reshape(len(parts), -1).sum(dim=1).cpu().tolist()
         for micro, loss in zip(losses, values, strict=True):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, layer_file, open_checkpoint
+from windlass.runtime.checkpoint.layer_tensors import LayerTensors, open_layer
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.activation_fingerprints import (
     Fingerprint,
@@ -215,21 +215,21 @@ def _tolerance(quantity: ComparedQuantity, precision: Precision, moments: Moment
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Weights and decoded first moments of a layer's file, by key."""
     codec = MomentCodec(torch.device("cpu"))
-    with safe_open(path, framework="pt") as file:
-        keys: list[str] = [k for k in file.keys() if k.startswith(("weight/", "moment1/"))]  # noqa: SIM118
-        tensors = {key: file.get_tensor(key) for key in keys}
+    with open_layer(path) as layer:
+        keys = [key for key in layer.keys if key.startswith(("weight/", "moment1/"))]
+        tensors = {key: layer.read(key) for key in keys}
         for key in keys:
             name = key.removeprefix("moment1/")
             if name != key and tensors[key].dtype not in (torch.float32, torch.float64):
-                moments = (_stored_moment(file, 1, name), _stored_moment(file, 2, name))
+                moments = (_stored_moment(layer, 1, name), _stored_moment(layer, 2, name))
                 tensors[key] = codec.decode_all(moments)[0]
     return tensors
 
 
-def _stored_moment(file: safe_open, which: int, name: str) -> StoredMoment:
+def _stored_moment(layer: LayerTensors, which: int, name: str) -> StoredMoment:
     key = f"scale{which}/{name}"
-    scales = file.get_tensor(key) if key in file.keys() else None  # noqa: SIM118
-    return StoredMoment(file.get_tensor(f"moment{which}/{name}"), scales)
+    scales = layer.read(key) if key in layer.keys else None
+    return StoredMoment(layer.read(f"moment{which}/{name}"), scales)
 
 
 def _clip_divisor(step: Step, settings: TrainSettings) -> float:

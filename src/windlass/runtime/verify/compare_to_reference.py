@@ -15,7 +15,7 @@ from windlass.errors import CheckpointError
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import layer_file
 from windlass.runtime.checkpoint.convert_moments import read_moments
-from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.verify.reference_model import ReferenceStep
 from windlass.schema import (
     MOMENT_TOLERANCE,

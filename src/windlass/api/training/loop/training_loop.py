@@ -92,7 +92,9 @@ def train_rank(
 
 def _new_stack(planned: Planned, checkpoint: "Checkpoint | None") -> "LayerStack":
     model, seed = planned.request.model_identity, planned.request.train.seed
-    return planned.objects.stack(model.saved if checkpoint else model, seed=seed)
+    if checkpoint is None:
+        return planned.objects.stack(model, seed=seed)
+    return planned.objects.stack(model.saved, seed=seed, weightless=True)
 
 
 def _prepare_memory(planned: Planned) -> None:

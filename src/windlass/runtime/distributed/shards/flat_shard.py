@@ -224,6 +224,18 @@ class LayerShard:
         shard = flat[self.frozen_shard_begin :][: self.frozen_shard_elements]
         return shard.clone() if len(shard) < len(flat) else shard
 
+    def frozen_values(self, full_weight: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """This rank's segments of the layer's frozen weights, by their names in a checkpoint.
+
+        Args:
+            full_weight: gives a weight in full by its full name.
+        """
+        shard = self.frozen_shard(full_weight)
+        return {
+            self.checkpoint_name(segment): shard[segment.shard_slice].view(segment.shape)
+            for segment in self.frozen_segments
+        }
+
     def _fill(
         self, flat: Tensor, weights: Sequence[FlatParameter], full_weight: Callable[[str], Tensor]
     ) -> None:

@@ -309,7 +309,7 @@ class ShardedStore:
                 if segment.name == name:
                     segment.reset_elements(slot * size, (slot + 1) * size)
 
-    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+    def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Writes this rank's shard of a layer, unless another rank writes the same."""
         written = [
             local
@@ -318,7 +318,7 @@ class ShardedStore:
             and (local.shard.elements or not local.shard.part.experts)
         ]
         if not written:
-            return None
+            return ()
         is_full = written[0].shard.is_full_layer
         if not is_full:
             to = to.with_name(layer_file(layer, shard=written[0].shard.file_part))

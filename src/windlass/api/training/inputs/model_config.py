@@ -1,0 +1,49 @@
+"""The shape of a Hugging Face model in the folder of a run, which outlives the model's own."""
+
+import shutil
+from pathlib import Path
+from typing import TypeVar
+
+from windlass.atomic_files import storage_errors
+from windlass.models import find_model_folder, is_huggingface
+from windlass.schema import MODEL_CONFIG_FILE, TOKENIZER_FILE, Request
+
+_Request = TypeVar("_Request", bound=Request)
+
+
+def save_model_config(name: str, folder: Path) -> tuple[str, ...]:
+    """Copies the `config.json` of a model of Hugging Face; returns the names of the files.
+
+    Args:
+        name: the model's name.
+        folder: the run folder.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    if not is_huggingface(name):
+        return ()
+    with storage_errors(folder / MODEL_CONFIG_FILE):
+        shutil.copyfile(find_model_folder(name).config, folder / MODEL_CONFIG_FILE)
+    return (MODEL_CONFIG_FILE,)
+
+
+def with_saved_config(request: _Request, folder: Path) -> _Request:
+    """The request with the copies of a run folder in place of a model's folder that is gone.
+
+    Args:
+        request: that of the run.
+        folder: the run folder.
+    """
+    name, config = request.model.name, (folder / MODEL_CONFIG_FILE).absolute()
+    if not is_huggingface(name) or not config.is_file():
+        return request
+    gone = Path(name.removeprefix("hf:")).expanduser()
+    if gone.exists():
+        return request
+    model = request.model.model_copy(update={"name": f"hf:{config}"})
+    data, tokenizer = request.data, (folder / TOKENIZER_FILE).absolute()
+    named = Path(data.tokenizer).expanduser()
+    if named.suffix == ".json" and not named.is_file() and tokenizer.is_file():
+        data = data.model_copy(update={"tokenizer": str(tokenizer)})
+    return request.model_copy(update={"model": model, "data": data})
