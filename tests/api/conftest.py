@@ -13,12 +13,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_cache(tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
-def disk_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache whose machine can offload to its disk."""
-    return made_cache(tmp_path_factory, "cache", disk="8 GiB")
-
-
 @pytest.fixture
 def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small text; the environment points to that cache."""

@@ -91,9 +91,8 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def test_a_streamed_base_is_read_where_it_stands_and_gives_the_bits_of_one_in_memory(
-    home: Path, monkeypatch: pytest.MonkeyPatch, disk_cache: Path
+    home: Path,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(disk_cache))
     base = llama_folder(home / "llama")
     before = contents(base)
     whole = [step.loss for step in train(home, f"hf:{base}", "phases=1")]
@@ -118,10 +117,7 @@ def test_a_streamed_base_is_read_where_it_stands_and_gives_the_bits_of_one_in_me
 
 
 @pytest.mark.slow
-def test_what_stands_in_another_order_is_kept_once_and_outlives_the_base(
-    home: Path, monkeypatch: pytest.MonkeyPatch, disk_cache: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(disk_cache))
+def test_what_stands_in_another_order_is_kept_once_and_outlives_the_base(home: Path) -> None:
     model = gpt2_folder(home / "gpt2")  # its products are stored transposed
     run = train(home, model, "phases=2")
     loss = stop_after_three(run)
