@@ -154,3 +154,52 @@ def test_pixels_are_scaled_as_the_folder_of_a_model_says(train: Train, home: Pat
     processor.write_text('{"image_mean": [0.25, 0.3], "image_std": [0.5, 0.5]}')
     with pytest.raises(ModelError, match="has 2 numbers as `image_mean`, and the model takes"):
         windlass.plan(f"hf:{folder}")
+
+
+NUMBERS = """
+from torch import nn
+
+def build():
+    return nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()), nn.Linear(8, 8), nn.Linear(8, 3)
+    )
+"""
+RANK_DIGITS = 1e-5
+"""Relative: float32 sums of eight examples, in two parts."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("parallel.data=2",),
+        ("parallel.pipeline=2",),
+        ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2"),
+    ],
+)
+def test_numbers_are_learned_by_several_processes_as_by_one(
+    plan: tuple[str, ...], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "several_numbers.py").write_text(NUMBERS)
+    draws = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(1, 4, 4, generator=draws), torch.randn(3, generator=draws)) for _ in range(24)
+    ]
+    data[5][1][1] = torch.nan  # an example that does not count
+    model = (
+        "model.input_shape=[1,4,4]",
+        "model.predicts=numbers",
+        *SETTINGS,
+        "train.batch=8",
+    )
+    runs = [
+        [
+            step.loss
+            for step in windlass.train(
+                "several_numbers.py:build", *model, *keys, data=data, root=home / "runs"
+            )
+        ]
+        for keys in ((), plan)
+    ]
+    assert runs[1] == pytest.approx(runs[0], rel=RANK_DIGITS)

@@ -177,6 +177,23 @@ def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str
     return (note,)
 
 
+def head_notes(model: ModelIdentity) -> tuple[str, ...]:
+    """That the head of a Hugging Face folder is drawn anew, if a request asks for other classes."""
+    classes = model_arguments(model).get("classes")
+    if classes is None or not is_huggingface(model.name):
+        return ()
+    from windlass.models import pretrained_classes
+
+    stored = pretrained_classes(model.name)
+    if stored in (None, classes):
+        return ()
+    note = (
+        f"draws the head anew, for {classes} classes: that of `{model.name}` has {stored:,}, and "
+        "all other weights are the folder's"
+    )
+    return (note,)
+
+
 def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects) -> Graph:
     """The graph with the layer of a user's model, if any, in which a token sees later ones.
 

@@ -15,7 +15,7 @@ from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.kept.kept_code import load_kept_code
 from windlass.api.kept.kept_plans import keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
-from windlass.api.model_graph import capture, model_notes
+from windlass.api.model_graph import capture, head_notes, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
     PlannedObjects,
@@ -299,7 +299,7 @@ def plan_request(
         machine=target,
         result=result,
         defaults=defaults,
-        notes=(*model_notes(graph, objects), *_leg_notes(resolved)),
+        notes=(*model_notes(graph, objects), *head_notes(model), *_leg_notes(resolved)),
         objects=objects,
         is_kept=kept is not None,
     )

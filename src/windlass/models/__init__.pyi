@@ -17,6 +17,7 @@ from .attention import (
 from .build import (
     build_layer_stack,
     layer_stack_of,
+    pretrained_classes,
 )
 from .catalog import (
     ModelArgument,
@@ -264,6 +265,7 @@ __all__ = [
     "param_shards",
     "peft_adapter",
     "predicts_pairs",
+    "pretrained_classes",
     "published_active_parameters",
     "published_parameter_count",
     "reduce_scatter",

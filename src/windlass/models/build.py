@@ -25,6 +25,7 @@ from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
+from windlass.models.huggingface.new_head import classes_of
 from windlass.models.huggingface.pretrained_weights import open_pretrained
 from windlass.models.images.image_config import ResNetConfig
 from windlass.models.images.resnet import build_resnet
@@ -43,7 +44,7 @@ from windlass.schema import LoraRequest, SparsityRequest
 
 _FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss", "sentence_head")
 """Arguments that leave the shape of every weight as it is."""
-_SIZE = "input_shape"
+_SIZE, _CLASSES = "input_shape", "classes"
 
 
 def build_layer_stack(
@@ -105,7 +106,8 @@ def build_layer_stack(
     refuse_sparse_experts(config, sparse=sparsity is not None)
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
     if is_pretrained:
-        _require_own_shape(name, arguments, sparsity)
+        own = {key: arguments[key] for key in arguments if key != _CLASSES or not config.image}
+        _require_own_shape(name, own, sparsity)
     with torch.device("meta"):
         module = build_transformer(config)
     _make_trainable(module, name, sparsity, lora, frozen, seed=seed)
@@ -204,7 +206,8 @@ def _residual_stack(
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
     if is_pretrained:
         # Its convolutions take images of any size.
-        _require_own_shape(name, {key: arguments[key] for key in arguments if key != _SIZE}, None)
+        own = {key: arguments[key] for key in arguments if key not in (_SIZE, _CLASSES)}
+        _require_own_shape(name, own, None)
     config = apply_resnet_arguments(config, arguments)
     with torch.device("meta"):
         module = build_resnet(config)
@@ -253,6 +256,17 @@ def _require_own_shape(
             f"`{name}` has weights of its own shape, which {' and '.join(wrong)} would change; "
             f"leave that out, or name `{name.rstrip('/')}/config.json`, whose weights are drawn"
         )
+
+
+def pretrained_classes(name: str) -> int | None:
+    """The classes of a Hugging Face folder of images with weights; None for any other model.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    if not is_huggingface(name) or find_model_folder(name).weights is None:
+        return None
+    return classes_of(resnet_config(name) or model_config(name))
 
 
 def _with_pretrained_weights(

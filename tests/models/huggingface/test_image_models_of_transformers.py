@@ -1,6 +1,7 @@
 """ViT and ResNet folders of Hugging Face, beside the modules of `transformers` itself."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
         (1, 32, 32),
     ),
 }
+CLASSES = {"vit": "vocabulary", "resnet": "classes"}
+"""Field of our configuration."""
 PROCESSOR = {
     "size": 12, "crop_pct": 0.875, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.5],
 }  # fmt: skip
@@ -214,3 +217,44 @@ def test_a_processor_whose_numbers_do_not_go_together_is_refused(tmp_path: Path)
 
     with pytest.raises(ModelError, match=r"preprocessor_config.json` cannot be read: `image_mean`"):
         image_processor(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_a_head_for_other_classes_is_drawn_anew_on_the_weights_of_a_folder(
+    name: str, tmp_path: Path
+):
+    from transformers import AutoModelForImageClassification
+
+    model = saved(name, tmp_path / "seven")
+    hub = f"hf:{tmp_path / 'seven'}"
+    stacks = [
+        build_layer_stack(hub, {"classes": 10}, device="cpu", seed=seed) for seed in (0, 0, 1)
+    ]
+    heads = [stack.layers[-1].projection.weight for stack in stacks]
+    assert heads[0].shape[0] == 10
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+    config = replace(config_of(tmp_path / "seven"), **{CLASSES[name]: 10})
+    layout = export_layout(config, {}, tokenizer=None)
+    parameters = {
+        f"{layer_name}.{path}": tensor.detach()
+        for layer_name, layer in zip(stacks[0].names, stacks[0].layers, strict=True)
+        for path, tensor in (*layer.named_parameters(), *layer.named_buffers())
+    }
+    (tmp_path / "ten").mkdir()
+    save_file(dict(layout.tensors(parameters.items())), tmp_path / "ten" / "model.safetensors")
+    for file, content in layout.files.items():
+        (tmp_path / "ten" / file).write_bytes(content)
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "ten").eval()
+    images = torch.randn(3, *MODELS[name][2])
+    with torch.no_grad():
+        assert torch.allclose(theirs(images).logits, logits(stacks[0], images), atol=1e-5)
+    body = dict(model.base_model.named_parameters())
+    assert all(torch.equal(p, body[n]) for n, p in theirs.base_model.named_parameters())
+
+
+def test_the_classes_of_the_folder_keep_its_head(tmp_path: Path):
+    model = saved("vit", tmp_path)
+    stack = build_layer_stack(f"hf:{tmp_path}", {"classes": 7}, device="cpu", seed=0)
+    assert torch.equal(stack.layers[-1].projection.weight, model.classifier.weight)

@@ -20,6 +20,7 @@ from windlass.models.huggingface.model_folder import (
     find_model_folder,
     is_huggingface,
 )
+from windlass.models.huggingface.new_head import replaced_classes, with_classes
 from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     TYPES,
@@ -151,9 +152,12 @@ def export_layout(
     family = find_family(folder.read_config().get("model_type"))
     base = list_tensors(folder.weights)
     paths = (folder.weights / name for name in _CARRIED_FILES)
+    files = {path.name: read_regular_file(path) for path in paths if path.is_file()}
+    if replaced_classes(config) is not None:
+        files[CONFIG_FILE] = with_classes(files[CONFIG_FILE], config, family)
     return ExportLayout(
         names=names_in_folder(family, config, base),
-        files={path.name: read_regular_file(path) for path in paths if path.is_file()},
+        files=files,
         users=users,
         base=base,
     )

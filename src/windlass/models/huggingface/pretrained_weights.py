@@ -12,6 +12,7 @@ from windlass.errors import InputErrors
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.image_fields import ModelConfig
 from windlass.models.huggingface.model_folder import find_model_folder
+from windlass.models.huggingface.new_head import HEAD, replaced_classes
 from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,
@@ -32,8 +33,8 @@ class PretrainedWeights:
     """Every tensor of the folder, by its name there."""
     names: TensorNames
     parameters: frozenset[str]
-    """Full names of our parameters and buffers that the folder has; others, as those of adapters,
-    are drawn."""
+    """Full names of our parameters and buffers that the folder has; others, as those of adapters
+    and of a head for other classes, are drawn."""
 
     def read(self, parameter: str) -> Tensor:
         """The values of one parameter of ours, in the type that they are stored in.
@@ -98,8 +99,9 @@ def open_pretrained(
     path = folder.config.parent
     stored = list_tensors(path)
     names = names_in_folder(family, config, stored)
+    drawn = frozenset(HEAD if replaced_classes(config) is not None else ())
     weights = PretrainedWeights(
-        folder=path, stored=stored, names=names, parameters=frozenset(parameters)
+        folder=path, stored=stored, names=names, parameters=frozenset(parameters) - drawn
     )
     errors = [*_disagreements(weights, parameters, tied)]
     if errors:
@@ -115,6 +117,8 @@ def _disagreements(
     for name, parameter in parameters.items():
         sources, copies = weights.names.sources(name), weights.names.copies(name)
         known.update(sources, copies)
+        if name not in weights.parameters:
+            continue
         if name in tied:
             yield from _unequal_copies(weights, sources, weights.names.sources(tied[name]))
             continue
