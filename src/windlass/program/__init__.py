@@ -35,6 +35,7 @@ from windlass.program.communication_volume import (
 from windlass.program.context_parallel import (
     CONTEXT_RUNS,
     context_errors,
+    context_run_errors,
     gathered_kinds,
     key_value_bytes,
     micro_of_rank,
@@ -198,6 +199,7 @@ __all__ = [
     "communicator_partitions",
     "communicator_use",
     "context_errors",
+    "context_run_errors",
     "describe_recompute",
     "disk_usage",
     "divided_kinds",

@@ -8,7 +8,6 @@ gradients. Everything else is what a replica does with `1 / c` of the tokens. So
 
 from collections.abc import Iterator, Mapping
 
-from windlass.program.activation_checkpointing import selective_layers
 from windlass.schema import (
     PRECISION_BYTES,
     Graph,
@@ -48,21 +47,27 @@ def context_errors(degree: int, sequence: int) -> Iterator[str]:
         )
 
 
-def context_run_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """What this version does not run beside context parallelism; other stacks may."""
-    parallel = plan.parallel
-    if parallel.context is None:
+def context_run_errors(degree: int, graph: Graph, *, tensor: int, selective: bool) -> Iterator[str]:
+    """What this version does not run beside context parallelism; other stacks may.
+
+    Args:
+        degree: context-parallel degree.
+        graph: the full graph of the model.
+        tensor: tensor-parallel degree.
+        selective: whether layers are recomputed selectively.
+    """
+    if degree == 1:
         return
     excluded = {
-        f"`parallel.tensor` = {parallel.tensor}": int(parallel.tensor) > 1,
-        "`recompute` = selective": bool(selective_layers(plan)),
+        f"`parallel.tensor` = {tensor}": int(tensor) > 1,
+        "`recompute` = selective": selective,
         "examples that are no text": graph.examples is not None,
         "experts": bool(graph.experts),
     }
     for what, is_asked in excluded.items():
         if is_asked:
             yield (
-                f"`parallel.context` = {parallel.context} with {what}, which this version does not "
+                f"`parallel.context` = {degree} with {what}, which this version does not "
                 "combine; leave one of them out"
             )
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import InputErrors
+from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.context_parallel import context_errors, context_run_errors
 from windlass.program.expert_parallel import expert_errors
 from windlass.program.layer_mode_errors import (
@@ -48,11 +49,18 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
-        *(context_run_errors(plan, graph) if machine.stack is None else ()),
+        *(_context_errors(plan, graph) if machine.stack is None else ()),
         *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
         *_float8_errors(plan, machine),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
+
+
+def _context_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    """What our own runtime does not run beside context parallelism."""
+    degree, tensor = plan.parallel.context or 1, plan.parallel.tensor
+    selective = bool(selective_layers(plan))
+    yield from context_run_errors(degree, graph, tensor=tensor, selective=selective)
 
 
 def _float8_errors(plan: Plan, machine: Machine) -> Iterator[str]:

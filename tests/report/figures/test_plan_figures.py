@@ -117,6 +117,13 @@ def test_rings_join_the_replicas_that_shard_together(sharding: tuple[int, int]):
     assert rings == sorted(", ".join(map(str, group)) for group in [*expected, *state])
 
 
+def test_a_ring_joins_ranks_that_divide_sequences_and_shard_together():
+    plan = tiny_plan(GRAPH, MACHINE, data=2, context=2, sharding=(4, 4))
+    figure = device_mesh_figure(plan)
+    assert "replicas 0, 1, 2, 3" in {text for text, _ in rects(figure)}
+    assert "replica 1, part 2/2" in words(figure)
+
+
 def test_a_gap_stands_for_the_middle_of_hundreds_of_replicas():
     plan = tiny_plan(GRAPH, MACHINE, data=512, pipeline=2, sharding=(512, 512))
     text = words(device_mesh_figure(plan))

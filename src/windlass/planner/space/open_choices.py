@@ -106,8 +106,9 @@ class OpenChoices:
             wanted = ()
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
-        runs_float8 = self.request.precision == "float8" and self.machine.stack is None
-        if self.request.loss == "fused" or runs_float8:
+        own, context = self.machine.stack is None, self.request.parallel.context or 1
+        runs_whole = own and (self.request.precision == "float8" or context > 1)
+        if self.request.loss == "fused" or runs_whole:
             candidates = (1,)
         return tuple(
             degree

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
-from windlass.planner.space.pins import pin_faults, step_graph_faults
+from windlass.planner.space.pins import context_faults, pin_faults, step_graph_faults
 from windlass.program import fused_loss_errors, tensor_parallel_errors
 from windlass.schema import (
     OWN_STACK,
@@ -119,6 +119,7 @@ def request_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> 
             "phases; leave it out"
         )
     yield from step_graph_faults(request, graph, machine)
+    yield from context_faults(request, graph, machine)
     yield from pin_faults(request, machine)
 
 

@@ -12,6 +12,7 @@ from windlass.planner.recompute_layers import (
 from windlass.program import (
     capability_faults,
     context_errors,
+    context_run_errors,
     float8_errors,
     master_weight_errors,
     moment_errors,
@@ -219,6 +220,15 @@ def uses_one_device(request: Request) -> bool:
     """Whether a request names one device, however many a machine has."""
     named = request.parallel
     return named.pipeline == named.tensor == named.data == 1 and named.context in (None, 1)
+
+
+def context_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
+    """Why our own runtime cannot divide sequences as a request asks, whatever the plan."""
+    if machine.stack is None:
+        yield from context_run_errors(
+            request.parallel.context or 1, graph, tensor=request.parallel.tensor or 1,
+            selective=request.recompute == "selective",
+        )  # fmt: skip
 
 
 def step_graph_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Figure of the device mesh: pipeline stages, tensor-parallel ranks, replicas and sharding groups.
 
-Columns are stages, rows replicas, and the cells of a block its tensor-parallel ranks, in rows and
-columns if they form a grid. A solid ring joins the replicas that shard the parameters together
+Columns are stages, rows replicas or the context-parallel ranks of each, and the cells of a block
+its tensor-parallel ranks, in rows and columns if they form a grid. A solid ring joins the replicas that shard the parameters together
 (FSDP), a dashed one those that shard the optimizer state together (ZeRO-1). If there are very many
 stages or replicas, a gap stands for the middle ones. Replicas of a single stage are side by side.
 """
@@ -99,12 +99,12 @@ def _tensor_ranks(plan: Plan) -> int:
 
 
 def _flat(plan: Plan) -> bool:
-    return plan.parallel.pipeline == 1 and plan.parallel.data > 1
+    return plan.parallel.pipeline == 1 and plan.parallel.replicas > 1
 
 
 def _layout(plan: Plan) -> _Layout:
     stages = _shown(plan.parallel.pipeline, _MAX_STAGES)
-    replicas = _shown(plan.parallel.data, _MAX_REPLICAS)
+    replicas = _shown(plan.parallel.replicas, _MAX_REPLICAS)
     columns, rows = (replicas, stages) if _flat(plan) else (stages, replicas)
     block_columns = _block_columns(plan)
     pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(columns))
@@ -135,15 +135,15 @@ def _shown(count: int, limit: int) -> tuple[int | None, ...]:
 
 def _column_heads(layout: _Layout) -> Iterator[str]:
     plan = layout.plan
-    count = plan.parallel.data if layout.flat else plan.parallel.pipeline
+    count = plan.parallel.replicas if layout.flat else plan.parallel.pipeline
     for column, shown in enumerate(layout.columns):
         middle = _LEFT + (column + 0.5) * layout.pitch
         if shown is None:
             left_out = count - len(layout.columns) + 1
             yield text_label(middle, 18, f"… {left_out} more", text_anchor="middle")
             continue
-        kind = "replica" if layout.flat else "stage"
-        name = f"{kind} {shown}" if count > 1 else f"one {kind}"
+        name = f"stage {shown}" if count > 1 else "one stage"
+        name = _replica_name(plan, shown) if layout.flat else name
         yield text_label(middle, 18, name, text_anchor="middle", class_="strong")
         if layout.flat:
             continue
@@ -163,7 +163,7 @@ def _stage_lines(plan: Plan, stage: int) -> Iterator[str]:
 
 
 def _row_names(layout: _Layout) -> Iterator[str]:
-    count = layout.plan.parallel.data
+    count = layout.plan.parallel.replicas
     for row, shown in enumerate(layout.rows):
         y = layout.y(row) + layout.block_rows * layout.cell / 2 + 4
         if layout.flat:
@@ -173,8 +173,17 @@ def _row_names(layout: _Layout) -> Iterator[str]:
         elif shown is None:
             name = f"… {count - len(layout.rows) + 1} more"
         else:
-            name = f"replica {shown}" if count > 1 else "one replica"
+            name = _replica_name(layout.plan, shown)
         yield text_label(_LEFT - 12, y, name, text_anchor="end", class_="strong")
+
+
+def _replica_name(plan: Plan, replica: int) -> str:
+    """A replica, and which part of its tokens a context-parallel rank has."""
+    context, count = plan.parallel.context, plan.parallel.data
+    if context is None:
+        return f"replica {replica}" if count > 1 else "one replica"
+    own, part = divmod(replica, context)
+    return f"replica {own}, part {part + 1}/{context}"
 
 
 def _blocks(layout: _Layout) -> Iterator[str]:
@@ -215,7 +224,7 @@ def _block(layout: _Layout, column: int, row: int, stage: int, replica: int) -> 
 
 def _rings(layout: _Layout) -> Iterator[str]:
     plan = layout.plan
-    replicas = range(plan.parallel.data)
+    replicas = range(plan.parallel.replicas)
     parameter_groups = tuple(
         dict.fromkeys(tuple(sorted(parameter_gather_group(rank, plan))) for rank in replicas)
     )
