@@ -1,9 +1,10 @@
 """Figure of the device mesh: pipeline stages, tensor-parallel ranks, replicas and sharding groups.
 
 Columns are stages, rows replicas or the context-parallel ranks of each, and the cells of a block
-its tensor-parallel ranks, in rows and columns if they form a grid. A solid ring joins the replicas that shard the parameters together
-(FSDP), a dashed one those that shard the optimizer state together (ZeRO-1). If there are very many
-stages or replicas, a gap stands for the middle ones. Replicas of a single stage are side by side.
+its tensor-parallel ranks, in rows and columns if they form a grid. A solid ring joins the replicas
+that shard the parameters together (FSDP), a dashed one those that shard the optimizer state
+together (ZeRO-1). If there are very many stages or replicas, a gap stands for the middle ones.
+Replicas of a single stage are side by side.
 """
 
 import math
