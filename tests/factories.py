@@ -1,7 +1,12 @@
-"""Factories of tiny real documents: `tiny_graph(layers=2)`, `tiny_machine(...)`, ..."""
+"""Factories of tiny real documents: `tiny_graph(layers=2)`, `tiny_machine(...)`, ...
+
+Graphs are kept: tests of random plans draw the same few hundreds of times, and each is built, and
+its fingerprint computed, once.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,6 +54,7 @@ def catalog_graph(
     return analytic_tensor_shards(config, analytic_graph(config), degrees)
 
 
+@cache
 def tiny_graph(
     *,
     layers: int = 2,
@@ -99,6 +105,7 @@ def tiny_graph(
     )
 
 
+@cache
 def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     """Blocks, one block that owns a second weight, more blocks, and a head tied to that weight."""
     graph = tiny_graph(layers=1, tied=False)
@@ -116,6 +123,7 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     )
 
 
+@cache
 def expert_graph(*, experts: int = 12, layers: int = 4, width: int = 32) -> Graph:
     """A tiny graph whose blocks have experts of two matrices each, of which a token takes two."""
     graph = tiny_graph(layers=layers, width=width, tied=False)
