@@ -146,11 +146,10 @@ def _column_heads(layout: _Layout) -> Iterator[str]:
         name = f"stage {shown}" if count > 1 else "one stage"
         name = _replica_name(plan, shown) if layout.flat else name
         yield text_label(middle, 18, name, text_anchor="middle", class_="strong")
-        if layout.flat:
-            continue
-        for line, words in enumerate(_stage_lines(plan, shown)):
+        lines = _part_lines(plan, shown) if layout.flat else _stage_lines(plan, shown)
+        for line, words in enumerate(lines):
             yield text_label(middle, 34 + 16 * line, words, text_anchor="middle")
-        if column + 1 < len(layout.columns):
+        if column + 1 < len(layout.columns) and not layout.flat:
             x = _LEFT + (column + 1) * layout.pitch
             yield text_label(x, 19, "→", text_anchor="middle", class_="strong")
 
@@ -175,16 +174,21 @@ def _row_names(layout: _Layout) -> Iterator[str]:
             name = f"… {count - len(layout.rows) + 1} more"
         else:
             name = _replica_name(layout.plan, shown)
+            for words in _part_lines(layout.plan, shown):
+                yield text_label(_LEFT - 12, y + 16, words, text_anchor="end")
         yield text_label(_LEFT - 12, y, name, text_anchor="end", class_="strong")
 
 
 def _replica_name(plan: Plan, replica: int) -> str:
-    """A replica, and which part of its tokens a context-parallel rank has."""
-    context, count = plan.parallel.context, plan.parallel.data
-    if context is None:
-        return f"replica {replica}" if count > 1 else "one replica"
-    own, part = divmod(replica, context)
-    return f"replica {own}, part {part + 1}/{context}"
+    """Name of the replica that one is, or that a context-parallel rank belongs to."""
+    count = plan.parallel.data
+    return f"replica {replica // (plan.parallel.context or 1)}" if count > 1 else "one replica"
+
+
+def _part_lines(plan: Plan, replica: int) -> Iterator[str]:
+    """Which part of its replica's tokens a context-parallel rank has."""
+    if (context := plan.parallel.context) is not None:
+        yield f"part {replica % context + 1} of {context}"
 
 
 def _blocks(layout: _Layout) -> Iterator[str]:
