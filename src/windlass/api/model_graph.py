@@ -126,7 +126,7 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     if model.sparsity and (model.sparsity.modules or model.sparsity.mask):
         return None
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
-    if config.image is not None or config.sentence_head:
+    if config.image is not None or config.takes_pairs:
         return None
     refuse_sparse_experts(config, sparse=model.sparsity is not None)
     return replace(config, sparsity=sparsity_of_leg(model.sparsity))

@@ -42,6 +42,10 @@ from windlass.data.images.image_cache import (
 from windlass.data.keyed_choices.mlm_masking import (
     MlmMasking,
 )
+from windlass.data.labelled_texts import (
+    labelled_fingerprint,
+    prepare_labelled_texts,
+)
 from windlass.data.packing import (
     PairTokens,
     RowBatches,
@@ -127,6 +131,7 @@ __all__ = [
     "held_out_texts",
     "image_fingerprint",
     "is_numbers",
+    "labelled_fingerprint",
     "load_examples",
     "load_task",
     "load_tokenizer",
@@ -135,6 +140,7 @@ __all__ = [
     "open_dataset",
     "prepare_dataset",
     "prepare_images",
+    "prepare_labelled_texts",
     "save_library_questions",
     "save_task",
     "score_choices",

@@ -1,6 +1,7 @@
 """Examples in memory or mapped into it: pairs of inputs and targets, or rows of token ids."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
@@ -9,16 +10,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from windlass.data.batches import TokenBatch
 from windlass.data.keyed_choices.permutation import keyed_permutation
 from windlass.data.pixels import PixelScale
+from windlass.data.tokenizer import Tokenizer
 from windlass.errors import DataError, raise_data_errors
 
 IGNORED_TARGET = -100
 """The only target that is no token: it does not count in the loss."""
 
+
+_CLASSES = "classes"
+"""Key of the names of classes in a file's metadata."""
 
 ExampleArray = npt.NDArray[Any]
 """Token ids or numbers of some examples, `[example ...]`."""
@@ -41,6 +47,10 @@ class ExampleDataset:
     and positions begin at 0 in each. None means that an example is one document."""
     pixels: PixelScale | None = None
     """How pixels become numbers; None takes the inputs as they are."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; None means that they have none, or that a source keeps them."""
+    tokenizer: Tokenizer | None = None
+    """What made the token ids; None if that is not known."""
     content: str | None = None
     """A hash of inputs and targets that is known already; None computes one when it is needed."""
 
@@ -97,7 +107,8 @@ class ExampleDataset:
                 "mean": np.array(self.pixels.mean), "std": np.array(self.pixels.std),
                 "moves": np.array([self.pixels.flips, self.pixels.border], dtype=np.int64),
             }  # fmt: skip
-        save_file(arrays | self._packed, path)
+        names = None if self.classes is None else {_CLASSES: json.dumps(self.classes)}
+        save_file(arrays | self._packed, path, metadata=names)
 
     def excerpt(self, *, train: int, held_out: int) -> "ExampleDataset":
         """The first examples to train on, and the first ones of those that are held out.
@@ -112,7 +123,7 @@ class ExampleDataset:
         documents = None if self.documents is None else self.documents[rows]
         return ExampleDataset(
             inputs=self.inputs[rows], targets=self.targets[rows], held_out=held_out,
-            documents=documents, pixels=self.pixels,
+            documents=documents, pixels=self.pixels, classes=self.classes,
         )  # fmt: skip
 
     @property
@@ -124,7 +135,10 @@ def load_examples(path: Path) -> ExampleDataset | None:
     """The examples in a file that `ExampleDataset.save` wrote; None if there is none."""
     if not path.is_file():
         return None
-    tensors = load_file(path)
+    tensors, classes = load_file(path), None
+    with safe_open(path, framework="numpy") as file:
+        if names := (file.metadata() or {}).get(_CLASSES):
+            classes = tuple(json.loads(names))
     pixels = None
     if "moves" in tensors:
         flips, border = tensors["moves"].tolist()
@@ -136,6 +150,7 @@ def load_examples(path: Path) -> ExampleDataset | None:
         held_out=int(tensors["held_out"][0]),
         documents=tensors.get("documents"),
         pixels=pixels,
+        classes=classes,
     )
 
 

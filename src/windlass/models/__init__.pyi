@@ -30,6 +30,7 @@ from .catalog import (
     model_config,
     model_names,
     predicts_pairs,
+    predicts_text_classes,
     published_active_parameters,
     published_parameter_count,
     resnet_config,
@@ -94,6 +95,9 @@ from .huggingface.gguf_vocabulary import (
     GgufVocabulary,
     gguf_vocabulary,
 )
+from .huggingface.image_fields import (
+    class_names,
+)
 from .huggingface.image_processor import (
     PROCESSOR_FILE,
     image_processor,
@@ -147,6 +151,7 @@ from .sentences.head_losses import (
 )
 from .sentences.sentence_head import (
     HeadOutputs,
+    gives_text_classes,
     has_sentence_head,
     token_output,
 )
@@ -225,6 +230,7 @@ __all__ = [
     "can_fuse_loss",
     "checkpoint_selectively",
     "chooses_attention",
+    "class_names",
     "divide_experts",
     "divide_sequence",
     "document_buffers",
@@ -236,6 +242,7 @@ __all__ = [
     "fuse_loss",
     "gguf_layout",
     "gguf_vocabulary",
+    "gives_text_classes",
     "has_config",
     "has_sentence_head",
     "image_processor",
@@ -265,6 +272,7 @@ __all__ = [
     "param_shards",
     "peft_adapter",
     "predicts_pairs",
+    "predicts_text_classes",
     "pretrained_classes",
     "published_active_parameters",
     "published_parameter_count",

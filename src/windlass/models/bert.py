@@ -40,7 +40,7 @@ class BertEmbedding(SeesDocuments, TensorShardable):
         self.tokens = EmbeddingTable(config.vocabulary, config.width)
         self.positions = EmbeddingTable(config.sequence, config.width)
         self.segments = EmbeddingTable(SEGMENTS, config.width)
-        self.second_offset = config.vocabulary if config.sentence_head else None
+        self.second_offset = config.vocabulary if config.takes_pairs else None
         """What is added to the ids of a second segment; None has none."""
         self.norm = build_norm(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -107,6 +107,28 @@ def _build_sentence_head(config: TransformerConfig) -> SentenceHead:
     """The head that says whether the second sentence of a pair follows the first."""
     pooler = Projection(config.width, config.width, bias=True)
     return SentenceHead(pooler, Projection(config.width, PAIR_CLASSES, bias=True))
+
+
+class BertClassifier(nn.Module, TensorShardable):
+    """A sentence head alone: the class of a text, or of a pair of texts, that is a row."""
+
+    def __init__(self, config: TransformerConfig, classes: int) -> None:
+        super().__init__()
+        self.texts = SentenceHead(
+            Projection(config.width, config.width, bias=True),
+            Projection(config.width, classes, bias=True),
+            dropout=config.dropout,
+            is_alone=True,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to logits `[b c]`."""
+        logits: Tensor = self.texts(x)
+        return logits[:, 0]
+
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Every rank has all of it."""
+        return {"": ShardingRule(style="tokenwise")}
 
 
 class BertHead(nn.Module, TensorShardable):

@@ -106,8 +106,18 @@ def build_layer_stack(
     refuse_sparse_experts(config, sparse=sparsity is not None)
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
     if is_pretrained:
-        own = {key: arguments[key] for key in arguments if key != _CLASSES or not config.image}
+        own = {key: arguments[key] for key in arguments if key != _CLASSES}
         _require_own_shape(name, own, sparsity)
+    if (
+        lora is not None
+        and lora.base is None
+        and _has_new_classes(config, is_pretrained=is_pretrained)
+    ):
+        raise ModelError(
+            f"`lora` trains adapters alone, and the head of `{name}` for {config.text_classes} "
+            "classes of texts is new, so it has to be trained whole; leave out `lora`, or freeze "
+            "the rest by `train.frozen`"
+        )
     with torch.device("meta"):
         module = build_transformer(config)
     _make_trainable(module, name, sparsity, lora, frozen, seed=seed)
@@ -238,6 +248,13 @@ def _split_examples(
         predicts if isinstance(predicts, str) else None,
         dials,
     )
+
+
+def _has_new_classes(config: TransformerConfig, *, is_pretrained: bool) -> bool:
+    """Whether a model has a head for classes of texts that no folder has trained."""
+    if config.text_classes is None:
+        return False
+    return not is_pretrained or model_config(config.name).text_classes != config.text_classes
 
 
 def _require_own_shape(

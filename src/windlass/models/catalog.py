@@ -37,6 +37,8 @@ _COUNTS = frozenset(MODEL_ARGUMENTS) - {
 
 _OF_IMAGES = {"input_shape": "image", "classes": "vocabulary"}
 """Arguments of models that take images, and the fields that they set."""
+_OF_TEXT = {"classes": "text_classes"}
+"""The same of models that take tokens."""
 _NOT_OF_IMAGES = ("vocabulary", "sequence")
 _RESIDUAL = "resnet"
 """The family of residual networks."""
@@ -165,10 +167,13 @@ def apply_model_arguments(
         errors.append(
             f"`{unused}` is of experts, of which this model has none; set `model.experts`"
         )
+    fields = _OF_TEXT if config.image is None else _OF_IMAGES
     changes: dict[str, Any] = {
-        _OF_IMAGES.get(name, name): int(value) if name in _COUNTS else value  # type: ignore[arg-type]  # counts are numbers
+        fields.get(name, name): int(value) if name in _COUNTS else value  # type: ignore[arg-type]  # counts are numbers
         for name, value in valid.items()
     }
+    if "text_classes" in changes:
+        changes.setdefault("sentence_head", False)
     if errors:
         raise _unbuildable(config.name, [*unknown, *errors])
     new = with_image_positions(replace(config, **changes))
@@ -193,7 +198,7 @@ def _misplaced_arguments(
 ) -> Iterator[str]:
     """Arguments of models that take images, for one of tokens, and the other way round."""
     takes, instead = "tokens", "leave it out"
-    misplaced: tuple[str, ...] = ("input_shape", "classes", "patch")
+    misplaced: tuple[str, ...] = ("input_shape", "patch")
     if config.image is not None:
         takes, misplaced, instead = "images", _NOT_OF_IMAGES, "set `model.classes` or `model.patch`"
     for name in misplaced:
@@ -232,6 +237,18 @@ def predicts_pairs(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
         return False
     own = arguments.get("sentence_head")
     return model_config(name).sentence_head if own is None else bool(own)
+
+
+def predicts_text_classes(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
+    """Whether a model that takes tokens says one class of each text.
+
+    Args:
+        name: its name.
+        arguments: what a request changes of it.
+    """
+    if not has_config(name) or takes_images(name):
+        return False
+    return "classes" in arguments or model_config(name).text_classes is not None
 
 
 def takes_images(name: str) -> bool:

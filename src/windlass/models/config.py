@@ -212,6 +212,9 @@ class TransformerConfig:
     """Whether the head of a pre-norm model transforms before it projects, as BERT's does."""
     sentence_head: bool = False
     """Whether a post-norm model also says if the second sentence of a pair follows the first."""
+    text_classes: int | None = None
+    """Classes of a text, or of a pair of texts, of which a post-norm model says one; None predicts
+    tokens."""
     positions: PositionEncoding = "learned"
     rotary_width: int | None = None
     """Features of each head that rotary positions rotate; None rotates all of them."""
@@ -275,6 +278,11 @@ class TransformerConfig:
         """The class token and all patches of an image."""
         _, height, width = self.image_shape
         return 1 + (height // self.patch) * (width // self.patch)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether tokens may be of a second segment."""
+        return self.sentence_head or self.text_classes is not None
 
     @property
     def head_width(self) -> int:
@@ -383,11 +391,11 @@ class TransformerConfig:
                 "`split_blocks` splits a block between attention and feed-forward, but in this "
                 "model both read the block's input in parallel; leave it out"
             )
-        if self.sentence_head and self.block_layout != "post_norm":
-            yield (
-                "`sentence_head` is of BERT's models of masked tokens; leave it out, or take "
-                "`bert-base`"
-            )
+        if self.takes_pairs and self.block_layout != "post_norm":
+            name = "sentence_head" if self.sentence_head else "classes"
+            yield f"`{name}` is of models such as BERT; leave it out, or take `bert-base`"
+        if self.sentence_head and self.text_classes is not None:
+            yield "`sentence_head` is of masked tokens, not of `classes`; leave one of them out"
 
     def _image_errors(self) -> Iterator[str]:
         """Why images cannot be cut into patches."""

@@ -205,6 +205,8 @@ def _build_ends(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
     head: Head | bert.BertHead = Head(config)
     if config.block_layout == "post_norm":
         embedding = bert.BertEmbedding(config)
+    if config.text_classes is not None:
+        return embedding, bert.BertClassifier(config, config.text_classes)
     if config.has_head_transform:
         head = bert.BertHead(config)
     if config.tied_embeddings:

@@ -20,8 +20,9 @@ SENTENCES_PER_ROW = 3
 """Most pairs of sentences that share a row. Source: Krell et al. 2021, arXiv:2107.02027, whose
 packs of three fill nearly as much as larger ones."""
 
-DataFormat = Literal["text", "chat", "images"]
-"""What a source holds: text that is learned whole, conversations, or images with a class each."""
+DataFormat = Literal["text", "chat", "images", "classes"]
+"""What a source holds: text that is learned whole, conversations, or images or texts with a class
+each."""
 LongDocuments = Literal["truncate", "drop"]
 """What becomes of a conversation that is longer than a sequence."""
 
@@ -42,11 +43,11 @@ class DataRequest(RequestTable):
     format: DataFormat = "text"
     """`text`, or `chat`: tables with `messages`, or with `prompt` and `completion`, of which the
     answers are learned, or `images`: a folder with a folder for each class, tables with a column of
-    images, or `digits`."""
+    images, or `digits`, or `classes`: tables of texts, or of pairs of texts, with a class each."""
     image_field: Name = "image"
     """The column of a table that holds images."""
     label_field: Name = "label"
-    """The column of a table that holds the class of each image."""
+    """The column of a table that holds the class of each image or text."""
     image_shape: tuple[Size, Size, Size] | None = None
     """Channels, height and width that images are scaled and cut to; None means what the model
     takes."""
@@ -61,6 +62,9 @@ class DataRequest(RequestTable):
     """Most pixels by which a training image is moved, over a border of zeros."""
     text_field: Name = "text"
     """The field of a table that holds the text."""
+    second_field: Name | None = None
+    """The field of a table that holds the second text of a pair that has a class; None means that
+    one text alone has one."""
     chat_template: Name | None = None
     """How conversations become text: `plain`, `chatml`, or the path of a Jinja file. None takes the
     template beside the `tokenizer.json`, or one of these two where there is none."""
@@ -125,15 +129,18 @@ class DataRequest(RequestTable):
         return self
 
 
-_HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have"}
+_HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have", "classes": "have"}
 _KEYS_OF_FORMATS: tuple[tuple[tuple[DataFormat, ...], tuple[str, ...], str], ...] = (
     (("chat",), ("chat_template", "long_documents"), "conversations"),
     (("text", "chat"), ("packing",), "documents to pack"),
     (
         ("images",),
-        ("image_field", "label_field", "image_shape", "image_mean", "image_std", "flips", "border"),
+        ("image_field", "image_shape", "image_mean", "image_std", "flips", "border"),
         "images",
     ),
-    (("chat", "text"), ("weights", "limit_bytes"), "tokens to count"),
+    (("images", "classes"), ("label_field",), "classes"),
+    (("classes",), ("second_field",), "pairs of texts"),
+    (("chat", "text"), ("weights",), "tokens to count"),
+    (("chat", "classes", "text"), ("limit_bytes",), "tokens to count"),
 )
 """Formats, keys that only they have, and what these keys are about."""

@@ -42,10 +42,10 @@ class PartResult:
     first_loss: float
     """Training loss of the first step."""
     held_out_loss: float | None
-    """After the last step; None if the recipe was told not to evaluate."""
+    """Of tokens or images, after the last step; None if the recipe was told not to evaluate."""
     accuracy: float | None = None
-    """Share of the recipe's questions that it answers right, or of held-out images whose class is;
-    None if it has neither."""
+    """Share of the recipe's questions that it answers right, or of held-out images or pairs of
+    sentences whose class is; None if it has none of these."""
 
     @property
     def measures(self) -> str:
@@ -264,9 +264,16 @@ def _result(path: Path, seed: int, part: RecipePart, task: Path | None) -> PartR
         steps=steps[-1].step,
         seconds=sum(step.seconds for step in steps),
         first_loss=steps[0].loss,
-        held_out_loss=steps[-1].held_out_loss,
+        held_out_loss=_token_loss(steps[-1]),
         accuracy=steps[-1].held_out_accuracy if task is None else _accuracy(path, task),
     )
+
+
+def _token_loss(step: Step) -> float | None:
+    """The held-out loss of a step without that of pairs of sentences."""
+    if step.held_out_loss is None:
+        return None
+    return step.held_out_loss - (step.held_out_sentence_loss or 0.0)
 
 
 def _accuracy(path: Path, task: Path) -> float:

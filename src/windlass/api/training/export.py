@@ -24,6 +24,7 @@ from windlass.models import (
 )
 from windlass.schema import (
     CHECKPOINT_FOLDER,
+    EXAMPLES_FILE,
     MERGED_CHECKPOINT_FOLDER,
     TOKENIZER_FILE,
     ModelIdentity,
@@ -100,7 +101,7 @@ def export(
         if masks_file is not None:
             layers = export_masks(merged, stack, masks_file)
         if target is not None:
-            _write(target, merged, stack, identity, record.folder / TOKENIZER_FILE)
+            _write(target, merged, stack, identity, record.folder)
     return ExportedFiles(
         step=checkpoint.manifest.step,
         weights=target and target.path,
@@ -140,9 +141,9 @@ def _write(
     checkpoint: "Checkpoint",
     stack: "LayerStack",
     identity: ModelIdentity,
-    tokenizer: Path,
+    run: Path,
 ) -> None:
-    """Writes the weights of a checkpoint in one format.
+    """Writes the weights of a checkpoint of a run in one format.
 
     Raises:
         RequestError: the model is one of the user's own, which Hugging Face does not know.
@@ -168,12 +169,27 @@ def _write(
         adapter = peft_adapter(config, stack, identity.lora)
         export_adapter(checkpoint, stack, adapter, target.path)
         return
-    file = tokenizer if tokenizer.is_file() else None
-    layout = export_layout(config, stack.tied_weights, tokenizer=file)
+    tokenizer = run / TOKENIZER_FILE
+    layout = export_layout(
+        config, stack.tied_weights, tokenizer=tokenizer if tokenizer.is_file() else None,
+        classes=_learned_classes(run, config),
+    )  # fmt: skip
     if target.format == "hf":
         export_huggingface(checkpoint, stack, layout, target.path)
     else:
         _write_gguf(target.path, checkpoint, stack, layout)
+
+
+def _learned_classes(
+    run: Path, config: TransformerConfig | ResNetConfig
+) -> tuple[str, ...] | None:  # fmt: skip
+    """Names of the classes of texts that a run learned; None if it learned none."""
+    from windlass.data import load_examples
+
+    if isinstance(config, ResNetConfig) or config.text_classes is None:
+        return None
+    examples = load_examples(run / EXAMPLES_FILE)
+    return None if examples is None else examples.classes
 
 
 def _config(identity: ModelIdentity) -> TransformerConfig | ResNetConfig:

@@ -14,7 +14,12 @@ from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recording.recorder import RecordedPass, record_layer
 from windlass.capture.trace import FittedTrace
 from windlass.errors import ModelError
-from windlass.models import LayerStack, TensorParallelRank, has_sentence_head
+from windlass.models import (
+    LayerStack,
+    TensorParallelRank,
+    gives_text_classes,
+    has_sentence_head,
+)
 from windlass.schema import SENTENCES_PER_ROW, Precision, tensor_degree
 
 CAPTURED_DTYPES: dict[Precision, torch.dtype] = {
@@ -160,6 +165,8 @@ def _target_shape(subject: LayerUnderTest, point: tuple[int, int]) -> tuple[int,
     examples = subject.stack.examples
     if examples is None:
         micro, sequence = point
+        if gives_text_classes(subject.layer):
+            return (micro,)
         return micro, sequence + SENTENCES_PER_ROW * has_sentence_head(subject.layer)
     return point[:1] if examples.numbers is None else (point[0], examples.numbers)
 

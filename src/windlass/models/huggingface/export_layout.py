@@ -131,7 +131,11 @@ class ExportLayout:
 
 
 def export_layout(
-    config: ModelConfig, tied: Mapping[str, str], *, tokenizer: Path | None
+    config: ModelConfig,
+    tied: Mapping[str, str],
+    *,
+    tokenizer: Path | None,
+    classes: tuple[str, ...] | None = None,
 ) -> ExportLayout:
     """How a model is written: as its own folder has it, or as the type that has its shape.
 
@@ -139,6 +143,7 @@ def export_layout(
         config: the model's configuration.
         tied: full name of each tied parameter, and that of its owner.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
+        classes: names of the classes that it learned; None keeps those that it had.
 
     Raises:
         ModelError: no type of Hugging Face has this shape, or the model's own folder is gone.
@@ -148,13 +153,22 @@ def export_layout(
     if folder is None or folder.weights is None:
         family, content = config_content(config)
         names = TensorNames(family=family, config=config)
+        content = _with_classes(content, classes)
         return ExportLayout(names=names, files=_new_files(content, tokenizer), users=users)
     family = find_family(folder.read_config().get("model_type"))
-    base = list_tensors(folder.weights)
+    base = {
+        name: tensor
+        for name, tensor in list_tensors(folder.weights).items()
+        if not family.leaves_out(name, config)
+    }
     paths = (folder.weights / name for name in _CARRIED_FILES)
     files = {path.name: read_regular_file(path) for path in paths if path.is_file()}
     if replaced_classes(config) is not None:
         files[CONFIG_FILE] = with_classes(files[CONFIG_FILE], config, family)
+    if classes is not None:
+        own = {"architectures": [family.architecture_of(config)]}
+        content = _with_classes(folder.read_config() | own, classes)
+        files[CONFIG_FILE] = _config_file(content)
     return ExportLayout(
         names=names_in_folder(family, config, base),
         files=files,
@@ -163,9 +177,26 @@ def export_layout(
     )
 
 
+def _with_classes(
+    content: dict[str, Any], classes: tuple[str, ...] | None
+) -> dict[str, Any]:  # fmt: skip
+    """The content of a `config.json` with names of classes, if there are some."""
+    if classes is None:
+        return content
+    return {
+        **content,
+        "id2label": {str(number): name for number, name in enumerate(classes)},
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
+
+
+def _config_file(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
+
+
 def _new_files(content: Mapping[str, Any], tokenizer: Path | None) -> dict[str, bytes]:
     """The small files of a model that came from no folder."""
-    files = {CONFIG_FILE: json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"}
+    files = {CONFIG_FILE: _config_file(content)}
     if tokenizer is not None:
         files[TOKENIZER_FILE] = tokenizer.read_bytes()
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"}

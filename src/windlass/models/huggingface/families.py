@@ -93,7 +93,9 @@ class Family:
     architecture: str
     """Class of `transformers` that has these tensors."""
     heads: Mapping[str, Mapping[str, Any]]
-    """Fields of our configuration by other classes that have them; the usual class has none."""
+    """Fields of our configuration by other classes that have them; the usual class has none. Of a
+    field that counts classes a table says which key names them, which one has their numbers, and
+    how many there usually are."""
     prefix: str
     """Beginning of the names of all tensors but the head's; a model saved without head lacks it."""
     fixed: Mapping[str, Any]
@@ -107,6 +109,8 @@ class Family:
     """Keys whose defaults in `transformers` fit its published model only."""
     unread_tensors: tuple[str, ...]
     """Ends of names of tensors that hold no weight of ours."""
+    unread_beside_classes: str | None
+    """Beginning of names of other heads' tensors, which a model of text classes leaves out."""
     tensors: Mapping[str, TensorRule]
     """By name of our parameter, in which `block` stands for each block."""
     older_names: Mapping[str, str]
@@ -115,7 +119,7 @@ class Family:
     """None if no GGUF file of this type can be written."""
 
     def head_fields(self, architectures: object) -> Mapping[str, Any]:
-        """The fields that a folder's class sets beside its sizes.
+        """What a folder's class says of our fields, as in `heads`.
 
         Args:
             architectures: value of that key in a `config.json`.
@@ -129,10 +133,21 @@ class Family:
             (
                 name
                 for name, fields in self.heads.items()
-                if all(getattr(config, field) == value for field, value in fields.items())
+                if all(_has_value(config, *field) for field in fields.items())
             ),
             self.architecture,
         )
+
+    def leaves_out(self, name: str, config: object) -> bool:
+        """Whether a tensor is of another head than that of a model of text classes.
+
+        Args:
+            name: of a tensor.
+            config: the model.
+        """
+        beginning = self.unread_beside_classes
+        has_classes = getattr(config, "text_classes", None) is not None
+        return has_classes and beginning is not None and name.startswith(beginning)
 
     def rule(self, parameter: str) -> tuple[TensorRule, Mapping[str, str]]:
         """The rule for a parameter of ours, and the numbers of its block, by their letters.
@@ -153,6 +168,12 @@ class Family:
         if name not in self.tensors:
             raise ModelError(f"`{self.model_type}` models of Hugging Face have no `{parameter}`")
         return self.tensors[name], numbers
+
+
+def _has_value(config: object, field: str, value: object) -> bool:
+    """Whether a field of a configuration is what a class says of it; of a number any will do."""
+    own = getattr(config, field, None)
+    return own is not None if isinstance(value, dict) else own == value
 
 
 _BLOCK = re.compile(r"(?:stage(?P<s>\d+)_)?block(?P<n>\d+)\.")
@@ -205,6 +226,7 @@ def _family(model_type: str) -> Family:
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
         null_keys=tuple(table.get("null_keys", ())),
         unread_tensors=tuple(table["unread_tensors"]),
+        unread_beside_classes=table.get("unread_beside_classes"),
         tensors=_tensor_rules(table["tensors"]),
         older_names=table.get("older_names", {}),
         gguf=_gguf_table(table["gguf"]) if table.get("gguf") else None,

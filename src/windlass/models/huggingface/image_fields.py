@@ -3,16 +3,20 @@
 Shape letters: c channels, h and w pixels.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from windlass.models.config import TransformerConfig
+from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.images.image_config import ResNetConfig
 
 ModelConfig = TransformerConfig | ResNetConfig
 """A configuration of ours that a `config.json` may describe."""
 IMAGE = "image."
 """Begins the names of the parts of the field `image`."""
+_UNNAMED = re.compile(r"LABEL_\d+")
+"""What `transformers` calls a class without a name."""
 _USUAL_SIDE = 224
 """Pixels of a side where a `config.json` says none, as a residual network's."""
 
@@ -43,6 +47,24 @@ def image_part(config: ModelConfig, part: str) -> int | list[int] | None:
     if part == "channels":
         return channels
     return height if height == width else [height, width]
+
+
+def class_names(name: str) -> tuple[str, ...] | None:
+    """The names of the classes of a Hugging Face model in order; None if they have no own names.
+
+    Args:
+        name: of any model.
+
+    Raises:
+        ModelError: a Hugging Face folder cannot be read.
+    """
+    if not is_huggingface(name):
+        return None
+    table = find_model_folder(name).read_config().get("id2label")
+    if not isinstance(table, dict) or not all(number.isdecimal() for number in table):
+        return None
+    names = tuple(str(table[number]) for number in sorted(table, key=int))
+    return None if all(_UNNAMED.fullmatch(each) for each in names) else names
 
 
 def count_names(values: Mapping[str, Any], key: str) -> int | None:

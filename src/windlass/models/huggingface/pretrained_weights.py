@@ -1,6 +1,6 @@
 """The weights of a Hugging Face folder as parameters of a layer stack, read one at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -13,6 +13,7 @@ from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.image_fields import ModelConfig
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.huggingface.new_head import HEAD, replaced_classes
+from windlass.models.huggingface.read_config import huggingface_config
 from windlass.models.huggingface.tensor_layouts import TensorNames, names_in_folder
 from windlass.models.huggingface.weight_files import (
     FLOAT_TYPES,
@@ -22,6 +23,10 @@ from windlass.models.huggingface.weight_files import (
     read_tensor,
 )
 from windlass.models.huggingface.weight_places import ByteRange, WeightPlace
+from windlass.models.images.image_config import ResNetConfig
+
+_TEXT_HEAD = "head.texts."
+"""Begins the names of the parameters of a head that says the class of a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +102,14 @@ def open_pretrained(
     folder = find_model_folder(config.name)
     family = find_family(folder.read_config().get("model_type"))
     path = folder.config.parent
-    stored = list_tensors(path)
+    stored = {
+        name: tensor
+        for name, tensor in list_tensors(path).items()
+        if not family.leaves_out(name, config)
+    }
     names = names_in_folder(family, config, stored)
     drawn = frozenset(HEAD if replaced_classes(config) is not None else ())
+    drawn |= frozenset(_of_new_text_head(config, names, parameters, stored))
     weights = PretrainedWeights(
         folder=path, stored=stored, names=names, parameters=frozenset(parameters) - drawn
     )
@@ -107,6 +117,26 @@ def open_pretrained(
     if errors:
         raise InputErrors(errors)
     return weights
+
+
+def _of_new_text_head(
+    config: ModelConfig,
+    names: TensorNames,
+    parameters: Iterable[str],
+    stored: Collection[str],
+) -> Iterator[str]:
+    """The parameters of a head for classes of texts that a folder does not know.
+
+    They are those of the classes, and the pooler where the folder has none.
+    """
+    if isinstance(config, ResNetConfig) or config.text_classes is None:
+        return
+    if huggingface_config(config.name).text_classes == config.text_classes:
+        return
+    for name in parameters:
+        is_missing = any(source not in stored for source in names.sources(name))
+        if name.startswith(_TEXT_HEAD) and (name.startswith(f"{_TEXT_HEAD}classes.") or is_missing):
+            yield name
 
 
 def _disagreements(

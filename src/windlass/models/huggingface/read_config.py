@@ -164,7 +164,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
             entry[name] = tuple(value) if isinstance(value, list) else value
         elif name in _REQUIRED and rule.values is None:
             errors.append(f"`{key}` is missing")
-    entry |= family.head_fields(values.get("architectures"))
+    entry |= _head_fields(family, values)
     _join_rope_scaling(entry)
     _join_experts(entry)
     if errors:
@@ -173,6 +173,16 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
     if family.network == "transformer":
         _complete_transformer(family, entry, shares)
     return entry, errors
+
+
+def _head_fields(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the class of a model sets; of classes, how many the file names."""
+    return {
+        field: count_names(values, value["names"]) or value["usual"]
+        if isinstance(value, dict)
+        else value
+        for field, value in family.head_fields(values.get("architectures")).items()
+    }
 
 
 def _complete_transformer(

@@ -57,10 +57,20 @@ def _content(family: Family, config: ModelConfig) -> dict[str, Any] | None:
             _put(content, key, value)
         if rule.inverse is not None:
             _put(content, rule.inverse, {each: int(number) for number, each in value.items()})
+    _put_class_names(family, content, config)
     for key, allowed in family.only.items():
         if allowed and key.partition(".")[0] in (key, *content):
             _put(content, key, allowed[0])
     return content | {"dtype": "float32"}
+
+
+def _put_class_names(family: Family, content: dict[str, Any], config: ModelConfig) -> None:
+    """Names the classes of texts as `transformers` does without names, in place."""
+    for name, value in family.head_fields(content["architectures"]).items():
+        if isinstance(value, dict):
+            labels = [f"LABEL_{number}" for number in range(_field(config, name))]
+            content[value["names"]] = {str(n): label for n, label in enumerate(labels)}
+            content[value["inverse"]] = {label: n for n, label in enumerate(labels)}
 
 
 def _field(config: ModelConfig, name: str) -> Any:  # noqa: ANN401  any field

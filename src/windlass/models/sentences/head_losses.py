@@ -43,13 +43,34 @@ class HeadLosses:
         classes = targets[:, targets.shape[1] - SENTENCES_PER_ROW :][:, :count]
         logits = output.sentences.to(loss.dtype).flatten(0, 1)
         expected = classes.flatten()
-        of_sentences = functional.cross_entropy(logits, expected, ignore_index=self.ignored)
-        if self.ranks > 1:
-            own = of_sentences / self.ranks
-            of_sentences = own + (of_sentences - own).detach()
+        of_sentences = ClassLoss(ignored=self.ignored, ranks=self.ranks)(logits, expected)
         counts = expected != self.ignored
         right = (logits.argmax(dim=-1) == expected) & counts
         return torch.stack((loss, of_sentences, (right.sum() / counts.sum()).to(loss.dtype)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassLoss:
+    """Mean cross-entropy of classes that each tensor-parallel rank computes in full."""
+
+    ignored: int
+    """Target that does not count."""
+    ranks: int = 1
+    """Ranks, each of which adds a part of the gradient."""
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss in nats.
+
+        Args:
+            logits: `Float[b c]`.
+            targets: `Int[b]`.
+        """
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        loss = functional.cross_entropy(wide, targets, ignore_index=self.ignored)
+        if self.ranks == 1:
+            return loss
+        own = loss / self.ranks
+        return own + (loss - own).detach()
 
 
 def token_targets(targets: Tensor) -> Tensor:

@@ -28,16 +28,27 @@ class SentenceHead(SeesDocuments):
     Args:
         pooler: maps d to d.
         classes: maps d to c.
+        dropout: probability that a feature is dropped between them.
+        is_alone: whether nothing is said of tokens beside it.
     """
 
-    def __init__(self, pooler: nn.Linear, classes: nn.Linear) -> None:
+    def __init__(
+        self,
+        pooler: nn.Linear,
+        classes: nn.Linear,
+        *,
+        dropout: float = 0.0,
+        is_alone: bool = False,
+    ) -> None:
         super().__init__()
+        self.is_alone = is_alone
         self.pooler = pooler
+        self.dropout = nn.Dropout(dropout)
         self.classes = classes
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b p c]`; without documents a row is one, and p is 1."""
-        return self.classes(torch.tanh(self.pooler(self.first_tokens(x))))
+        return self.classes(self.dropout(torch.tanh(self.pooler(self.first_tokens(x)))))
 
     def first_tokens(self, x: Tensor) -> Tensor:
         """The vectors of the first tokens of a row's documents, `[b p d]`."""
@@ -61,7 +72,12 @@ def first_places(documents: Tensor) -> Tensor:
 
 def has_sentence_head(layer: nn.Module) -> bool:
     """Whether a layer gives `HeadOutputs`."""
-    return any(isinstance(module, SentenceHead) for module in layer.modules())
+    return any(isinstance(each, SentenceHead) and not each.is_alone for each in layer.modules())
+
+
+def gives_text_classes(layer: nn.Module) -> bool:
+    """Whether a layer gives logits of a class of each row, `[b c]`."""
+    return any(isinstance(each, SentenceHead) and each.is_alone for each in layer.modules())
 
 
 def token_output(output: Tensor | HeadOutputs) -> Tensor:

@@ -20,8 +20,12 @@ from torch import nn
 from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import IGNORE_INDEX, set_layer_loss
-from windlass.models.sentences.head_losses import HeadLosses
-from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
+from windlass.models.sentences.head_losses import ClassLoss, HeadLosses
+from windlass.models.sentences.sentence_head import (
+    SentenceHead,
+    gives_text_classes,
+    has_sentence_head,
+)
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.models.tensor_parallel.norms import (
     ShardedZeroCenteredRMSNorm,
@@ -105,13 +109,16 @@ def shard_layer(
 
 def _set_loss(local: nn.Module, loss: TensorParallelLoss) -> None:
     """Attaches the loss of the last layer, which a sentence head adds to on every rank."""
-    if not has_sentence_head(local):
+    if not (has_sentence_head(local) or gives_text_classes(local)):
         set_layer_loss(local, loss)
         return
     for module in local.modules():
         if isinstance(module, SentenceHead):
             _change_class(module, ReplicatedSentenceHead, tp_rank=loss.tp_rank)
     degree = loss.tp_rank.degree
+    if gives_text_classes(local):
+        set_layer_loss(local, ClassLoss(ignored=IGNORE_INDEX, ranks=degree))
+        return
     set_layer_loss(local, HeadLosses(tokens=loss, ignored=IGNORE_INDEX, ranks=degree))
 
 
@@ -199,8 +206,14 @@ def _shard_dropouts(
     local: nn.Module, layer: nn.Module, sharding: LayerSharding, tp_rank: TensorParallelRank
 ) -> None:
     """Tells each dropout which part of a sample it sees, if that is not all of it."""
+    parents = {
+        f"{path}.{name}" if path else name: parent
+        for path, parent in local.named_modules()
+        for name, _ in parent.named_children()
+    }
     for path, module in local.named_modules():
-        if type(module) is nn.Dropout and module.p > 0 and not sharding.is_first:
+        is_whole = sharding.is_first or isinstance(parents.get(path), SentenceHead)
+        if type(module) is nn.Dropout and module.p > 0 and not is_whole:
             shard = _dropout_shard(layer, path, sharding, tp_rank)
             if shard != SampleShard():
                 _change_class(module, ShardedDropout, shard=shard)

@@ -15,7 +15,13 @@ from windlass.data import (
     target_counts,
     with_one_target,
 )
-from windlass.models import HEAD_RESULTS, IGNORE_INDEX, has_sentence_head, layer_loss
+from windlass.models import (
+    HEAD_RESULTS,
+    IGNORE_INDEX,
+    gives_text_classes,
+    has_sentence_head,
+    layer_loss,
+)
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
@@ -76,9 +82,11 @@ def evaluate(
     """
     context, dist = passes.context, passes.dist
     examples = context.stack.examples
+    last = context.stack.layers[-1]
     # Their last layer gives few numbers, so it can give them, not only the loss.
-    classifies = examples is not None and examples.numbers is None
-    has_sentences = has_sentence_head(context.stack.layers[-1])
+    has_classes = examples is not None and examples.numbers is None
+    classifies = has_classes or gives_text_classes(last)
+    has_sentences = has_sentence_head(last)
     values, all_targets, all_documents, counts = _held_out_batches(context, batches, dist)
 
     def output(layers: range, index: int, x: Tensor) -> Tensor:

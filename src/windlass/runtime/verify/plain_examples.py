@@ -32,19 +32,37 @@ class PlainExamples:
     batch: int
     """Global batch in examples."""
     seed: int
+    apart: Tensor | None
+    """Which document of its example each token belongs to, `Int[example s]`; None has none."""
     dtype: torch.dtype
     """Type of the numbers that a model takes."""
 
     def samples(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step, counted from 1."""
-        training = len(self.inputs) - self.held_out
-        rows, images = [], []
+        rows = self._rows(step)
+        images = [
+            self._augmented(self._numbers(row), (self.seed, step, index))
+            for index, row in enumerate(rows)
+        ]
+        return torch.stack(images), self.targets[rows]
+
+    def documents(self, step: int) -> Tensor | None:
+        """Which document of its example each token of a step belongs to; None if each is one."""
+        return None if self.apart is None else self.apart[self._rows(step)]
+
+    def held_out_documents(self, count: int) -> Tensor | None:
+        """As `documents` of `held_out_samples`."""
+        first = len(self.inputs) - self.held_out
+        if self.apart is None:
+            return None
+        return self.apart[first : first + min(count, self.held_out)]
+
+    def _rows(self, step: int) -> list[int]:
+        training, rows = len(self.inputs) - self.held_out, []
         for index in range(self.batch):
             epoch, position = divmod((step - 1) * self.batch + index, training)
             rows.append(permuted(position, training, self.seed, epoch))
-            image = self._numbers(rows[-1])
-            images.append(self._augmented(image, (self.seed, step, index)))
-        return torch.stack(images), self.targets[rows]
+        return rows
 
     def held_out_samples(self, count: int) -> tuple[Tensor, Tensor, int]:
         """Inputs and targets of at most `count` held-out examples, which stand for no bytes."""
@@ -53,6 +71,8 @@ class PlainExamples:
         return torch.stack([self._numbers(row) for row in rows]), self.targets[rows], 0
 
     def _numbers(self, row: int) -> Tensor:
+        if self.inputs.dtype == torch.int64:
+            return self.inputs[row]
         x = self.inputs[row].float()
         if self.mean is not None and self.std is not None:
             x = torch.stack(
@@ -93,5 +113,5 @@ def read_plain_examples(file: Path, *, batch: int, seed: int, dtype: torch.dtype
     return PlainExamples(
         inputs=tensors["inputs"], targets=tensors["targets"],
         held_out=int(tensors["held_out"]), mean=mean, std=std, flips=bool(flips), border=border,
-        batch=batch, seed=seed, dtype=dtype,
+        batch=batch, seed=seed, apart=tensors.get("documents"), dtype=dtype,
     )  # fmt: skip

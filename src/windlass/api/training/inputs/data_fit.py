@@ -2,10 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from windlass.api.objects import model_arguments
 from windlass.api.plan import Planned
 from windlass.api.training.inputs.batches import missing_special_tokens
 from windlass.errors import PlanError
-from windlass.models import is_huggingface, is_pretrained
+from windlass.models import (
+    apply_model_arguments,
+    is_huggingface,
+    is_pretrained,
+    model_config,
+)
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
@@ -22,6 +28,9 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
     from windlass.data import ExampleDataset
 
     if isinstance(tokens, ExampleDataset):
+        if planned.request.data.format == "classes":
+            _require_classes(planned, tokens)
+            return
         _require_shape(planned, tokens)
         if tokens.vocabulary > planned.graph.vocabulary:
             if not tokens.has_tokens:
@@ -47,6 +56,30 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
         raise PlanError(
             f"the tokenizer has {tokens.vocabulary} entries{mask}, and the model has only "
             f"{planned.graph.vocabulary}; {way_out}"
+        )
+
+
+def _require_classes(planned: Planned, texts: "ExampleDataset") -> None:
+    """Refuses texts of another number of classes, or of more tokens, than the model takes.
+
+    Raises:
+        PlanError: the numbers differ.
+    """
+    model = planned.request.model
+    config = apply_model_arguments(model_config(model.name), model_arguments(model))
+    found, known = len(texts.classes or ()), config.text_classes or 0
+    if found != known:
+        raise PlanError(
+            f"the data have {found} classes, and the model {known}; set `model.classes={found}`"
+        )
+    if texts.tokenizer is None:
+        return
+    added = 2 if texts.tokenizer.class_token is None else 0
+    if texts.tokenizer.vocabulary + added > config.vocabulary:
+        more = f" and needs {added} more, for special tokens" if added else ""
+        raise PlanError(
+            f"the tokenizer has {texts.tokenizer.vocabulary} entries{more}, and the model has only "
+            f"{config.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
         )
 
 

@@ -4,8 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
+from windlass.api.objects import model_arguments
 from windlass.atomic_files import cache_folder, storage_errors
 from windlass.errors import DataError
+from windlass.models import (
+    apply_model_arguments,
+    class_names,
+    model_config,
+    predicts_text_classes,
+)
 from windlass.schema import (
     CHAT_TEMPLATE_FILE,
     EXAMPLES_FILE,
@@ -30,7 +37,32 @@ def prepare_data(request: Request, progress: Progress | None) -> "TokenDataset |
         from windlass.data import prepare_images
 
         return prepare_images(request.data, cache=cache_folder() / "images", progress=progress)
+    if request.data.format == "classes":
+        return _labelled_texts(request)
     return prepare_tokens(request, progress)
+
+
+def _labelled_texts(request: Request) -> "ExampleDataset":
+    """Texts with classes, as the request's model takes them.
+
+    Raises:
+        DataError: the model says no class of a text, or there are no such texts.
+    """
+    from windlass.data import prepare_labelled_texts
+
+    name, arguments = request.model.name, model_arguments(request.model)
+    if not predicts_text_classes(name, arguments):
+        raise DataError(
+            f"`data.format` = classes, and `{name}` says no class of a text; set `model.classes` "
+            "of a model such as `bert-base`"
+        )
+    config = apply_model_arguments(model_config(name), arguments)
+    own = class_names(name)
+    return prepare_labelled_texts(
+        request.data, sequence=request.train.sequence or config.sequence,
+        vocabulary=config.vocabulary,
+        classes=own if own is not None and len(own) == config.text_classes else None,
+    )  # fmt: skip
 
 
 def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset":
@@ -41,8 +73,10 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset
     """
     from windlass.data import prepare_dataset
 
-    if request.data.format == "images":
-        raise DataError("`data.format` = images, and images have no tokens; name text here")
+    if request.data.format in ("images", "classes"):
+        raise DataError(
+            f"`data.format` = {request.data.format}, and that has no running text; name text here"
+        )
     tokens = prepare_dataset(request.data, cache=cache_folder() / "tokens", progress=progress)
     trim_heap()
     return tokens
@@ -54,8 +88,10 @@ def requested_text_fingerprint(request: Request) -> str:
     Raises:
         DataError: they are missing or cannot be read.
     """
-    from windlass.data import image_fingerprint, text_fingerprint
+    from windlass.data import image_fingerprint, labelled_fingerprint, text_fingerprint
 
+    if request.data.format == "classes":
+        return labelled_fingerprint(request.data)
     if request.data.format == "images":
         return image_fingerprint(request.data, cache=cache_folder() / "images")
     return text_fingerprint(request.data, cache=cache_folder() / "tokens")
@@ -84,7 +120,10 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tupl
             return ()
         with storage_errors(folder / EXAMPLES_FILE):
             tokens.save(folder / EXAMPLES_FILE)
-        return (EXAMPLES_FILE,)
+        if tokens.tokenizer is None:
+            return (EXAMPLES_FILE,)
+        tokens.tokenizer.save(folder / TOKENIZER_FILE)
+        return (EXAMPLES_FILE, TOKENIZER_FILE)
     tokens.tokenizer.save(folder / TOKENIZER_FILE)
     if tokens.conversations is None:
         return (TOKENIZER_FILE,)
