@@ -32,6 +32,10 @@ from windlass.data.examples import (
     target_counts,
     with_one_target,
 )
+from windlass.data.examples.labelled_texts import (
+    labelled_fingerprint,
+    prepare_labelled_texts,
+)
 from windlass.data.excerpt import (
     write_excerpt,
 )
@@ -41,10 +45,6 @@ from windlass.data.images.image_cache import (
 )
 from windlass.data.keyed_choices.mlm_masking import (
     MlmMasking,
-)
-from windlass.data.labelled_texts import (
-    labelled_fingerprint,
-    prepare_labelled_texts,
 )
 from windlass.data.packing import (
     PairTokens,

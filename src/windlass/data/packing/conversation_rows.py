@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
-from windlass.data.examples import IGNORED_TARGET, weight_bits
 from windlass.data.packing.row_batches import Row, RowBatches, Split, order_rows
 from windlass.data.packing.row_layout import (
     Integers,
@@ -16,6 +15,7 @@ from windlass.data.packing.row_layout import (
     lay_out_rows,
 )
 from windlass.data.packing.row_order import RowOrder
+from windlass.data.targets import IGNORED_TARGET, weight_bits
 from windlass.data.token_files import Conversations, StoredTokenIds, TokenDataset
 from windlass.errors import DataError
 

@@ -42,6 +42,11 @@ def make_batches(planned: Planned, tokens: "TokenDataset | ExampleDataset") -> "
     )
 
     settings, data = planned.request.train, planned.request.data
+    if planned.plan.parallel.context and (_predicts_pairs(planned) or data.format == "classes"):
+        raise PlanError(
+            f"`parallel.context` = {planned.plan.parallel.context} cuts a sequence, whose class is "
+            "read from its first token; leave out `parallel.context`"
+        )
     if isinstance(tokens, ExampleDataset):
         return ExampleBatches(tokens, batch=settings.batch, seed=settings.seed)
     if data.packing:

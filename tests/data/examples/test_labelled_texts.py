@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from windlass.data.examples import ExampleDataset, load_examples
-from windlass.data.labelled_texts import labelled_fingerprint, prepare_labelled_texts
+from windlass.data.examples.labelled_texts import labelled_fingerprint, prepare_labelled_texts
 from windlass.errors import DataError, InputErrors
 from windlass.schema import DataRequest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windlass.data.examples import ExampleDataset
+from windlass.data.examples.example_dataset import ExampleDataset
 from windlass.data.packing.sentence_pairs import PairTokens
 from windlass.data.readers import TextDocument, UnreadableDocument
 from windlass.data.sources import find_corpus
