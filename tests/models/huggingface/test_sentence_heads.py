@@ -187,3 +187,13 @@ def test_new_classes_beside_trained_weights_have_a_new_head_alone(
     assert content["architectures"] == ["BertForSequenceClassification"]
     assert content["id2label"]["4"] == "e"
     assert not any(tensor.startswith("cls.") for tensor in layout.base)
+
+
+def test_another_number_of_classes_has_a_new_projection_beside_the_trained_pooler(
+    classifier: tuple[nn.Module, Path],
+) -> None:
+    model, folder = classifier
+    stack = build_layer_stack(f"hf:{folder}", {"classes": 4}, device="cpu", seed=1)
+    head = dict(stack.layers[-1].named_parameters())
+    assert torch.equal(head["texts.pooler.weight"], model.bert.pooler.dense.weight)
+    assert head["texts.classes.weight"].shape == (4, 32)
