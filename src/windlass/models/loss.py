@@ -1,6 +1,8 @@
 """The loss that follows the last layer: mean cross-entropy, or what a sharded layer attaches."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,17 +91,32 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (squares * known).sum() / known.sum()
 
 
-def layer_loss(layer: nn.Module) -> Callable[..., Tensor]:
+def layer_loss(layer: nn.Module, z_loss: float = 0.0) -> Callable[..., Tensor]:
     """The loss function of (output, targets) for the last layer, sharded or not.
 
     It gives one number, or those of `HeadLosses` for a layer with a sentence head.
+
+    Args:
+        layer: the last layer.
+        z_loss: factor of the mean of `log^2 Z`, whose gradient is added to that of a cross-entropy.
     """
-    attached: Callable[..., Tensor] | None = getattr(layer, _ATTRIBUTE, None)
-    if attached is not None:
-        return attached
-    if has_sentence_head(layer):
-        return HeadLosses(tokens=mean_cross_entropy, ignored=IGNORE_INDEX)
-    return mean_cross_entropy
+    loss: Callable[..., Tensor] | None = getattr(layer, _ATTRIBUTE, None)
+    if loss is None and has_sentence_head(layer):
+        loss = HeadLosses(tokens=mean_cross_entropy, ignored=IGNORE_INDEX)
+    return _with_z_loss(loss or mean_cross_entropy, z_loss)
+
+
+def _with_z_loss(loss: Callable[..., Tensor], factor: float) -> Callable[..., Tensor]:
+    """A cross-entropy with the gradient of `factor log^2 Z`."""
+    if not factor:
+        return loss
+    if isinstance(loss, HeadLosses):
+        return replace(loss, tokens=_with_z_loss(loss.tokens, factor))
+    # The loss of a sharded vocabulary is a value with that factor among its fields.
+    if is_dataclass(loss) and not isinstance(loss, type):
+        sharded: Callable[..., Tensor] = replace(loss, z_loss=factor)
+        return sharded
+    return partial(mean_cross_entropy, z_loss=factor)
 
 
 def set_layer_loss(layer: nn.Module, loss: Callable[..., Tensor]) -> None:

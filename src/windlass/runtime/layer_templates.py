@@ -6,8 +6,6 @@ parallelism each rank has a template of its shard of the layer, whose passes com
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Literal, cast
 
@@ -31,7 +29,6 @@ from windlass.models import (
     is_embedding_only,
     layer_loss,
     layer_sharding,
-    mean_cross_entropy,
     meta_copy,
     pad_vocabulary,
     running_statistics,
@@ -83,7 +80,7 @@ class LayerTemplate:
         set_attention_backend(self._module, attention)
         if float8:
             use_float8(self._module)
-        self._loss = _with_z_loss(layer_loss(self._module), z_loss) if last else None
+        self._loss = layer_loss(self._module, z_loss) if last else None
         self._targets = fuse_loss(self._module, z_loss) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
         if last and not fused:
@@ -366,19 +363,6 @@ def layer_templates(
                 float8=key[-1],
             )
     return tuple(templates[key] for key in keys)
-
-
-def _with_z_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], factor: float
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """A cross-entropy with the gradient of `factor log^2 Z`."""
-    if not factor:
-        return loss
-    if isinstance(loss, HeadLosses):
-        return replace(loss, tokens=_with_z_loss(loss.tokens, factor))
-    if isinstance(loss, TensorParallelLoss):
-        return replace(loss, z_loss=factor)
-    return partial(mean_cross_entropy, z_loss=factor)
 
 
 def _use_sparse_gradients(layer: nn.Module) -> None:

@@ -134,7 +134,7 @@ def test_another_machine_can_be_planned_for_and_not_trained_on(home: Path) -> No
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(home: Path) -> None:
-    with pytest.raises(PlanError, match=r"300 entries .* only 257; raise `model.vocabulary`"):
+    with pytest.raises(PlanError, match=r"300 entries, .* only 257; raise `model.vocabulary`"):
         started(home, "data.tokenizer=bpe", "data.vocabulary=300")
     assert not (home / "runs").exists()
 
