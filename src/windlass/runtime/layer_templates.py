@@ -80,7 +80,9 @@ class LayerTemplate:
         set_attention_backend(self._module, attention)
         if float8:
             use_float8(self._module)
-        self._loss = layer_loss(self._module, z_loss) if last else None
+        self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        if last:
+            self._loss = layer_loss(self._module, z_loss)
         self._targets = fuse_loss(self._module, z_loss) if last and fused else None
         """Name of the buffer by which a fused loss takes its targets."""
         if last and not fused:
