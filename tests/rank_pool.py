@@ -26,6 +26,7 @@ from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.schema import LoraRequest
 from windlass.schema.answers.verification import VerificationResult
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph, Precision
@@ -114,6 +115,7 @@ class RankPool:
         model: name of a catalog model, or `file.py:function`.
         processes: the processes, if another pool has started them.
         examples: what is trained on in place of text.
+        lora: adapters beside the model, which freeze it; None trains all weights.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class RankPool:
         model: str = "gpt-tiny",
         processes: "RankProcesses | None" = None,
         examples: ExampleDataset | None = None,
+        lora: LoraRequest | None = None,
     ) -> None:
         self._folder = folder
         self.processes = processes or RankProcesses(size)
@@ -140,14 +143,15 @@ class RankPool:
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
-        self.stack: LayerStack = build_layer_stack(model, dials, device="meta")
+        self.stack: LayerStack = build_layer_stack(model, dials, device="meta", lora=lora)
         self.graph: Graph = (
             catalog_graph(model, *degrees, **dials)
-            if has_config(model)
+            if has_config(model) and lora is None
             else capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
         )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
+        description["lora"] = None if lora is None else lora.model_dump(mode="json")
         (folder / "model.json").write_text(json.dumps(description))
         for task in TASKS if is_causal(model) else ():
             save_task(task, folder / "tasks")

@@ -45,6 +45,7 @@ from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
 from windlass.runtime.verify.fault_injection import inject_fault
 from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.schema import LoraRequest
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
@@ -104,7 +105,10 @@ def run_job(rank: int, folder: Path) -> None:
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank,
             world_size=plan.parallel.devices,
         )  # fmt: skip
-    stack = build_layer_stack(model["name"], model["dials"], device="meta", seed=settings.seed)
+    lora = None if model.get("lora") is None else LoraRequest(**model["lora"])
+    stack = build_layer_stack(
+        model["name"], model["dials"], device="meta", seed=settings.seed, lora=lora
+    )
     masking = None
     if not is_causal(model["name"]):
         masking = MlmMasking(
