@@ -126,3 +126,21 @@ def test_what_stands_in_another_order_is_kept_once_and_outlives_the_base(home: P
     first, last = (folder / "layer-0001.frozen.safetensors" for folder in checkpoints(run))
     assert first.samefile(last)
     assert "weight/block0.attention.input.weight" in load_file(last)
+
+
+@pytest.mark.slow
+def test_ranks_read_their_own_parts_of_a_base_that_stays_where_it_is(home: Path) -> None:
+    base = llama_folder(home / "llama")
+    whole = [step.loss for step in train(home, f"hf:{base}", "phases=1")]
+    sharded = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2", "phases=2")
+    run = train(home, f"hf:{base}", *sharded)
+    stop_after_three(run)
+    names = [path.name for path in checkpoints(run)[-1].iterdir()]
+    assert [name for name in names if name.endswith(".places.json")]
+    assert not [name for name in names if ".frozen." in name]
+
+    alone = ("parallel.data=1", "sharding.parameters=1", "sharding.optimizer=1", "phases=2")
+    list(windlass.resume(run.folder, *alone, root=home / "runs"))
+    losses = [step.loss for step in windlass.load(run.folder).steps]
+    # Sums of float32 in another order over four steps.
+    assert losses == pytest.approx(whole, rel=1e-5)

@@ -135,7 +135,7 @@ def leave_shard_in(
     pieces = {weight.name: shard.pieces[weight.name] for weight in shard.frozen}
     # Of all weights alike, so that all ranks decide alike.
     shapes = {name: piece.full_shape for name, piece in pieces.items()}
-    if any(piece.is_sharded for piece in pieces.values()):
+    if any(piece.shape != piece.full_shape for piece in pieces.values()):
         return False
     if not stand_as(whole, shapes, frozen.region.dtype):
         return False
