@@ -104,13 +104,13 @@ def errors_of(plan: Plan, graph: Graph = GRAPH) -> tuple[str, ...]:
 def test_what_does_not_combine_is_said_in_a_sentence_each_and_all_at_once():
     parallel = plan_of(2).parallel.model_copy(update={"expert": 8, "data": 12})
     plan = plan_of(2).model_copy(
-        update={"parallel": parallel, "compile": True, "offload": Offload(optimizer="device")}
+        update={"parallel": parallel, "optimizer": "lamb", "offload": Offload(optimizer="device")}
     )
     found = errors_of(plan)
     assert len(found) == 3
     assert "does not divide the 12 experts of `experts`; choose a divisor" in found[0]
     assert "does not divide `parallel.data` = 12" in found[1]
-    assert "with `compile`, which this version does not combine" in found[2]
+    assert "with `train.optimizer` = lamb, which this version does not combine" in found[2]
 
 
 def test_a_dense_model_has_no_experts_to_divide():

@@ -58,6 +58,7 @@ from .experts.arguments import (
 from .experts.exchange import (
     ExpertParallelRank,
     divide_experts,
+    exchanges_rows,
     expert_parameters,
 )
 from .experts.mixture import (
@@ -234,6 +235,7 @@ __all__ = [
     "divide_experts",
     "divide_sequence",
     "document_buffers",
+    "exchanges_rows",
     "expert_parameters",
     "export_layout",
     "fake_state",

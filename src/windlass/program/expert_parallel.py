@@ -81,7 +81,6 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     law = optimizer_law(plan.optimizer)
     excluded = {
         f"`parallel.context` = {parallel.context}": parallel.context is not None,
-        "`compile`": plan.compile,
         "`recompute` = selective": bool(selective_layers(plan)),
         f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
         f"`offload.optimizer` = {plan.offload.optimizer}": plan.is_offloaded("optimizer"),

@@ -25,6 +25,7 @@ from windlass.models import (
     divide_experts,
     divide_sequence,
     document_buffers,
+    exchanges_rows,
     fuse_loss,
     is_embedding_only,
     layer_loss,
@@ -110,10 +111,11 @@ class LayerTemplate:
             _use_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
         if self.compiled:
-            # Shapes never change within a run, so none is dynamic.
-            self._run = torch.compile(
+            # Shapes never change within a run, so none is dynamic but that of exchanged rows.
+            run = torch.compile(
                 MethodType(_with_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
             )
+            self._run = _with_unknown_sizes(run) if exchanges_rows(self._module) else run
 
     def score_blocks(self, device: torch.device) -> None:
         """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
@@ -376,6 +378,18 @@ def _use_sparse_gradients(layer: nn.Module) -> None:
     for module in layer.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True
+
+
+def _with_unknown_sizes(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A compiled function in which an operator may give as many rows as it finds in a run."""
+    # Importing the compiler takes a second, which eager runs would take too.
+    from torch._dynamo import config as dynamo_config
+
+    def call(*arguments: object) -> Tensor:
+        with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
+            return run(*arguments)
+
+    return call
 
 
 def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -107,6 +107,8 @@ def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> 
         precision=chance.choice(["float32", "bfloat16"]),
         schedule=chance.choice(["1f1b", "gpipe", "zero-bubble"]),
     )  # fmt: skip
+    if graph.tensor_shards and plan.parallel.schedule != "zero-bubble":
+        plan = plan.model_copy(update={"compile": chance.random() < 0.5})
     return with_recompute(plan, [chance.choice([0, 1, 2]) for _ in plan.stages])
 
 

@@ -9,16 +9,14 @@ Shape letters: n rows, d width, E experts, e ranks.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from windlass.models.experts.exchange_ops import exchange_counts, return_rows, send_rows
 from windlass.models.experts.expert_linear import ExpertLinear
 from windlass.models.experts.mixture import Experts, MixtureOfExperts
 from windlass.models.init_weights import meta_copy, set_parameter
-from windlass.models.tensor_parallel.collectives import process_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,12 @@ def expert_parameters(layer: nn.Module) -> frozenset[str]:
         if isinstance(module, ExpertLinear)
         for name, _ in module.named_parameters(recurse=False)
     )
+
+
+def exchanges_rows(layer: nn.Module) -> bool:
+    """Whether a layer has a part of the experts, and sends rows to the ranks of the others."""
+    mixtures = (each for each in layer.modules() if isinstance(each, MixtureOfExperts))
+    return any(isinstance(each.exchange, TokenExchange) for each in mixtures)
 
 
 def divide_experts(layer: nn.Module, rank: ExpertParallelRank) -> nn.Module:
@@ -91,85 +95,10 @@ class TokenExchange:
         """
         if rows.is_meta:
             return torch.empty_like(rows)  # where nothing is counted, only the shape is wanted
-        degree, group = self.rank.degree, self.rank.group_name
-        sent = counts.view(degree, -1)  # [rank, its experts]
-        came = torch.empty_like(sent)
-        dist.all_to_all_single(came, sent.contiguous(), group=process_group(group))
-        sizes = _Sizes(*torch.stack((sent.sum(1), came.sum(1))).tolist())
-        arrived: Tensor = _AllToAll.apply(rows[: sum(sizes.sent)], sizes, group)
-        by_expert = _expert_of_rows(came).argsort(stable=True)
-        by_rank = torch.empty_like(by_expert)
-        by_rank[by_expert] = torch.arange(len(by_rank), device=by_rank.device)
-        results = experts(_Reordered.apply(arrived, by_expert, by_rank), came.sum(0))
-        results = _Reordered.apply(results, by_rank, by_expert)
-        back: Tensor = _AllToAll.apply(results, sizes.swapped, group)
-        missing = len(rows) - len(back)
-        return torch.cat((back, back.new_zeros(missing, back.shape[1]))) if missing else back
-
-
-class _Sizes(NamedTuple):
-    """Rows that a rank exchanges with each of e ranks."""
-
-    sent: list[int]
-    came: list[int]
-
-    @property
-    def swapped(self) -> "_Sizes":
-        """Those of the way back."""
-        return _Sizes(self.came, self.sent)
-
-
-def _expert_of_rows(came: Tensor) -> Tensor:
-    """The expert of each row that arrives, rank by rank, `Int[n]`, of `Int[rank, expert]` rows."""
-    experts = torch.arange(came.shape[1], device=came.device).repeat(len(came))
-    return experts.repeat_interleave(came.flatten())
-
-
-class _AllToAll(torch.autograd.Function):
-    """Exchanges rows between all ranks of a group; its gradient takes the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  torch's own context
-        rows: Tensor,
-        sizes: _Sizes,
-        group: str,
-    ) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return _exchanged(rows, sizes, group)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        *gradients: Tensor,
-    ) -> tuple[Tensor, None, None]:
-        return _exchanged(gradients[0], ctx.sizes.swapped, ctx.group), None, None
-
-
-def _exchanged(rows: Tensor, sizes: _Sizes, group: str) -> Tensor:
-    arrived = rows.new_empty((sum(sizes.came), *rows.shape[1:]))
-    dist.all_to_all_single(
-        arrived, rows.contiguous(), sizes.came, sizes.sent, group=process_group(group)
-    )
-    return arrived
-
-
-class _Reordered(torch.autograd.Function):
-    """Brings rows into another order; the gradient takes the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  torch's own context
-        rows: Tensor,
-        order: Tensor,
-        inverse: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, order)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        *gradients: Tensor,
-    ) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+        group = self.rank.group_name
+        sent = counts.view(self.rank.degree, -1)  # [rank, its experts]
+        came = exchange_counts(sent, group)
+        arrived, by_expert = send_rows(rows, sent, came, group)
+        results = experts(arrived, came.sum(0))
+        y: Tensor = return_rows(results, by_expert, sent, came, rows.shape[0], group)
+        return y

@@ -207,9 +207,7 @@ class OpenChoices:
     def divides_experts(self, mode: LayerConfig, data: int) -> bool:
         """Whether layers that run so can divide their experts over replicas, so many in all."""
         degree = mode.expert or 1
-        return degree == 1 or not (
-            data % degree or mode.compiled or mode.context or self._whole_state
-        )
+        return degree == 1 or not (data % degree or mode.context or self._whole_state)
 
     @cached_property
     def _whole_state(self) -> bool:
