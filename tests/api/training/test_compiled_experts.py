@@ -19,8 +19,7 @@ PLANS = {
 def losses(home: Path, *words: str) -> list[float]:
     run = windlass.train(
         "moe-tiny", *TINY[1:], "model.experts=4", "model.kv_heads=2", "train.steps=3",
-        "train.epsilon=1e-4",
-        f"data.source={home / 'text'}", *words, root=home / "runs",
+        "train.epsilon=1e-4", f"data.source={home / 'text'}", *words, root=home / "runs",
     )  # fmt: skip
     list(run)
     steps = windlass.load(run.folder).steps
@@ -28,7 +27,7 @@ def losses(home: Path, *words: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.parametrize("plan", PLANS)
 def test_compiled_experts_train_as_eager_ones(home: Path, plan: str):
     eager = losses(home, *PLANS[plan])
