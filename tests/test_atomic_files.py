@@ -1,5 +1,6 @@
 """Atomic files: written completely or not at all."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from windlass.atomic_files import (
     atomic_write,
     atomic_writer,
     hash_file,
+    link_or_copy,
     require_writable,
     scratch_folder,
 )
@@ -139,3 +141,20 @@ def test_a_scratch_folder_is_elsewhere_where_a_folder_cannot_be_written_to(
         with scratch_folder(beside) as folder:
             assert folder.parent == parent
         assert not folder.exists()
+
+
+def test_a_file_gets_a_second_name_or_where_links_cannot_be_made_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "file"
+    file.write_bytes(b"weights")
+    assert link_or_copy(file, tmp_path / "linked")
+    assert file.samefile(tmp_path / "linked")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "this file system has no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert not link_or_copy(file, tmp_path / "copied")
+    assert not file.samefile(tmp_path / "copied")
+    assert (tmp_path / "copied").read_bytes() == b"weights"

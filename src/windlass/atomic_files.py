@@ -30,6 +30,9 @@ _NOT_WRITABLE = (
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 """No permission, or a file where a folder should be, or the other way round."""
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+"""Another file system, one without hard links, or one file with too many of them."""
+_COPIED_BYTES = 2**24
 _MOST_BYTES = 2**28
 """Largest file of settings, graphs or records that is read whole."""
 _SEAL = b"# sha256 of the lines below: "
@@ -155,6 +158,26 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"`{path}` cannot be written: {(error.strerror or '').lower()}; name another place"
             ) from error
         raise
+
+
+def link_or_copy(file: Path, to: Path) -> bool:
+    """Gives a file a second name, and returns True; where the file system has no links, copies it.
+
+    Raises:
+        OSError: the disk is full, or `to` exists.
+    """
+    try:
+        os.link(file, to)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        return True
+    with file.open("rb") as source, to.open("xb") as copy:
+        shutil.copyfileobj(source, copy, _COPIED_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
+    return False
 
 
 def fsync_folder(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Backing stores in host memory and in files, each against plain bytes."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from windlass.runtime.offload.backing_store import (
     BounceBuffer,
     BouncedFile,
     FileBackingStore,
-    link_or_copy,
 )
 from windlass.runtime.offload.direct_io import (
     PAGE_BYTES,
@@ -132,20 +129,3 @@ def test_a_buffer_of_any_size_passes_unchanged_through_bounce_buffers(tmp_path: 
     assert torch.equal(result, memory)
     for buffer in bounce:
         buffer.close()
-
-
-def test_a_file_gets_a_second_name_or_where_links_cannot_be_made_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    file = tmp_path / "file"
-    file.write_bytes(b"weights")
-    assert link_or_copy(file, tmp_path / "linked")
-    assert file.samefile(tmp_path / "linked")
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "this file system has no links")
-
-    monkeypatch.setattr(os, "link", refuse)
-    assert not link_or_copy(file, tmp_path / "copied")
-    assert not file.samefile(tmp_path / "copied")
-    assert (tmp_path / "copied").read_bytes() == b"weights"

@@ -1,6 +1,5 @@
 """The weights of a checkpoint that an evaluation reads, which may be averages of those trained."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write, storage_errors
+from windlass.atomic_files import atomic_write, link_or_copy, storage_errors
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack
 from windlass.runtime.checkpoint.checkpoint import MANIFEST_FILE, Checkpoint, layer_file
@@ -106,10 +105,10 @@ def _average_layer(source: Path, averaging: Averaging, to: Path) -> None:
             if keys:
                 stream_tensors(to, shapes, values())
             else:
-                os.link(source, to)
+                link_or_copy(source, to)
         for beside in (frozen_file, places_file):  # what is never updated has no average
             if beside(source).exists():
-                os.link(beside(source), beside(to))
+                link_or_copy(beside(source), beside(to))
     except SafetensorError as error:
         raise CheckpointError(f"`{source}` cannot be read: {error}") from None
 

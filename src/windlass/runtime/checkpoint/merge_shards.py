@@ -5,7 +5,6 @@ rank's part of a layer: of its tensor-parallel shard of each weight, flattened, 
 the one on that is part of the checkpoint key.
 """
 
-import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write, storage_errors
+from windlass.atomic_files import atomic_write, link_or_copy, storage_errors
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack, ParamShard, TensorParallelRank, layer_sharding, param_shards
 from windlass.runtime.checkpoint.checkpoint import (
@@ -64,7 +63,7 @@ def _merge_layer(checkpoint: Checkpoint, stack: LayerStack, index: int, to: Path
     for whole, name in ((full, to), (frozen_file(full), frozen_file(to)),
                         (places_file(full), places_file(to))):  # fmt: skip
         if whole.name in checkpoint.manifest.files:
-            os.link(whole, name)
+            link_or_copy(whole, name)
     if not files:
         return
     rows, columns = 1 + max(file.row for file in files), 1 + max(file.column for file in files)

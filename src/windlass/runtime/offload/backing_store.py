@@ -5,10 +5,8 @@ pass through pinned memory on their way to an accelerator; a store in host memor
 """
 
 import contextlib
-import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -16,15 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import storage_errors
+from windlass.atomic_files import link_or_copy, storage_errors
 from windlass.program import BOUNCE_BYTES
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.schema import HOST_TIER
 from windlass.torch_ext import Device, Event, PinnedMemory
-
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-"""Another file system, one without hard links, or one file with too many of them."""
 
 
 class StoreHandle(Protocol):
@@ -332,26 +327,6 @@ class BouncedFile:
         copy_done.synchronize()
         half[nbytes : round_up_to_page(nbytes)].zero_()
         self._file.write(half[: round_up_to_page(nbytes)], offset)
-
-
-def link_or_copy(file: Path, to: Path) -> bool:
-    """Gives a file a second name, and returns True; where the file system has no links, copies it.
-
-    Raises:
-        OSError: the disk is full, or `to` exists.
-    """
-    try:
-        os.link(file, to)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    else:
-        return True
-    with file.open("rb") as source, to.open("xb") as copy:
-        shutil.copyfileobj(source, copy, BOUNCE_BYTES)
-        copy.flush()
-        os.fsync(copy.fileno())
-    return False
 
 
 def _view(memory: Tensor) -> memoryview:

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write
+from windlass.atomic_files import atomic_write, link_or_copy
 from windlass.errors import CheckpointError
 from windlass.models import LayerStack, WeightPlace, WeightPlaces
 from windlass.runtime.checkpoint.layer_tensors import frozen_file, places_file
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, SavedFile
-from windlass.runtime.offload.backing_store import BackingStores, link_or_copy
+from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
 from windlass.runtime.offload.state_layout import TensorRegion, frozen_layout, write_bytes
 from windlass.runtime.offload.transfer_queue import TransferStats
