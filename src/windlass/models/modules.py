@@ -115,7 +115,7 @@ class RotaryEmbedding(nn.Module):
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
         if documents is None:
             count = query.shape[-2]
-            positions = token_positions(count, self.first_positions, query.device).float()
+            positions = token_positions(count, self.first_positions, query.device)
         else:
             positions = positions_in_documents(documents).float()[:, None]  # [b 1 s]
         angles = positions[..., None] * self._frequencies(steps)  # [s k'/2] or [b 1 s k'/2]

@@ -12,7 +12,7 @@ FROM_START: tuple[int, ...] = (0,)
 
 
 def token_positions(count: int, firsts: tuple[int, ...], device: torch.device) -> Tensor:
-    """The position of each token, `Int[count]`.
+    """The position of each token as a float32 number, `Float[count]`: angles are computed with it.
 
     Args:
         count: number of tokens, a multiple of the number of runs.
@@ -20,7 +20,9 @@ def token_positions(count: int, firsts: tuple[int, ...], device: torch.device) -
         device: where they are wanted.
     """
     length = count // len(firsts)
-    runs = [torch.arange(first, first + length, device=device) for first in firsts]
+    runs = [
+        torch.arange(first, first + length, device=device, dtype=torch.float32) for first in firsts
+    ]
     return runs[0] if len(runs) == 1 else torch.cat(runs)
 
 
