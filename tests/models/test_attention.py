@@ -9,7 +9,8 @@ from torch import Tensor
 
 from windlass.models.attention import Attention, attend, set_attention_backend
 from windlass.models.catalog import model_config
-from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.config import TransformerConfig
+from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.schema import AttentionBackend
 
 EXACT = 1e-12

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean, did_you_mean_any, shorten
-from windlass.models.config import ExpertConfig, RopeScaling, TransformerConfig
+from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.experts.arguments import (
     EXPERT_ARGUMENTS,
     apply_expert_arguments,
@@ -22,6 +22,7 @@ from windlass.models.huggingface.read_config import (
     is_huggingface_resnet,
 )
 from windlass.models.images.image_config import ResNetConfig, with_image_positions
+from windlass.models.positions.rope_scaling import RopeScaling
 
 ModelArgument = int | float | str | tuple[int, ...]
 """A value that a request gives for an argument of a model."""

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from windlass.models.sentences.head_losses import HeadLosses
@@ -30,15 +31,47 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> 
     ids, weights = split_weights(targets)
     rows, flat = in_loss_precision(logits).flatten(0, -2), ids.flatten()
     if weights is not None:
-        losses = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX, reduction="none")
-        if z_loss:
-            losses = losses + gradient_of_z_loss(rows.logsumexp(-1), flat != IGNORE_INDEX, z_loss)
-        return weighted_mean(losses, weights.flatten())
-    loss = functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX)
+        return weighted_mean(token_losses(rows, flat, z_loss), weights.flatten())
     if not z_loss:
-        return loss
-    counts = flat != IGNORE_INDEX
-    return loss + gradient_of_z_loss(rows.logsumexp(-1), counts, z_loss).sum() / counts.sum()
+        return functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX)
+    return token_losses(rows, flat, z_loss).sum() / (flat != IGNORE_INDEX).sum()
+
+
+def token_losses(rows: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+    """Cross-entropy of each token in nats, `Float[t]`; 0 for one that does not count.
+
+    Args:
+        rows: logits in the precision of the loss, `Float[t v]`.
+        targets: `Int[t]`; `IGNORE_INDEX` does not count.
+        z_loss: factor of `log^2 Z`, whose gradient is added.
+    """
+    if not z_loss:
+        return functional.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    losses: Tensor = _WithZLoss.apply(rows, targets, z_loss)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _WithZLoss(torch.autograd.Function):
+    """Cross-entropy with the gradient of `factor log^2 Z`, which is made in the same buffer.
+
+    d (log^2 Z) / d logit is 2 log Z times the probability, which the cross-entropy's gradient has.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, rows: Tensor, targets: Tensor, factor: float) -> Tensor:
+        counts = targets != IGNORE_INDEX
+        index = targets.masked_fill(~counts, 0).unsqueeze(1)
+        logs = rows.log_softmax(-1)
+        log_z = rows[:, :1] - logs[:, :1]
+        ctx.save_for_backward(logs, index, counts, 1 + 2 * factor * log_z)
+        return -logs.gather(1, index).squeeze(1).masked_fill(~counts, 0)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logs, index, counts, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+        by_rows = logs.exp().mul_(scale)
+        by_rows.scatter_add_(1, index, torch.full_like(scale, -1.0))
+        return by_rows.mul_(gradient.masked_fill(~counts, 0).unsqueeze(1)), None, None
 
 
 _WEIGHTED_DIMENSIONS = 3

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.config import Activation, RopeScaling, TransformerConfig
+from windlass.models.config import Activation, TransformerConfig
 from windlass.models.context_parallel.token_runs import FROM_START, token_positions
 from windlass.models.packing.documents import positions_in_documents
+from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.norms import ZeroCenteredRMSNorm

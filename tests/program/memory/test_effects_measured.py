@@ -60,7 +60,7 @@ def graph() -> Graph:
     return catalog_graph("gpt-tiny", **DIALS)
 
 
-def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
+def allocated_peak(plan: Plan, program: Program, chain: LayerStack, *, z_loss: float = 0.0) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
     settings = TrainSettings(
         steps=1, batch=1, sequence=16, seed=0, optimizer=plan.optimizer or "adamw", ema=plan.ema
@@ -79,6 +79,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
             loss=plan.loss,
             attention=plan.attention,
             float8=plan.multiplies_float8,
+            z_loss=z_loss,
         ),
         optimizer=optimizer,
         batches=RandomTokens(plan.global_batch, plan.batch.sequence),
@@ -164,6 +165,15 @@ def test_with_any_optimizer_the_peak_is_what_torch_allocates_to_half_a_percent(
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+def test_a_z_loss_takes_less_than_is_predicted_without_one(chain: LayerStack, graph: Graph):
+    plan = tiny_plan(graph, tiny_machine(), micro=12, sequence=SEQUENCE, precision="float32")
+    (program,) = lower(plan, graph)
+    measured = allocated_peak(plan, program, chain, z_loss=1e-4)
+    predicted = memory_profile(program, plan, graph).peak_bytes
+    logits = 4 * 12 * SEQUENCE * graph.vocabulary
+    assert predicted - logits <= measured <= 1.005 * predicted
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

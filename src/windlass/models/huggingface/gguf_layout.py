@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from windlass.errors import InputErrors, ModelError
-from windlass.models.config import RopeScaling, TransformerConfig
+from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.export_layout import ExportLayout
 from windlass.models.huggingface.families import GgufTable
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import FLOAT_TYPES
 from windlass.models.huggingface.write_config import NOT_SHAPE
+from windlass.models.positions.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

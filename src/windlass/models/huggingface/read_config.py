@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from windlass.errors import ModelError
-from windlass.models.config import ExpertConfig, RopeScaling, TransformerConfig
+from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.huggingface.families import (
     Family,
     FieldRule,
@@ -17,6 +17,7 @@ from windlass.models.huggingface.image_fields import IMAGE, ModelConfig, count_n
 from windlass.models.huggingface.image_processor import image_processor
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.images.image_config import ResNetConfig, with_image_positions
+from windlass.models.positions.rope_scaling import RopeScaling
 
 _KINDS: Mapping[object, str] = {
     int: "a whole number",

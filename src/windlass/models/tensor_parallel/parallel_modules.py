@@ -17,6 +17,7 @@ from windlass.models.loss import (
     gradient_of_z_loss,
     in_loss_precision,
     split_weights,
+    token_losses,
     weighted_mean,
 )
 from windlass.models.tensor_parallel.collectives import (
@@ -59,16 +60,13 @@ class TensorParallelLoss:
         if self.first_column is not None:
             losses = self._token_losses(in_loss_precision(logits), targets, self.first_column)
             return losses.masked_fill(~counts, 0).sum() / counts.sum()
-        local_sum = functional.cross_entropy(
-            in_loss_precision(logits).flatten(0, 1),
-            local_tokens(targets, self.tp_rank).flatten(),
-            ignore_index=IGNORE_INDEX,
-            reduction="sum",
-        )
+        wide, own = in_loss_precision(logits).flatten(0, 1), local_tokens(targets, self.tp_rank)
         if self.z_loss:
-            log_z = in_loss_precision(logits).logsumexp(-1)
-            local_counts = local_tokens(counts, self.tp_rank)
-            local_sum = local_sum + gradient_of_z_loss(log_z, local_counts, self.z_loss).sum()
+            local_sum = token_losses(wide, own.flatten(), self.z_loss).sum()
+        else:
+            local_sum = functional.cross_entropy(
+                wide, own.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+            )
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
 
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -79,13 +77,7 @@ class TensorParallelLoss:
             losses = self._token_losses(wide, targets, self.first_column)
             return weighted_mean(losses, weights)
         own = local_tokens(targets, self.tp_rank)
-        losses = functional.cross_entropy(
-            wide.flatten(0, 1), own.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-        ).view_as(own)
-        if self.z_loss:
-            losses = losses + gradient_of_z_loss(
-                wide.logsumexp(-1), own != IGNORE_INDEX, self.z_loss
-            )
+        losses = token_losses(wide.flatten(0, 1), own.flatten(), self.z_loss).view_as(own)
         local_sum = (losses * local_tokens(weights, self.tp_rank)).sum()
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / weights.sum()
 
