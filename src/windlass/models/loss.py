@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +32,29 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> 
     ids, weights = split_weights(targets)
     rows, flat = in_loss_precision(logits).flatten(0, -2), ids.flatten()
     if weights is not None:
-        return weighted_mean(token_losses(rows, flat, z_loss), weights.flatten())
-    if not z_loss:
-        return functional.cross_entropy(rows, flat, ignore_index=IGNORE_INDEX)
-    return token_losses(rows, flat, z_loss).sum() / (flat != IGNORE_INDEX).sum()
+        return weighted_mean(token_losses(rows, flat, "none", z_loss), weights.flatten())
+    return token_losses(rows, flat, "mean", z_loss)
 
 
-def token_losses(rows: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
-    """Cross-entropy of each token in nats, `Float[t]`; 0 for one that does not count.
+Reduction = Literal["none", "sum", "mean"]
+
+
+def token_losses(
+    rows: Tensor, targets: Tensor, reduction: Reduction, z_loss: float = 0.0
+) -> Tensor:
+    """Cross-entropy of tokens in nats, as `torch.nn.functional.cross_entropy` reduces it.
 
     Args:
         rows: logits in the precision of the loss, `Float[t v]`.
         targets: `Int[t]`; `IGNORE_INDEX` does not count.
+        reduction: `none` gives `Float[t]`, with 0 for a token that does not count.
         z_loss: factor of `log^2 Z`, whose gradient is added.
     """
     if not z_loss:
-        return functional.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
-    losses: Tensor = _WithZLoss.apply(rows, targets, z_loss)  # type: ignore[no-untyped-call]
+        return functional.cross_entropy(
+            rows, targets, ignore_index=IGNORE_INDEX, reduction=reduction
+        )
+    losses: Tensor = _WithZLoss.apply(rows, targets, reduction, z_loss)
     return losses
 
 
@@ -58,20 +65,25 @@ class _WithZLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: Tensor, targets: Tensor, factor: float) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, rows: Tensor, targets: Tensor, reduction: Reduction, factor: float
+    ) -> Tensor:
         counts = targets != IGNORE_INDEX
-        index = targets.masked_fill(~counts, 0).unsqueeze(1)
         logs = rows.log_softmax(-1)
         log_z = rows[:, :1] - logs[:, :1]
-        ctx.save_for_backward(logs, index, counts, 1 + 2 * factor * log_z)
-        return -logs.gather(1, index).squeeze(1).masked_fill(~counts, 0)
+        share = counts.to(rows.dtype)
+        if reduction == "mean":
+            share = share / counts.sum()
+        index = targets.masked_fill(~counts, 0).unsqueeze(1)
+        ctx.save_for_backward(logs, index, share, 1 + 2 * factor * log_z)
+        return functional.nll_loss(logs, targets, ignore_index=IGNORE_INDEX, reduction=reduction)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        logs, index, counts, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        logs, index, share, scale = ctx.saved_tensors  # type: ignore[attr-defined]
         by_rows = logs.exp().mul_(scale)
         by_rows.scatter_add_(1, index, torch.full_like(scale, -1.0))
-        return by_rows.mul_(gradient.masked_fill(~counts, 0).unsqueeze(1)), None, None
+        return by_rows.mul_((gradient * share).unsqueeze(1)), None, None, None
 
 
 _WEIGHTED_DIMENSIONS = 3

@@ -60,13 +60,12 @@ class TensorParallelLoss:
         if self.first_column is not None:
             losses = self._token_losses(in_loss_precision(logits), targets, self.first_column)
             return losses.masked_fill(~counts, 0).sum() / counts.sum()
-        wide, own = in_loss_precision(logits).flatten(0, 1), local_tokens(targets, self.tp_rank)
-        if self.z_loss:
-            local_sum = token_losses(wide, own.flatten(), self.z_loss).sum()
-        else:
-            local_sum = functional.cross_entropy(
-                wide, own.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-            )
+        local_sum = token_losses(
+            in_loss_precision(logits).flatten(0, 1),
+            local_tokens(targets, self.tp_rank).flatten(),
+            "sum",
+            self.z_loss,
+        )
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
 
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ class TensorParallelLoss:
             losses = self._token_losses(wide, targets, self.first_column)
             return weighted_mean(losses, weights)
         own = local_tokens(targets, self.tp_rank)
-        losses = token_losses(wide.flatten(0, 1), own.flatten(), self.z_loss).view_as(own)
+        losses = token_losses(wide.flatten(0, 1), own.flatten(), "none", self.z_loss).view_as(own)
         local_sum = (losses * local_tokens(weights, self.tp_rank)).sum()
         return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / weights.sum()
 
