@@ -110,6 +110,7 @@ def plain(pool: RankPool) -> PlainRun:
     batches = SimpleNamespace(
         batch=BATCH, samples=lambda step: tensors(BATCHES.samples(step)),
         held_out_samples=lambda _: (*tensors(held_out), 1),
+        documents=lambda _: None, held_out_documents=lambda _: None,
     )  # fmt: skip
     stack = build_layer_stack(MODEL, pool.dials, device="meta", seed=SETTINGS.seed)
     layers = [(name, as_loop(stack, index)) for index, name in enumerate(stack.names)]

@@ -82,6 +82,7 @@ def train_on(pool: RankPool, examples: ExampleBatches) -> PlainRun:
     batches = SimpleNamespace(
         batch=BATCH, samples=lambda step: tensors(examples.samples(step)),
         held_out_samples=lambda _: (*tensors(held_out), 1),
+        documents=lambda _: None, held_out_documents=lambda _: None,
     )  # fmt: skip
     stack = build_layer_stack("gpt-tiny", pool.dials, device="cpu", seed=SETTINGS.seed)
     layers = list(zip(stack.names, stack.layers, strict=True))
