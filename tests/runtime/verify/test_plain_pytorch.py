@@ -191,6 +191,6 @@ def test_the_reference_imports_nothing_that_trains(module: object):
     ours = {name for name in imported if name.startswith("windlass")}
     plain = {
         f"windlass.runtime.verify.plain_{part}"
-        for part in ("data_order", "examples", "losses", "optimizers", "pairs")
+        for part in ("data_order", "examples", "float8", "losses", "optimizers", "pairs")
     }
     assert ours <= {"windlass.schema", *plain}

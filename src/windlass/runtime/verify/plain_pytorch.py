@@ -99,7 +99,9 @@ def train_plainly(
             group["lr"] = rates[-1] * group["factor"]
         batch = next(taken)
         inputs, targets = batches.samples(batch)
-        documents = None if isinstance(batches, PlainBatches) else batches.documents(batch)
+        documents = None
+        if isinstance(batches, PlainExamples | PlainPairs):
+            documents = batches.documents(batch)
         optimizer.zero_grad()
         counts = Counts.of(targets, places)
         micro_losses = []
@@ -216,7 +218,9 @@ def _evaluate(
         return None, None, None
     inputs, targets, nbytes = batches.held_out_samples(count)
     has_pairs = isinstance(batches, PlainPairs)
-    documents = None if isinstance(batches, PlainBatches) else batches.held_out_documents(count)
+    documents = None
+    if isinstance(batches, PlainExamples | PlainPairs):
+        documents = batches.held_out_documents(count)
     model.eval()
     places = PAIR_PLACES if has_pairs else 0
     nats, sentence_nats, right = 0.0, 0.0, 0
