@@ -71,9 +71,11 @@ def fused_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets:
 
 
 def _fused_backward(gradients: Gradients, saved: _Saved, needs: Needs) -> list[Tensor | None]:
-    *parts, scale = saved
+    by_x, by_weight, by_bias, scale = saved
     factor = _scaled(only(gradients), scale)
-    return [_scaled(part, factor) for part, _ in zip(parts, needs, strict=False)]
+    # The bias comes first, as in the operator's own derivative.
+    of_bias = [_scaled(by_bias, factor)] if len(needs) > 2 else []
+    return [_scaled(by_x, factor), _scaled(by_weight, factor), *of_bias]
 
 
 def _scaled(x: Tensor, factor: Tensor) -> Tensor:
