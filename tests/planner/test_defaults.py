@@ -85,7 +85,7 @@ def test_a_resolved_request_keeps_all_else_and_resolves_to_itself():
     content = resolved.model_dump(mode="json")
     chosen = {
         "batch": 16, "sequence": 1024, "steps": 400, "learning_rate": 1e-3, "betas": [0.9, 0.95],
-        "schedule": "cosine",
+        "schedule": "cosine", "relative_step": False,
         "momentum": 0.9, "nesterov": False, "epsilon": 1e-8, "weight_decay": 0.1,
     }  # fmt: skip
     assert content == request.model_dump(mode="json") | {

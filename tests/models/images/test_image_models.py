@@ -42,7 +42,7 @@ def test_a_model_is_built_for_images_of_another_shape(
         ("vit-tiny", {"patch": 3}, "8 x 8 pixels are no whole number of patches of `patch` 3"),
         ("vit-tiny", {"vocabulary": 9}, "`vocabulary` is none of a model that takes images"),
         ("vit-tiny", {"input_shape": (8, 8)}, r"must be channels, height and width"),
-        ("gpt-tiny", {"classes": 9}, "`classes` is none of a model that takes tokens"),
+        ("gpt-tiny", {"classes": 9}, "`classes` is of models such as BERT"),
         ("resnet-tiny", {"width": 9}, "`width` is none of a residual network"),
         ("resnet-tiny", {"input_shape": (8, 8)}, "must be channels, height and width"),
     ],
