@@ -7,10 +7,10 @@ import pytest
 from factories import expert_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import InputErrors, PlanError
 from windlass.program.communication_volume import CommunicationVolume
-from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import plan_layer_sizes, plan_state_sizes
+from windlass.program.replicas.expert_parallel import rank_kinds
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.deadlock import verify_communication
 from windlass.program.verify.verify import verify_programs

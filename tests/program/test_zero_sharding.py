@@ -1,7 +1,7 @@
 from hypothesis import given, strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.program.zero_sharding import (
+from windlass.program.replicas.zero_sharding import (
     gradient_reduce_group,
     gradient_scatter_group,
     optimizer_shard_index,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from windlass.runtime.verify.plain_float8 import use_plain_float8
+from windlass.runtime.verify.plain_loop.float8 import use_plain_float8
 from windlass.torch_ext.float8_products import takes_float8, use_float8
 
 TINY = 1e-6

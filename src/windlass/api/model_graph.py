@@ -178,7 +178,7 @@ def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str
 
 
 def head_notes(model: ModelIdentity) -> tuple[str, ...]:
-    """That the head of a Hugging Face folder is drawn anew, if a request asks for other classes."""
+    """A note where a request asks for other classes than a Hugging Face folder's head has."""
     classes = model_arguments(model).get("classes")
     if classes is None or not is_huggingface(model.name):
         return ()

@@ -227,8 +227,8 @@ def _cost(
     sent: Polynomial | None = None,
 ) -> LayerCost:  # fmt: skip
     """A layer's cost; every operation of a pass holds what the fullest does."""
-    there = Polynomial(*map(sum, zip(saved, output, strict=True)))
-    back = Polynomial(*map(sum, zip(saved, Polynomial(bs=working), strict=True)))
+    there = saved.plus(output)
+    back = saved.plus(Polynomial(bs=working))
     return LayerCost(
         precision=precision,
         compiled=False,

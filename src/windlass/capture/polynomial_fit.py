@@ -32,10 +32,8 @@ def fit_polynomial(values: Mapping[tuple[int, int], int], sequences: Sequence[in
 
 def sum_polynomials(polynomials: Iterable[Polynomial]) -> Polynomial:
     """The sum of polynomials; zero if there are none."""
-    terms = list(polynomials)
-    if len(terms) < 2:
-        return terms[0] if terms else Polynomial()
-    return Polynomial._make(map(sum, zip(*terms, strict=True)))
+    first, *others = (*polynomials,) or (Polynomial(),)
+    return first.plus(*others) if others else first
 
 
 def _parabola(xs: Sequence[int], ys: Sequence[Fraction]) -> tuple[float, float, float]:

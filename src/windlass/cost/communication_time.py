@@ -18,8 +18,7 @@ from windlass.program import (
     StateSizes,
     all_gather_bytes,
     all_reduce_bytes,
-    key_value_bytes,
-    micro_of_rank,
+    exchanged_bytes,
     plan_state_sizes,
     replicated_gradient_sums,
     updates_per_shard,
@@ -260,8 +259,7 @@ class CommunicationCosts:
             return 0.0
         times = 1 if is_own or kind in ("forward", "recompute") else 2
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        part = key_value_bytes(cost).at(micro_of_rank(self._plan), self._plan.batch.sequence)
-        sent = round(times * part * (degree - 1))
+        sent = round(times * exchanged_bytes(cost, self._plan))
         return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)
 
     @cached_property

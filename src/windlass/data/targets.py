@@ -37,8 +37,8 @@ def with_one_target(targets: ExampleArray) -> ExampleArray:
 def target_counts(targets: ExampleArray) -> TokenBatch:
     """Number of targets of each example that count in the loss, `Int[example]`.
 
-    Of numbers an example has one, unless some are NaN, not known. Where targets have weights, it is
-    the sum of these, `Float[example]`.
+    An example with numbers counts once, and not at all if one of them is NaN, not known. Weights of
+    targets are summed, `Float[example]`.
     """
     if targets.dtype.kind == "f":
         return np.asarray(~np.isnan(targets).any(axis=1), dtype=np.int64)

@@ -47,6 +47,9 @@ from .config import (
 from .context_parallel.divided_sequence import (
     ContextParallelRank,
 )
+from .context_parallel.token_runs import (
+    count_in_runs,
+)
 from .context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,
@@ -232,6 +235,7 @@ __all__ = [
     "checkpoint_selectively",
     "chooses_attention",
     "class_names",
+    "count_in_runs",
     "divide_experts",
     "divide_sequence",
     "document_buffers",

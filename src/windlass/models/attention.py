@@ -149,7 +149,10 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
             return _plain_attention(
                 query, key, value, None, visible=self.visible or (None, None), scale=self.scale
             )
-        mask = attention_mask(query, self.window, is_causal=self.causal) if is_masked else None
+        mask = None
+        if is_masked:
+            tokens = range(query.shape[2])
+            mask = hidden_tokens(tokens, tokens, query, is_causal=self.causal, window=self.window)
         if hidden is not None:
             mask = hidden if mask is None else mask + hidden
         return self._attend_masked(query, key, value, mask, is_causal=self.causal)
@@ -215,25 +218,6 @@ def sliding_window(layer: nn.Module) -> tuple[int, int] | None:
     return next(windows, None)
 
 
-def attention_mask(query: Tensor, window: int | None, *, is_causal: bool) -> Tensor | None:
-    """What is added to scores: 0, and minus infinity where a token does not see another; `[s s]`.
-
-    Args:
-        query: queries, `[b h s k]`.
-        window: how many positions away a token is no longer seen; None sees all.
-        is_causal: whether tokens see none that come later.
-
-    Returns:
-        None if every token sees all.
-    """
-    if window is None and not is_causal:
-        return None
-    shape = 2 * (query.shape[-2],)
-    hidden = torch.full(shape, float("-inf"), dtype=query.dtype, device=query.device)
-    later = hidden.triu(1 if is_causal or window is None else window)
-    return later if window is None else later + hidden.tril(-window)
-
-
 def attend(
     query: Tensor,
     key: Tensor,
@@ -250,7 +234,7 @@ def attend(
         query: queries.
         key: keys, of as many heads or of fewer, g, that divide them.
         value: values, of as many heads as the keys.
-        mask: from `attention_mask`, where tokens see fewer than `is_causal` says.
+        mask: from `hidden_tokens`, where tokens see fewer than `is_causal` says.
         is_causal: whether tokens see none that come later.
         backend: how it is computed; `flash` leaves the choice among fused kernels to torch.
         scale: factor of the scores; None means 1 / sqrt(k).

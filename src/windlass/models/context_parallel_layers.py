@@ -6,7 +6,7 @@ from torch import nn
 
 from windlass.models import bert
 from windlass.models.attention import Attention
-from windlass.models.context_parallel.divided_sequence import RUNS, ContextParallelRank
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
 from windlass.models.init_weights import meta_copy
 from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
@@ -19,6 +19,7 @@ from windlass.models.transformer import (
     ParallelBlock,
     set_first_positions,
 )
+from windlass.schema import CONTEXT_RUNS
 
 
 def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
@@ -46,7 +47,7 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
         return layer
     local = meta_copy(layer)
     set_first_positions(local, rank.first_positions(sequence // rank.degree))
-    shards = tuple(EqualShard(run, RUNS * rank.degree) for run in rank.runs)
+    shards = tuple(EqualShard(run, CONTEXT_RUNS * rank.degree) for run in rank.runs)
     for path, module in list(local.named_modules()):
         if isinstance(module, Attention):
             module.context = rank

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import Activation, TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START, token_positions
+from windlass.models.context_parallel.token_runs import FROM_START, count_in_runs
 from windlass.models.packing.documents import positions_in_documents
 from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.models.sparsity.imported_masks import RoleOutputs
@@ -116,7 +116,9 @@ class RotaryEmbedding(nn.Module):
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
         if documents is None:
             count = query.shape[-2]
-            positions = token_positions(count, self.first_positions, query.device)
+            positions = count_in_runs(
+                count, self.first_positions, query.device, dtype=torch.float32
+            )
         else:
             positions = positions_in_documents(documents).float()[:, None]  # [b 1 s]
         angles = positions[..., None] * self._frequencies(steps)  # [s k'/2] or [b 1 s k'/2]

@@ -32,14 +32,6 @@ from windlass.program.communication_volume import (
     op_collectives,
     replicated_gradient_sums,
 )
-from windlass.program.context_parallel import (
-    CONTEXT_RUNS,
-    context_errors,
-    context_run_errors,
-    gathered_kinds,
-    key_value_bytes,
-    micro_of_rank,
-)
 from windlass.program.device_mesh import (
     MeshCoord,
     chunks_of_stage,
@@ -47,10 +39,6 @@ from windlass.program.device_mesh import (
     mesh_coord,
     rank_of,
     stages_by_layer,
-)
-from windlass.program.expert_parallel import (
-    divided_kinds,
-    rank_kinds,
 )
 from windlass.program.instruction import (
     BLOCKING_KINDS,
@@ -127,6 +115,27 @@ from windlass.program.phases import (
 from windlass.program.pipeline_schedules import (
     schedule_passes,
 )
+from windlass.program.replicas.context_parallel import (
+    context_errors,
+    context_run_errors,
+    exchanged_bytes,
+    gathered_kinds,
+    micro_of_rank,
+)
+from windlass.program.replicas.expert_parallel import (
+    divided_kinds,
+    rank_kinds,
+)
+from windlass.program.replicas.zero_sharding import (
+    expert_sharding,
+    gradient_scatter_group,
+    optimizer_shard_index,
+    padded_elements,
+    padded_frozen_elements,
+    parameter_gather_group,
+    parameter_shard_index,
+    updates_per_shard,
+)
 from windlass.program.stack_capabilities import (
     capability_faults,
     runtime_gaps,
@@ -149,21 +158,10 @@ from windlass.program.validate_plan import (
 from windlass.program.verify.verify import (
     verify_programs,
 )
-from windlass.program.zero_sharding import (
-    expert_sharding,
-    gradient_scatter_group,
-    optimizer_shard_index,
-    padded_elements,
-    padded_frozen_elements,
-    parameter_gather_group,
-    parameter_shard_index,
-    updates_per_shard,
-)
 
 __all__ = [
     "BLOCKING_KINDS",
     "BOUNCE_BYTES",
-    "CONTEXT_RUNS",
     "EXPERT_USES",
     "GLOBAL_COLLECTIVES",
     "GRADIENT_PASSES",
@@ -204,6 +202,7 @@ __all__ = [
     "disk_usage",
     "divided_kinds",
     "evaluation_bytes",
+    "exchanged_bytes",
     "expert_sharding",
     "float8_errors",
     "fused_loss_errors",
@@ -211,7 +210,6 @@ __all__ = [
     "gradient_scatter_group",
     "gradients_reuse_weight_space",
     "is_recomputed",
-    "key_value_bytes",
     "layer_kind_state_sizes",
     "layers_of_stage",
     "lower",

@@ -83,7 +83,7 @@ def with_attention(
         repeated = [_renamed(op, "math", memory.more) for op in forward_ops]
         backward = (*repeated, *backward)
     forward = tuple(_forward_ops(cost.forward, memory, kept))
-    saved = _sum(cost.saved_bytes, kept)
+    saved = cost.saved_bytes.plus(kept)
     if window is not None:
         share, _ = tile_shares(sequence, *window)
         forward, backward = (
@@ -126,13 +126,13 @@ class _PlainMemory(NamedTuple):
             gone = 5 * kv_width if rotates else 3 * width
             # Compiled code writes the softmax over the scores, and its gradient over theirs.
             extra = 0 if cost.compiled else 1
-            more = _sum(more, Polynomial(bss=share * square, bs=copies * element - sums))
-            fused = _sum(fused, Polynomial(bs=width * element + sums))
+            more = more.plus(Polynomial(bss=share * square, bs=copies * element - sums))
+            fused = fused.plus(Polynomial(bs=width * element + sums))
             alive = 2 * width * element - sums
-            forward = _sum(forward, Polynomial(bss=(share + extra * tile) * square, bs=alive))
+            forward = forward.plus(Polynomial(bss=(share + extra * tile) * square, bs=alive))
             alive = -(gone + 2 * extra * width) * element - sums
             grown = share + (1 + extra) * tile
-            backward = _sum(backward, Polynomial(bss=grown * square, bs=alive))
+            backward = backward.plus(Polynomial(bss=grown * square, bs=alive))
         return cls(more, fused, forward, backward)
 
 
@@ -201,16 +201,12 @@ def _backward_ops(ops: tuple[Op, ...], memory: _PlainMemory) -> Iterator[Op]:
 def _renamed(op: Op, attention: OtherAttention, more: Polynomial) -> Op:
     if op.kind != "attention":
         return op
-    update = {"attention": attention, "live_bytes": _sum(op.live_bytes, more)}
+    update = {"attention": attention, "live_bytes": op.live_bytes.plus(more)}
     return op.model_copy(update=update)
 
 
 def _grown(op: Op, more: Polynomial) -> Op:
-    return op.model_copy(update={"live_bytes": _sum(op.live_bytes, more)})
-
-
-def _sum(*terms: Polynomial) -> Polynomial:
-    return Polynomial(*map(sum, zip(*terms, strict=True)))
+    return op.model_copy(update={"live_bytes": op.live_bytes.plus(more)})
 
 
 def _negative(term: Polynomial) -> Polynomial:

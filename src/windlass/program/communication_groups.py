@@ -11,24 +11,24 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from windlass.program.context_parallel import context_group
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
-from windlass.program.expert_parallel import expert_group, same_expert_ranks
 from windlass.program.instruction import (
     COLLECTIVE_KINDS,
     MATCHING_RECEIVE,
     Instruction,
     InstructionKind,
 )
-from windlass.program.tensor_parallel import LAYER_PASSES, passes_with_collectives
-from windlass.program.tied_weights import tied_across_stages
-from windlass.program.zero_sharding import (
+from windlass.program.replicas.context_parallel import context_group
+from windlass.program.replicas.expert_parallel import expert_group, same_expert_ranks
+from windlass.program.replicas.zero_sharding import (
     expert_sharding,
     gradient_reduce_group,
     gradient_scatter_group,
     parameter_gather_group,
     update_gather_group,
 )
+from windlass.program.tensor_parallel import LAYER_PASSES, passes_with_collectives
+from windlass.program.tied_weights import tied_across_stages
 from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
 
 DataUse = Literal["gather", "update", "scatter", "reduce"]

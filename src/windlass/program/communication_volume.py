@@ -13,15 +13,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.context_parallel import key_value_bytes, micro_of_rank
 from windlass.program.device_mesh import mesh_coord
-from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
+from windlass.program.replicas.context_parallel import exchanged_bytes, micro_of_rank
+from windlass.program.replicas.expert_parallel import rank_kinds
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.program.tensor_parallel import has_collectives, pass_ops
 from windlass.program.tied_weights import tied_across_stages
-from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import (
     CollectiveAxis,
     CollectiveKind,
@@ -139,12 +139,11 @@ class CommunicationVolume:
         ops = pass_ops(kind, layer_kind, cost, reach=self._reach(layer))
         yield from op_collectives(ops, plan)
         if plan.parallel.context and any(op.kind == "attention" for op in ops):
-            own = key_value_bytes(cost).at(micro_of_rank(plan), plan.batch.sequence)
             gathers = kind in ("forward", "recompute")
             yield PassCollective(
                 "all_gather" if gathers else "reduce_scatter",
                 "context",
-                round((plan.parallel.context - 1) * own),
+                round(exchanged_bytes(cost, plan)),
             )
 
 

@@ -7,9 +7,9 @@ their programs. With tensor parallelism gradients of replicated parameters are p
 """
 
 from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.expert_parallel import rank_kinds
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, InstructionKind
 from windlass.program.memory.layer_sizes import weight_gradient_elements
+from windlass.program.replicas.expert_parallel import rank_kinds
 from windlass.schema import GradientReach, Graph, LayerCost, LayerKind, Op, Plan
 
 LAYER_PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, "backward_weight")

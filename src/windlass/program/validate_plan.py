@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 from windlass.errors import InputErrors
 from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.context_parallel import context_errors, context_run_errors
-from windlass.program.expert_parallel import expert_errors
 from windlass.program.layer_mode_errors import (
     float8_errors,
     fused_loss_errors,
@@ -19,9 +17,11 @@ from windlass.program.memory.optimizer_state import (
     offloaded_optimizer_errors,
     sparse_state_errors,
 )
+from windlass.program.replicas.context_parallel import context_errors, context_run_errors
+from windlass.program.replicas.expert_parallel import expert_errors
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.program.stack_capabilities import capability_faults
 from windlass.program.tied_weights import tied_across_stages
-from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,

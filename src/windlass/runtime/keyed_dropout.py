@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models import SampleShard, ShardedDropout
+from windlass.models import SampleShard, ShardedDropout, count_in_runs
 
 _MASK = 2**64 - 1
 # Constants of the generator SplitMix64. Source: Steele, Lea & Flood 2014, OOPSLA,
@@ -151,13 +151,8 @@ class KeyedDropout(nn.Module):
         runs, features = self._shard.tokens, self._shard.features
         if features.total == 1:
             length = count // len(runs)
-            firsts = [run.number * length + 1 for run in runs]
-            return torch.cat(
-                [
-                    torch.arange(first, first + length, dtype=torch.int64, device=x.device)
-                    for first in firsts
-                ]
-            )
+            firsts = tuple(run.number * length + 1 for run in runs)
+            return count_in_runs(count, firsts, x.device, dtype=torch.int64)
         (tokens,) = runs  # a grid's tokens are adjacent
         width = x.shape[-1]
         first, first_token = features.number * width + 1, tokens.number * (count // width)

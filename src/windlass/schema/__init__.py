@@ -109,6 +109,7 @@ from windlass.schema.optimizers import (
     optimizer_law,
 )
 from windlass.schema.plan import (
+    CONTEXT_RUNS,
     DEVICE_TIER,
     HOST_TIER,
     MOMENT_BLOCK,
@@ -217,6 +218,7 @@ __all__ = [
     "CHECKPOINT_FOLDER",
     "CODE_FILE",
     "CONFIG_FILE",
+    "CONTEXT_RUNS",
     "CONVERTED_CHECKPOINT_FOLDER",
     "DATA_FILE",
     "DEVIATIONS_OF_80_PERCENT",

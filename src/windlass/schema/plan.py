@@ -52,6 +52,11 @@ HOST_TIER = "host"
 offload tiers are files under the run's folder."""
 
 
+CONTEXT_RUNS = 2
+"""Runs of adjacent tokens that a context-parallel rank has of a sequence, an early and a late one,
+so that under a causal mask all ranks attend to equally many tokens."""
+
+
 class Parallelism(Document):
     """Parallel degrees, `pipeline * tensor * data` devices, and the pipeline schedule."""
 

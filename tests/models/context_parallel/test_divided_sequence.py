@@ -11,7 +11,7 @@ from windlass.models.context_parallel.divided_sequence import (
     hidden_tokens,
     seen_keys,
 )
-from windlass.models.context_parallel.token_runs import rows_at_positions, token_positions
+from windlass.models.context_parallel.token_runs import count_in_runs, rows_at_positions
 from windlass.models.context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,
@@ -27,7 +27,8 @@ def test_each_token_is_of_one_rank_which_knows_its_position(degree: int):
         rank = ContextParallelRank(degree=degree, index=index)
         own = rank.own_tokens(tokens)
         firsts = rank.first_positions(own.shape[1])
-        positions = token_positions(own.shape[1], firsts, torch.device("cpu"))
+        device = torch.device("cpu")
+        positions = count_in_runs(own.shape[1], firsts, device, dtype=torch.int64)
         assert positions.tolist() == own[0].tolist() == own[1].tolist()
         table = torch.arange(sequence)[:, None]
         assert torch.equal(rows_at_positions(table, own.shape[1], firsts)[:, 0], positions)

@@ -13,7 +13,7 @@ from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.lowering.lower import lower
-from windlass.program.zero_sharding import parameter_gather_group
+from windlass.program.replicas.zero_sharding import parameter_gather_group
 from windlass.report.figures.device_mesh import device_mesh_figure
 from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
 from windlass.report.figures.memory import peak_memory_figure

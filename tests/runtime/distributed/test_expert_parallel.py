@@ -17,7 +17,7 @@ from windlass.models.build import build_layer_stack
 from windlass.models.experts.mixture import MixtureOfExperts
 from windlass.models.layer_stack import LayerStack, materialize_layer
 from windlass.runtime.verify.compare_runs import InstrumentedRun
-from windlass.runtime.verify.plain_pytorch import PlainRun, train_plainly
+from windlass.runtime.verify.plain_loop.training import PlainRun, train_plainly
 from windlass.schema.plan import Plan
 
 TOLERANCE = 1e-12

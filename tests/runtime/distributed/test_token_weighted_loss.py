@@ -13,7 +13,7 @@ from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, Ran
 from windlass.data.examples import IGNORED_TARGET, ExampleBatches, ExampleDataset, weight_bits
 from windlass.models.build import build_layer_stack
 from windlass.runtime.verify.compare_runs import InstrumentedRun
-from windlass.runtime.verify.plain_pytorch import PlainRun, train_plainly
+from windlass.runtime.verify.plain_loop.training import PlainRun, train_plainly
 from windlass.schema.graph import Precision
 
 TOLERANCE = 1e-12

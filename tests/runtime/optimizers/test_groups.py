@@ -10,7 +10,7 @@ from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import new_master_parameter
-from windlass.runtime.verify.plain_optimizers import plain_optimizer
+from windlass.runtime.verify.plain_loop.optimizers import plain_optimizer
 from windlass.schema import ParameterGroup, TrainSettings, optimizer_law
 from windlass.torch_ext import device_for
 

@@ -8,7 +8,7 @@ from windlass.errors import InputErrors
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import MasterParameter
-from windlass.runtime.verify.plain_pytorch import plain_learning_rate
+from windlass.runtime.verify.plain_loop.training import plain_learning_rate
 from windlass.schema.request import Request
 from windlass.schema.train_request import TrainSettings
 from windlass.torch_ext import StoredMoment, device_for

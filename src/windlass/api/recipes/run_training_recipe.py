@@ -42,7 +42,7 @@ class PartResult:
     first_loss: float
     """Training loss of the first step."""
     held_out_loss: float | None
-    """Of tokens or images, after the last step; None if the recipe was told not to evaluate."""
+    """Loss of held-out tokens or images after the last step; None if it was not evaluated."""
     accuracy: float | None = None
     """Share of the recipe's questions that it answers right, or of held-out images or pairs of
     sentences whose class is; None if it has none of these."""

@@ -97,8 +97,8 @@ def _adapter_of(
 ) -> str | None:
     """The module with the adapter of a parameter; None if there is none.
 
-    Of two the inner one stands beside gate and up; one alone stands beside the parameter that the
-    configuration names.
+    Where there are two, the inner one stands beside gate and up; one alone stands beside the
+    parameter that the configuration names.
     """
     inner = f"{place}.base_layer"
     if f"{PEFT_PREFIX}{inner}{FACTORS[0]}" in stored:

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from windlass.models.tensor_parallel.collectives import TensorParallelGroup, all_gather_autograd
+from windlass.schema import CONTEXT_RUNS
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
-
-RUNS = 2
-"""Runs of adjacent tokens that a rank has of each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,8 @@ class ContextParallelRank:
     @property
     def runs(self) -> tuple[int, ...]:
         """Which of the `2 c` runs of a sequence are this rank's, ascending."""
-        return (self.index, RUNS * self.degree - 1 - self.index) if self.degree > 1 else (0,)
+        last = CONTEXT_RUNS * self.degree - 1
+        return (self.index, last - self.index) if self.degree > 1 else (0,)
 
     def first_positions(self, count: int) -> tuple[int, ...]:
         """Position of the first token of each of its runs.
@@ -53,7 +52,7 @@ class ContextParallelRank:
         """This rank's tokens `[b s/c]` of `[b s]`; all values where nothing is divided."""
         if self.degree == 1:
             return values
-        length = values.shape[1] // (RUNS * self.degree)
+        length = values.shape[1] // (CONTEXT_RUNS * self.degree)
         parts = [values[:, run * length : (run + 1) * length] for run in self.runs]
         return cast("_Array", np.concatenate(parts, axis=1))
 
@@ -63,7 +62,7 @@ class ContextParallelRank:
         Its gradient is this rank's part of the sum of all ranks' gradients.
         """
         group = TensorParallelGroup(rows=self.degree, name=self.group_name)
-        by_rank = all_gather_autograd(own, group).unflatten(1, (self.degree, RUNS, -1))
+        by_rank = all_gather_autograd(own, group).unflatten(1, (self.degree, CONTEXT_RUNS, -1))
         early, late = by_rank.unbind(2)
         return torch.cat((early, late.flip(1)), dim=1).flatten(1, 2)
 
@@ -85,7 +84,8 @@ def hidden_tokens(
     """
     if window is None and (not is_causal or keys[-1] <= queries[0]):
         return None
-    hidden = like.new_full((len(queries), len(keys)), float("-inf"))
+    shape = len(queries), len(keys)
+    hidden = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device)
     ahead = queries.start - keys.start
     later = hidden.triu(ahead + (1 if is_causal or window is None else window))
     return later if window is None else later + hidden.tril(ahead - window)

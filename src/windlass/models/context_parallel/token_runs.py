@@ -11,18 +11,19 @@ FROM_START: tuple[int, ...] = (0,)
 """The first position of the only run."""
 
 
-def token_positions(count: int, firsts: tuple[int, ...], device: torch.device) -> Tensor:
-    """The position of each token as a float32 number, `Float[count]`: angles are computed with it.
+def count_in_runs(
+    count: int, firsts: tuple[int, ...], device: torch.device, *, dtype: torch.dtype
+) -> Tensor:
+    """Numbers that rise by one within each of some equally long runs, `[count]`.
 
     Args:
-        count: number of tokens, a multiple of the number of runs.
-        firsts: position of the first token of each run.
+        count: how many numbers, a multiple of the number of runs.
+        firsts: the first number of each run.
         device: where they are wanted.
+        dtype: their type.
     """
     length = count // len(firsts)
-    runs = [
-        torch.arange(first, first + length, device=device, dtype=torch.float32) for first in firsts
-    ]
+    runs = [torch.arange(first, first + length, device=device, dtype=dtype) for first in firsts]
     return runs[0] if len(runs) == 1 else torch.cat(runs)
 
 

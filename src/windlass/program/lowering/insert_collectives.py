@@ -14,7 +14,7 @@ from itertools import pairwise
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.phases import offloaded_gradient_layers, owned_layers, resident_layers
-from windlass.program.zero_sharding import updates_per_shard
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.schema import Graph, Plan
 
 _BACKWARD_KINDS = (*GRADIENT_PASSES, "recompute", "reload_activation")

@@ -193,7 +193,7 @@ class _OffloadedStage:
     def _used_again(
         self, layers: tuple[int, ...], later: Iterable[tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Of layers that are no longer needed for now, those to free here.
+        """Layers to free here, among those that are no longer needed for now.
 
         Where weights are sharded these are the layers that are used again later in the step; the
         others were freed at their last use.

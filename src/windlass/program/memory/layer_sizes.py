@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.attention_costs import with_attention
-from windlass.program.context_parallel import micro_of_rank
-from windlass.program.expert_parallel import rank_kinds
-from windlass.program.zero_sharding import (
+from windlass.program.replicas.context_parallel import micro_of_rank
+from windlass.program.replicas.expert_parallel import rank_kinds
+from windlass.program.replicas.zero_sharding import (
     expert_sharding,
     padded_elements,
     padded_frozen_elements,

@@ -7,7 +7,7 @@ from windlass.program.instruction import Instruction
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import update_state_bytes
 from windlass.program.phases import deferred_update_layers
-from windlass.program.zero_sharding import updates_per_shard
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 

@@ -19,8 +19,8 @@ from windlass.program.memory.liveness import memory_profile
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
 from windlass.program.phases import offloaded_activation_layers, owned_layers, trained_layers
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.program.verify.deadlock import verify_communication
-from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import Graph, Plan
 from windlass.units import format_bytes
 

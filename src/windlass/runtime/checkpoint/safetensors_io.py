@@ -35,7 +35,7 @@ class FileChecksum(Document):
 
     @classmethod
     def of(cls, path: Path) -> "FileChecksum":
-        """That of a file, which is read."""
+        """The checksum of a file, which is read for it."""
         return cls(bytes=path.stat().st_size, sha256=hash_file(path))
 
 

@@ -54,7 +54,7 @@ class FrozenWeights:
         self._whole: WeightPlaces | None = None
         """The same of the whole weights, which checkpoints refer to."""
         self._checksum: FileChecksum | None = None
-        """That of the file in every checkpoint; None before the first one."""
+        """Checksum of the file in every checkpoint; None before the first one."""
 
     def leave_in(
         self,

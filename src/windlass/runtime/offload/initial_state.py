@@ -133,7 +133,7 @@ def leave_shard_in(
         file.
     """
     pieces = {weight.name: shard.pieces[weight.name] for weight in shard.frozen}
-    # Of all weights alike, so that all ranks decide alike.
+    # Whole shapes are compared, so that all ranks decide alike.
     shapes = {name: piece.full_shape for name, piece in pieces.items()}
     if any(piece.shape != piece.full_shape for piece in pieces.values()):
         return False

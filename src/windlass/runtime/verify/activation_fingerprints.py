@@ -127,7 +127,7 @@ def _fingerprint(
 ) -> Fingerprint:
     """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks.
 
-    Of context-parallel ranks each has some runs of the tokens.
+    A context-parallel rank has some runs of the tokens.
     """
     wide = value.detach().double()
     # The pixels of a channel stand where a token has features.

@@ -18,10 +18,14 @@ from windlass.runtime.verify.error_record import (
     relative_error,
     tensor_error,
 )
-from windlass.runtime.verify.plain_data_order import PlainBatches, PlainMasking, read_plain_batches
-from windlass.runtime.verify.plain_examples import PlainExamples, read_plain_examples
-from windlass.runtime.verify.plain_pairs import PlainPairs, read_plain_pairs
-from windlass.runtime.verify.plain_pytorch import PlainRun, plain_learning_rate, train_plainly
+from windlass.runtime.verify.plain_loop.data_order import (
+    PlainBatches,
+    PlainMasking,
+    read_plain_batches,
+)
+from windlass.runtime.verify.plain_loop.examples import PlainExamples, read_plain_examples
+from windlass.runtime.verify.plain_loop.pairs import PlainPairs, read_plain_pairs
+from windlass.runtime.verify.plain_loop.training import PlainRun, plain_learning_rate, train_plainly
 from windlass.schema import (
     EXAMPLES_FILE,
     ComparedQuantity,

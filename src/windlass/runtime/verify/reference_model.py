@@ -21,7 +21,7 @@ from windlass.models import (
     materialize_layer,
     set_balance_scale,
 )
-from windlass.runtime.verify.plain_float8 import use_plain_float8
+from windlass.runtime.verify.plain_loop.float8 import use_plain_float8
 from windlass.schema import Batch, Precision
 
 ReferenceProgress = Callable[[str, int, int | None], None]

@@ -64,6 +64,10 @@ class Polynomial(NamedTuple):
         fixed = self.constant + sequence * (self.s + sequence * self.ss)
         return fixed + micro_batch * (self.b + sequence * (self.bs + sequence * self.bss))
 
+    def plus(self, *others: "Polynomial") -> Self:
+        """The sum with other polynomials."""
+        return type(self)(*map(sum, zip(self, *others, strict=True)))
+
     @property
     def doubled(self) -> Self:
         """Twice the polynomial."""

@@ -4,10 +4,10 @@ A graph is a sequence of layers. Equal layers share one kind, so that 96 layers 
 than one. Every size of an op is a `Polynomial` in micro-batch and sequence, found exactly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -111,6 +111,17 @@ class LayerKind(Document):
             return tuple(p.count for p in trained)
         rows = round(micro_batch * sequence)
         return tuple(min(p.count, rows * p.shape[-1]) for p in trained)
+
+    def with_costs(self, change: Callable[[LayerCost], LayerCost]) -> Self:
+        """The same kind with each of its costs changed.
+
+        Args:
+            change: gives the new cost for an old one.
+        """
+        names = ("costs", "selective_costs", "fused_costs")
+        return self.model_copy(
+            update={name: tuple(map(change, getattr(self, name))) for name in names}
+        )
 
     def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
         """The captured costs that hold for a precision."""

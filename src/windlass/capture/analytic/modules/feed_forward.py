@@ -34,7 +34,7 @@ class FeedForward:
         return reduce_scatter(y, self.rank.token_group)
 
     def partial_sum(self, x: Tensor) -> Tensor:
-        """Of all tokens `[b s d/c]`, before the sum over the ranks."""
+        """The rank's term of the outputs of all tokens `[b s d/c]`; their sum is over the ranks."""
         if len(self.inputs) == 1:
             (up,), down = self.inputs, self.output
             one, two, is_whole = up.weight, down.weight, self.rank.degree == 1

@@ -12,8 +12,8 @@ rank computes as many products with experts as without this parallelism: with e 
 from collections.abc import Callable, Iterator, Mapping
 
 from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.context_parallel import gathered_kinds
-from windlass.program.zero_sharding import expert_sharding
+from windlass.program.replicas.context_parallel import gathered_kinds
+from windlass.program.replicas.zero_sharding import expert_sharding
 from windlass.schema import (
     Collective,
     Graph,
@@ -134,25 +134,16 @@ def _divided(kind: LayerKind, degree: int) -> LayerKind:
     experts = next((p.shape[0] for p in kind.parameters if p.expert), 0)
     if not experts:
         return kind
-    # Made anew, because a copy would keep numbers that were found for all experts.
-    return LayerKind.model_construct(
-        **{name: getattr(kind, name) for name in LayerKind.model_fields}
-        | {
-            name: tuple(_divided_cost(each, experts, degree) for each in getattr(kind, name))
-            for name in ("costs", "selective_costs", "fused_costs")
-        }
-        | {"parameters": tuple(_divided_parameter(each, degree) for each in kind.parameters)}
-    )
+    divided = kind.with_costs(lambda cost: _divided_cost(cost, experts, degree))
+    parameters = tuple(_divided_parameter(each, degree) for each in kind.parameters)
+    return divided.model_copy(update={"parameters": parameters})
 
 
 def _divided_parameter(parameter: ParameterInfo, degree: int) -> ParameterInfo:
     if not parameter.expert:
         return parameter
     experts, *rest = parameter.shape
-    return ParameterInfo.model_construct(
-        **{name: getattr(parameter, name) for name in ParameterInfo.model_fields}
-        | {"shape": (experts // degree, *rest)}
-    )
+    return parameter.model_copy(update={"shape": (experts // degree, *rest)})
 
 
 def _divided_cost(cost: LayerCost, experts: int, degree: int) -> LayerCost:
@@ -208,7 +199,7 @@ def _exchange(sent: Polynomial, before: Polynomial) -> Op:
         kind="collective",
         read_bytes=sent.doubled,
         written_bytes=sent.doubled,
-        live_bytes=Polynomial(*map(sum, zip(before, sent, strict=True))),
+        live_bytes=before.plus(sent),
         collective=Collective("all_to_all", sent, "experts"),
         calls=2,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from windlass.runtime.verify.plain_data_order import IGNORED_TARGET
+from windlass.runtime.verify.plain_loop.data_order import IGNORED_TARGET
 
 
 class Sums(NamedTuple):

@@ -9,6 +9,7 @@ gradients. Everything else is what a replica does with `1 / c` of the tokens. So
 from collections.abc import Iterator, Mapping
 
 from windlass.schema import (
+    CONTEXT_RUNS,
     PRECISION_BYTES,
     Graph,
     LayerCost,
@@ -17,9 +18,6 @@ from windlass.schema import (
     Plan,
     Polynomial,
 )
-
-CONTEXT_RUNS = 2
-"""Runs of adjacent tokens that a rank has of a sequence, so that all attend equally much."""
 
 
 def context_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
@@ -88,6 +86,17 @@ def key_value_bytes(cost: LayerCost) -> Polynomial:
     )
 
 
+def exchanged_bytes(cost: LayerCost, plan: Plan) -> float:
+    """Bytes that a rank sends to give the others its keys and values, or their gradients, once.
+
+    Args:
+        cost: the layer's cost under the plan.
+        plan: the plan.
+    """
+    own = key_value_bytes(cost).at(micro_of_rank(plan), plan.batch.sequence)
+    return ((plan.parallel.context or 1) - 1) * own
+
+
 def gathered_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, LayerKind]:
     """Layer kinds whose attention holds the keys and values of all `degree` ranks."""
     if degree == 1:
@@ -99,13 +108,7 @@ def _gathered(kind: LayerKind, degree: int) -> LayerKind:
     """A layer kind beside whose own keys and values lie those of all ranks."""
     if not any(op.kind == "attention" for cost in kind.costs for op in cost.forward):
         return kind
-    return LayerKind.model_construct(
-        **{name: getattr(kind, name) for name in LayerKind.model_fields}
-        | {
-            name: tuple(_gathered_cost(each, degree) for each in getattr(kind, name))
-            for name in ("costs", "selective_costs", "fused_costs")
-        }
-    )
+    return kind.with_costs(lambda cost: _gathered_cost(cost, degree))
 
 
 def _gathered_cost(cost: LayerCost, degree: int) -> LayerCost:
@@ -117,7 +120,7 @@ def _gathered_cost(cost: LayerCost, degree: int) -> LayerCost:
             "forward": _with_gathered(cost.forward, others),
             "backward": _with_gathered(cost.backward[::-1], others)[::-1],
             "recompute": repeated and _with_gathered(repeated, others),
-            "saved_bytes": _sum(cost.saved_bytes, others),
+            "saved_bytes": cost.saved_bytes.plus(others),
         }
     )
 
@@ -135,8 +138,4 @@ def _with_gathered(ops: tuple[Op, ...], others: Polynomial) -> tuple[Op, ...]:
 
 
 def _beside(op: Op, more: Polynomial) -> Op:
-    return op.model_copy(update={"live_bytes": _sum(op.live_bytes, more)})
-
-
-def _sum(one: Polynomial, other: Polynomial) -> Polynomial:
-    return Polynomial(*map(sum, zip(one, other, strict=True)))
+    return op.model_copy(update={"live_bytes": op.live_bytes.plus(more)})

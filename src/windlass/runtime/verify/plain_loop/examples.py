@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from windlass.runtime.verify.plain_data_order import number, permuted
+from windlass.runtime.verify.plain_loop.data_order import number, permuted
 
 _BRIGHTEST = 255
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.runtime.verify.plain_data_order import (
+from windlass.runtime.verify.plain_loop.data_order import (
     IGNORED_TARGET,
     PlainMasking,
     masked,

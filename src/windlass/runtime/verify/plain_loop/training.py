@@ -1,8 +1,7 @@
 """A training loop as one would write it in plain PyTorch, to compare a run with.
 
 It shares no data, loss, optimizer, schedule or dropout code with what runs a plan: the whole model
-is one `nn.Sequential`, `plain_optimizers` has its optimizer, and `plain_data_order` makes the
-batches.
+is one `nn.Sequential`, `optimizers` has its optimizer, and `data_order` makes the batches.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from windlass.runtime.verify.plain_data_order import PlainBatches, finalized
-from windlass.runtime.verify.plain_examples import PlainExamples
-from windlass.runtime.verify.plain_float8 import use_plain_float8
-from windlass.runtime.verify.plain_losses import Counts, sums_of
-from windlass.runtime.verify.plain_optimizers import plain_optimizer
-from windlass.runtime.verify.plain_pairs import PAIR_PLACES, PlainPairs
+from windlass.runtime.verify.plain_loop.data_order import PlainBatches, finalized
+from windlass.runtime.verify.plain_loop.examples import PlainExamples
+from windlass.runtime.verify.plain_loop.float8 import use_plain_float8
+from windlass.runtime.verify.plain_loop.losses import Counts, sums_of
+from windlass.runtime.verify.plain_loop.optimizers import plain_optimizer
+from windlass.runtime.verify.plain_loop.pairs import PAIR_PLACES, PlainPairs
 from windlass.schema import TrainSettings
 
 _WORD = 2**64

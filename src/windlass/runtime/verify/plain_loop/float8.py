@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _LARGEST, _LEAST_EXPONENT, _MANTISSA_BITS = 448.0, -6, 3
-"""Of the format e4m3: Micikevicius et al. 2022, arXiv:2209.05433, table 1."""
+"""Numbers of the format e4m3. Source: Micikevicius et al. 2022, arXiv:2209.05433, table 1."""
 
 
 def use_plain_float8(layers: Iterable[nn.Module]) -> None:
