@@ -105,14 +105,24 @@ def model_dials(task: Task) -> dict[str, int | float | str | bool]:
 
 
 def math_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False, enable_gqa: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Attention as written by hand, softmax(Q K^T) V; maps `[b h s k]` to `[b h s k]`."""
+    if attn_mask is not None:
+        raise ValueError("the plain loops train on whole rows, without a mask of their own")
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key = key.repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)
-    scores = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         length = scores.shape[-1]
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
