@@ -21,7 +21,7 @@ _SECONDS: dict[str, float] = {
     "min": 60, "h": 3600, "d": 86400,
 }  # fmt: skip
 _SHORTEST = 5e-12
-"""Seconds below which three digits of a nanosecond are 0."""
+"""Seconds below which a time is written as 0: half a hundredth of a nanosecond."""
 _UP = 0.9995
 """Values that three digits round to 1000 of a unit are written as 1 of the next unit."""
 _SI = ("", "k", "M", "G", "T", "P", "E")
@@ -133,8 +133,8 @@ def _si(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits without an exponent."""
-    size = abs(value)
-    if size >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    """Three significant digits without an exponent, at most five behind the point."""
+    if not math.isfinite(value):
+        return str(value)
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:.{min(max(2 - exponent, 0), 5)}f}"

@@ -56,3 +56,15 @@ def test_the_table_is_written_as_parquet(root: Path, tmp_path: Path):
     assert pl.read_parquet(runs)["loss"].to_list() == [3.0, 2.0, 1.0]
     values = pl.read_parquet(steps).filter(pl.col("series") == "loss")["value"]
     assert values.to_list() == [3.0, 2.0, 1.0]
+
+
+def test_a_page_that_cannot_stand_in_the_folder_of_the_run_is_written_to_the_current_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    folder = windlass.load("last", root=root).folder
+    (folder / "report.html").mkdir()  # a folder of root's is never read-only to root
+    page = windlass.report("last", root=root)
+    assert page == Path(f"{folder.name}.html")
+    assert page.read_text().startswith("<!DOCTYPE html>")

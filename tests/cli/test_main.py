@@ -208,3 +208,17 @@ def test_a_run_whose_reader_ends_stops_with_a_checkpoint(
     assert (code, "Traceback" in told) == (130, False)
     assert "stopped after step" in told
     assert list(tmp_path.glob("runs/*/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize("is_colored", [True, False])
+def test_a_terminal_that_asks_for_no_color_gets_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_colored: bool
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if a terminal read it
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not is_colored:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(output, "error_console", output._console(stderr=True))
+    output.print_error("it is wrong")
+
+    assert ("\x1b[1;31m" in capsys.readouterr().err) == is_colored

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass import record as run_store
-from windlass.atomic_files import atomic_write, require_output_file
-from windlass.errors import RecordError, RequestError
+from windlass.atomic_files import atomic_write, require_output_file, require_writable
+from windlass.errors import RecordError, RequestError, StorageError
 from windlass.record import RUNS as RUNS, Annotations, RunQuery, RunRow
 from windlass.report import perfetto_trace, run_page, runs_notebook
 from windlass.schema import REPORT_FILE
@@ -133,15 +133,25 @@ def report(run: str | Path, *, root: Path | str = RUNS, path: Path | None = None
     Args:
         run: folder, name, the first characters of its id, or `last`.
         root: the folder that holds the run folders.
-        path: the page; None is `report.html` in the run folder.
+        path: the page; None is `report.html` in the run folder, or `NAME.html` in the current
+            folder where that cannot be written to, as the runs of somebody else.
 
     Raises:
         RecordError: no such run.
         StorageError: the page cannot be written.
     """
     record = load(run, root=root)
-    page = path or record.folder / REPORT_FILE
+    page = path or _page_of(record.folder)
     atomic_write(page, run_page(record))
+    return page
+
+
+def _page_of(folder: Path) -> Path:
+    page = folder / REPORT_FILE
+    try:
+        require_writable(page)
+    except StorageError:
+        return Path(f"{folder.name}.html")
     return page
 
 

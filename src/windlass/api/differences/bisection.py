@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import tomli_w
 
-from windlass.api.differences.code_worktree import CodeVersion, code_versions, find_first_bad_commit
+from windlass.api.differences.code_versions import CodeVersion, code_versions, find_first_bad_commit
 from windlass.api.differences.factors import (
     Factor,
     describe_untested,

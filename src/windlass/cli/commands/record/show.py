@@ -44,7 +44,8 @@ def report(
     Args:
         run: Folder, name, the first characters of its id, or `last`.
         runs: The folder that holds the run folders.
-        out: The page; `report.html` in the run's folder if not given.
+        out: The page; if not given, `report.html` in the run's folder, or `NAME.html` here where
+            that folder is read-only.
         trace: Also write the predicted and the measured timeline of a step to this `.json` file,
             as a trace for ui.perfetto.dev or chrome://tracing.
     """

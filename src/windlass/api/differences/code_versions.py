@@ -1,6 +1,9 @@
-"""Code of another version to run: a git worktree of a commit with the changes of a run.
+"""Code of another version to run: a commit with the changes of a run, in a clone in the cache.
 
-`python -m windlass.api.differences.code_worktree SPEC.json` is what `git bisect run` calls: it
+A clone shares the objects of the checkout that it is of, whose repository stays as it is: a git
+worktree would be listed there for as long as the cache keeps it.
+
+`python -m windlass.api.differences.code_versions SPEC.json` is what `git bisect run` calls: it
 takes a short run with the code that is checked out, and exits with 0 if it is good, 1 if bad, 125
 if it fails.
 """
@@ -38,7 +41,7 @@ class CodeVersion(NamedTuple):
     checkout: Path
     """The checkout that both versions come from."""
     folder: Path
-    """The worktree."""
+    """The clone that holds it."""
     is_windlass: bool
     """Whether it is the code of Windlass, and not of the user's project."""
 
@@ -103,8 +106,7 @@ def find_first_bad_commit(
     if not (good.is_clean and bad.is_clean):
         return None
     folder = bad.folder.with_name(f"{bad.folder.name}-bisect")
-    _remove_worktree(bad.checkout, folder)
-    _git(bad.checkout, "worktree", "add", "--detach", str(folder), bad.commit)
+    _clone(bad.checkout, folder, bad.commit)
     spec = folder.with_suffix(".json")
     fields = dataclasses.asdict(run) | {
         "source": folder / "src" if bad.is_windlass else None,
@@ -114,19 +116,19 @@ def find_first_bad_commit(
     atomic_write(spec, json.dumps(content, default=str))
     try:
         _git(folder, "bisect", "start", bad.commit, good.commit)
-        command = (sys.executable, "-m", "windlass.api.differences.code_worktree", str(spec))
+        command = (sys.executable, "-m", "windlass.api.differences.code_versions", str(spec))
         output = _git(folder, "bisect", "run", *command, seconds=None)
     except RecordError:
         return None
     finally:
-        _remove_worktree(bad.checkout, folder)
+        shutil.rmtree(folder, ignore_errors=True)
         spec.unlink(missing_ok=True)
     found = _FIRST_BAD.search(output)
     return found[1][:12] if found else None
 
 
 def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
-    """A worktree of a commit with recorded changes; made once and kept in the cache.
+    """A clone at a commit with recorded changes; made once and kept in the cache.
 
     Raises:
         RecordError: the commit is not in the checkout, or the changes do not apply.
@@ -135,11 +137,10 @@ def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
     checkout = Path(_git(place, "rev-parse", "--show-toplevel").strip())
     commit = tree.commit or ""
     changes = hashlib.sha256(tree.to_json().encode()).hexdigest()[:8]
-    folder = cache_folder() / "worktrees" / f"{commit[:12]}-{changes}"
+    folder = cache_folder() / "code" / f"{commit[:12]}-{changes}"
     if not (folder / ".git").exists():
-        _remove_worktree(checkout, folder)
-        _git(checkout, "worktree", "add", "--detach", str(folder), commit)
         try:
+            _clone(checkout, folder, commit)
             if tree.diff:
                 _git(folder, "apply", "--whitespace=nowarn", "-", text=tree.diff)
             for file in tree.untracked:
@@ -147,15 +148,17 @@ def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
                 if target.is_relative_to(folder.resolve()):
                     atomic_write(target, file.text)
         except RecordError:
-            _remove_worktree(checkout, folder)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
     clean = not tree.diff and not tree.untracked
     return CodeVersion(commit, clean, checkout, folder, is_windlass)
 
 
-def _remove_worktree(checkout: Path, folder: Path) -> None:
+def _clone(checkout: Path, folder: Path, commit: str) -> None:
+    """Puts a clone of a checkout, at one of its commits, in place of a folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    _git(checkout, "worktree", "prune")
+    _git(checkout, "clone", "--quiet", "--shared", "--no-checkout", str(checkout), str(folder))
+    _git(folder, "checkout", "--quiet", "--detach", commit)
 
 
 def _git(
@@ -189,8 +192,8 @@ def _judge_checked_out(arguments: Sequence[str]) -> int:
     fields = content["run"]
     paths = {name: fields[name] and Path(fields[name])
              for name in ("request", "plan", "source", "directory")}  # fmt: skip
-    worktree = paths["directory"] or paths["source"].parent
-    commit = _git(worktree, "rev-parse", "--short=12", "HEAD").strip()
+    checkout = paths["directory"] or paths["source"].parent
+    commit = _git(checkout, "rev-parse", "--short=12", "HEAD").strip()
     folder = Path(f"{fields['folder']}-{commit}")
     run = ShortRun(**(fields | paths | {"folder": folder}))
     try:
