@@ -138,3 +138,11 @@ def test_a_model_file_that_calls_exit_says_so(
 def test_names_with_markup_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     main(["runs", "--runs", "[/red]"])
     assert "no runs in `[/red]` yet" in capsys.readouterr().out
+
+
+def test_no_name_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    controls = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2066)))
+    main(["runs", "--runs", f"\x1b]0;title\x07{controls.replace(chr(0), '')}"])
+    out = capsys.readouterr().out
+    assert "no runs in `" in out
+    assert {char for char in out if not char.isprintable()} <= {"\n", "\t"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -19,6 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,10 +36,25 @@ _WIDTH = 100
 _VERDICT_COLORS = {"expected": "green", "slow": "yellow", "broken": "red", "unknown": "dim"}
 _MAX_CELL = 22
 """Most columns of a cell of words between the first and the last."""
+_COMMANDS = tuple(
+    code
+    for first, last in ((0, 8), (11, 31), (0x7F, 0x9F), (0x202A, 0x202E), (0x2066, 0x2069))
+    for code in range(first, last + 1)
+)
+"""Characters that a terminal obeys: of C0 and C1, and those that turn the direction of a text."""
+_HIDDEN = dict.fromkeys(_COMMANDS, "\N{REPLACEMENT CHARACTER}")
 
 
-class _PipedConsole(Console):
-    """A console that lets its caller know that nobody reads its output any more."""
+class _PlainConsole(Console):
+    """A console whose texts cannot command a terminal, and that tells of a reader who is gone."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The parts of what is printed; names of runs or models may come from somebody else."""
+        for part in super().render(renderable, options):
+            is_plain = part.control or part.text.isprintable()
+            yield part if is_plain else part._replace(text=without_controls(part.text))
 
     def on_broken_pipe(self) -> None:
         """Prints nothing from now on, not even what is left when Python ends."""
@@ -52,11 +68,16 @@ def _console(*, stderr: bool) -> Console:
 
     It prints square brackets as they are, because names may contain them.
     """
-    console = _PipedConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = _PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
     has_width = console.is_terminal or "COLUMNS" in os.environ
     if console.width > _WIDTH or not has_width:
         console.width = _WIDTH
     return console
+
+
+def without_controls(text: str) -> str:
+    """The text, with a replacement character for each that a terminal would obey."""
+    return text.translate(_HIDDEN)
 
 
 console = _console(stderr=False)

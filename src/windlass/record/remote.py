@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -9,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from windlass.errors import RecordError
+from windlass.errors import RecordError, shorten
 from windlass.record.stores import is_record_file, require_run_id
 from windlass.tracking import ID_FILE
 
@@ -118,7 +119,8 @@ class ServerStore:
         self.label = without_secrets(url)
         """The address without a password."""
         self._url, self._token = url.rstrip("/"), token
-        listed: dict[str, Any] = json.loads(self._ask("GET", "/api/sync/runs"))
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        listed = self._table("/api/sync/runs")
         self._folders = {run_id: str(folder) for run_id, folder in listed.items()}
         self.warnings: list[str] = []
 
@@ -132,11 +134,11 @@ class ServerStore:
 
     def files(self, run_id: str, *, checkpoints: bool = False) -> Mapping[str, int]:
         """Size in bytes of each file that belongs to the record, by name."""
-        listed: dict[str, int] = json.loads(self._ask("GET", f"/api/sync/runs/{run_id}"))
+        listed = self._table(f"/api/sync/runs/{run_id}")
         return {
             name: size
             for name, size in listed.items()
-            if is_record_file(name, checkpoints=checkpoints)
+            if isinstance(size, int) and is_record_file(name, checkpoints=checkpoints)
         }
 
     def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
@@ -164,6 +166,16 @@ class ServerStore:
     def _place(self, run_id: str, name: str) -> str:
         return f"/api/sync/runs/{run_id}/files/{urllib.parse.quote(name)}"
 
+    def _table(self, place: str) -> dict[str, Any]:
+        """A JSON object that the server answers with (`Any`: it may be any server)."""
+        try:
+            table = json.loads(self._ask("GET", place))
+        except (ValueError, RecursionError):
+            table = None
+        if not isinstance(table, dict):
+            raise RecordError(f"`{self.label}` does not answer as `windlass serve` does")
+        return table
+
     def _ask(self, method: str, place: str, content: bytes | None = None) -> bytes:
         request = urllib.request.Request(  # noqa: S310  the scheme was checked by `open_store`
             self._url + place,
@@ -175,16 +187,26 @@ class ServerStore:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+            with self._opener.open(request, timeout=_SECONDS) as answer:
                 return bytes(answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace").strip()
+            if 300 <= error.code < 400:
+                place = shorten(without_secrets(error.headers.get("Location", "")))
+                said = f"it sends on to `{place}`; name that address if it may have the token"
             raise RecordError(f"`{self.label}` refuses: {said or error.reason}") from None
-        except (urllib.error.URLError, TimeoutError, OSError) as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise RecordError(
                 f"`{self.label}` does not answer ({reason}); sync again when it does"
             ) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Leaves a server that sends on elsewhere: urllib would send the token there, too."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """None, so that the answer counts as an error."""
 
 
 def without_secrets(url: str) -> str:

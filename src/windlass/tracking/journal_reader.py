@@ -28,6 +28,9 @@ _END_BYTES = 2**15
 _KNOWN_KIND = re.compile(rb"[\x01-\x03]")
 _STEP_AND_TIME_BYTES = 16
 """Bytes of a row before its values, which have eight each."""
+_SEARCHED_BYTES, _CLAIM_BYTES = 2**28, 2**10
+"""Bytes that are checked in search of whole records behind what is damaged, and what each place
+counts for where one may begin: a file that somebody made can claim a long record at every byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,7 +151,7 @@ def read_head_and_tail(path: Path) -> Journal:
     except OSError as error:
         raise _unreadable(path, error) from None
     first = _parse(head, 0, schemas).journal()
-    begin = _next_record(tail, 0)
+    begin, _ = _next_record(tail, 0, _SEARCHED_BYTES)
     last = _parse(tail[begin:], size - len(tail) + begin, schemas).journal()
     return Journal(
         rows=first.rows + last.rows,
@@ -197,6 +200,7 @@ def _scan(content: bytes, base: int) -> _Scan:
     scan = _Scan(base)
     head, size, record_bytes, head_crc = b"", len(content), HEADER_BYTES, 0
     at = end = 0
+    left = _SEARCHED_BYTES
     while at + HEADER_BYTES <= size:
         if content[at : at + HEAD.size] != head:
             head = content[at : at + HEAD.size]
@@ -205,7 +209,8 @@ def _scan(content: bytes, base: int) -> _Scan:
         payload = content[at + HEADER_BYTES : at + record_bytes]
         crc = content[at + HEAD.size : at + HEADER_BYTES]
         if at + record_bytes > size or zlib.crc32(payload, head_crc).to_bytes(4, "little") != crc:
-            at = _next_record(content, at + 1)
+            at, searched = _next_record(content, at + 1, left)
+            left -= searched
             continue
         if at > end:
             scan.gaps.append(range(base + end, base + at))
@@ -218,16 +223,29 @@ def _scan(content: bytes, base: int) -> _Scan:
     return scan
 
 
-def _next_record(content: bytes, at: int) -> int:
-    """Where the first whole record of a known kind begins, or the length of the content."""
+def _next_record(content: bytes, at: int, most: int) -> tuple[int, int]:
+    """Where the first whole record of a known kind begins, or the length of the content.
+
+    Args:
+        content: the bytes.
+        at: where to begin.
+        most: bytes to check at most; where they do not suffice, no record is found.
+
+    Returns:
+        The place, and how many bytes were checked.
+    """
+    searched = 0
     for match in _KNOWN_KIND.finditer(content, at):
         start = match.start()
-        if len(content) - start < HEADER_BYTES:
+        if len(content) - start < HEADER_BYTES or searched > most:
             break
         end = start + HEADER_BYTES + HEAD.unpack_from(content, start)[2]
-        if end <= len(content) and _is_record(content, start, end):
-            return start
-    return len(content)
+        searched += _CLAIM_BYTES
+        if end <= len(content):
+            searched += end - start
+            if _is_record(content, start, end):
+                return start, searched
+    return len(content), searched
 
 
 def _is_record(content: bytes, start: int, end: int) -> bool:

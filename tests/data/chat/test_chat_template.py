@@ -221,3 +221,20 @@ def test_a_question_is_asked_as_transformers_asks_it_also_by_a_template_that_was
     saved = find_chat_template(str(run / "tokenizer.json"), None)
 
     assert encode_question(tokenizer, saved, "Who?") == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) + f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "{% for i in range(99999) %}{{ _turns.take(-9) }}{{ 'x' * 99999 }}{% endfor %}",
+        "{% for i in [[1, 1]] recursive %}{{ loop([[1, 1]] * 99999) }}{% endfor %}",
+        "{{ 'long' * 9999999999 }}",
+        "{{ 9999999 ** 9999999 }}",
+    ],
+)
+def test_a_template_that_would_not_end_is_the_fault_of_a_row(source: str):
+    found = document(source, {"messages": CONVERSATIONS[0]})
+    assert isinstance(found, UnreadableDocument)
+    assert "takes more than 1,000,000 turns for one conversation" in found.message

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from windlass.atomic_files import atomic_write
+from windlass.data.chat.template_sandbox import TemplateSandbox, Turns
 from windlass.schema import CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE
 
 Message = Mapping[str, Any]
@@ -95,6 +95,7 @@ class ChatTemplate:
             text = template.render(
                 messages=messages, tools=tools, documents=None,
                 add_generation_prompt=generation_prompt, **self.special_tokens,
+                **Turns().variables(),
             )  # fmt: skip
         except TemplateError as error:
             raise TemplateFault(str(error) or type(error).__name__) from None
@@ -110,12 +111,12 @@ class _Compiled(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> _Compiled:
-    """Compiles a template; it can neither change what it is given nor reach Python's internals.
+    """Compiles a template, which cannot change what it is given nor reach Python's internals.
 
     White space, `break` and `continue`, `tojson` and `raise_exception` are as in transformers.
     `strftime_now` is missing: the same data would be another text on another day.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = TemplateSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

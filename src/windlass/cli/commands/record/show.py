@@ -5,7 +5,13 @@ from pathlib import Path
 
 from windlass import api
 from windlass.atomic_files import require_output_file
-from windlass.cli.console import console, print_json, print_scores, print_written
+from windlass.cli.console import (
+    console,
+    print_json,
+    print_scores,
+    print_written,
+    without_controls,
+)
 from windlass.cli.flags import AsJson
 from windlass.report import expert_table, record_table
 
@@ -103,6 +109,6 @@ def sample(
         phases=phases,
         ema=ema,
     ):
-        sys.stdout.write(piece)
+        sys.stdout.write(without_controls(piece) if sys.stdout.isatty() else piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
