@@ -237,7 +237,10 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
     degrees = [d for n in devices for d in parallel_degrees(n, tuple(graph.tensor_shards))]
     pipeline, tensor, data = draw(st.sampled_from(degrees))
     micro = draw(st.sampled_from([m for m in (1, 2, 4) if BATCH // data % m == 0]))
-    optimizer = draw(st.sampled_from(divisors(data)))
+    # Ranks that divide sequences are replicas with fewer samples each.
+    replicas, context = data, draw(st.sampled_from([c for c in (1, 1, 2, 4) if data % c == 0]))
+    data = replicas // context
+    optimizer = draw(st.sampled_from(divisors(replicas)))
     offload = draw(st.sampled_from([None, None, *OFFLOADED]))
     schedules = ["gpipe", "1f1b"] if offload else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
     schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
@@ -250,7 +253,7 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
     recomputes = ("none", "full") if schedule == "zero-bubble" else ("none", "selective", "full")
     precisions = ["float32"] if offload else ["float64", "float64", "float32"]
     plan = tiny_plan(
-        graph, MACHINE, pipeline=pipeline, tensor=tensor, data=data, micro=micro,
+        graph, MACHINE, pipeline=pipeline, tensor=tensor, data=data, context=context, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(parameters, optimizer),
         schedule=schedule, virtual_stages=chunks, offload=offload,
         recompute=draw(st.sampled_from(recomputes)),

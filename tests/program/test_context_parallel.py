@@ -9,13 +9,14 @@ from windlass.program.lowering.lower import lower
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
+from windlass.schema.plan import Offload
 
 MACHINE = tiny_machine(devices=8)
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return catalog_graph("gpt-tiny", 2, layers=2, width=32, heads=4, sequence=32, vocabulary=64)
+    return catalog_graph("gpt-tiny", 2, 4, layers=2, width=32, heads=4, sequence=32, vocabulary=64)
 
 
 def test_adjacent_replicas_divide_sequences(graph: Graph):
@@ -29,14 +30,26 @@ def test_adjacent_replicas_divide_sequences(graph: Graph):
     assert groups == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+PHASES = Offload(parameters="disk", gradients="disk", optimizer="disk", activations="disk")
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"schedule": "gpipe"},
+        {"schedule": "zero-bubble"},
+        {"tensor": 2, "pipeline": 2, "schedule": "1f1b"},
+        {"tensor": 2, "pipeline": 2, "recompute": "selective"},
+        {"tensor": 2, "pipeline": 1, "phases": ((0, 2), (2, 4)), "offload": PHASES},
+    ],
+    ids=str,
+)
 def test_programs_of_ranks_that_divide_sequences_end_under_both_semantics(
-    graph: Graph, schedule: str
+    graph: Graph, degrees: dict
 ):
-    plan = tiny_plan(
-        graph, MACHINE, pipeline=2, context=4, sequence=32, accumulation=4, schedule=schedule
-    )
-    verify_programs(lower(plan, graph), plan, graph, {"device": 2**40})
+    degrees = {"pipeline": 2, "context": 4 // degrees.get("tensor", 1), **degrees}
+    plan = tiny_plan(graph, MACHINE, sequence=32, accumulation=4, **degrees)
+    verify_programs(lower(plan, graph), plan, graph, dict.fromkeys(("device", "disk"), 2**40))
 
 
 def test_a_pass_sends_a_ranks_keys_and_values_to_each_other_rank(graph: Graph):
@@ -46,12 +59,22 @@ def test_a_pass_sends_a_ranks_keys_and_values_to_each_other_rank(graph: Graph):
     assert sent["forward"] == sent["backward"] == 2 * 3 * own
 
 
+def test_selective_recompute_gathers_keys_and_values_again(graph: Graph):
+    once, twice = (
+        sent_bytes_by_kind(
+            tiny_plan(graph, MACHINE, context=4, sequence=32, recompute=mode), graph, 0
+        )
+        for mode in ("none", "selective")
+    )
+    assert twice["forward"] == once["forward"]
+    assert twice["backward"] == 2 * once["backward"]
+
+
 @pytest.mark.parametrize(
     ("degrees", "words"),
     [
         ({"context": 4, "sequence": 20}, "needs sequences of a multiple of 8 tokens"),
-        ({"context": 2, "tensor": 2, "sequence": 32}, "`parallel.tensor` = 2"),
-        ({"context": 2, "recompute": "selective", "sequence": 32}, "`recompute` = selective"),
+        ({"context": 2, "tensor": 4, "sequence": 28}, "cannot share equally"),
     ],
     ids=str,
 )

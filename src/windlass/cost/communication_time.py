@@ -78,7 +78,7 @@ class CommunicationCosts:
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._state_sizes[layer])
         seconds = map(self.pass_collective_seconds, self._volume.pass_collectives(instruction))
-        return sum(seconds) + self.context_seconds(instruction, beside=False)
+        return sum(seconds)
 
     def whole_matrix_seconds(self, kind: LayerKind) -> float:
         """Seconds to sum what an optimizer reads of a layer's whole weights over their parts.
@@ -199,17 +199,21 @@ class CommunicationCosts:
         return parallel.replicas > 1
 
     def pass_collective_seconds(self, collective: PassCollective) -> float:
-        """Seconds of one collective inside a pass; `context_seconds` has those over tokens."""
-        if not collective.sent_bytes or collective.axis == "context":
+        """Seconds of one collective inside a pass.
+
+        Other stacks exchange keys and values beside attention, as `context_seconds` says.
+        """
+        axis, parallel, own = collective.axis, self._plan.parallel, self._stack.name
+        if not collective.sent_bytes or (axis == "context" and own != OWN_STACK.name):
             return 0.0
-        if collective.axis == "experts":
+        if axis == "experts":
             return self._all_to_all_seconds(collective.sent_bytes)
         rounds = 2 if collective.kind == "all_reduce" else 1
-        ranks = group_size(self._plan.parallel.tensor, collective.axis)
-        fixed = rounds * self._stack.collective_seconds * log2(ranks)
-        return fixed + self._tensor_parallel_ring(
-            collective.sent_bytes, collective.axis, passes=rounds
-        )
+        if axis == "context":
+            degree, stride = parallel.context or 1, int(parallel.tensor)
+            return self._ring_seconds(collective.sent_bytes, degree, stride, rounds)
+        fixed = rounds * self._stack.collective_seconds * log2(group_size(parallel.tensor, axis))
+        return fixed + self._tensor_parallel_ring(collective.sent_bytes, axis, passes=rounds)
 
     def _all_to_all_seconds(self, sent_bytes: int) -> float:
         """Seconds of an exchange of tokens between the ranks that divide experts.
@@ -233,7 +237,7 @@ class CommunicationCosts:
         kind, layer, _ = instruction
         if layer is None or kind not in ("forward", "backward", "recompute"):
             return 0.0
-        seconds = self.context_seconds(instruction, beside=True)
+        seconds = self.context_seconds(instruction)
         if self._plan.sharding.reshard and kind != "recompute":
             sizes, degree = self._state_sizes[layer], self._plan.sharding.parameters
             sent = all_gather_bytes(sizes.weights, degree)
@@ -242,22 +246,18 @@ class CommunicationCosts:
             seconds += self._replica_ring(sent, degree)
         return seconds
 
-    def context_seconds(self, instruction: Instruction, *, beside: bool) -> float:
-        """Seconds in which keys and values of other context-parallel ranks arrive, or gradients go.
+    def context_seconds(self, instruction: Instruction) -> float:
+        """Seconds in which another stack passes keys and values on beside attention.
 
-        Windlass's own attention waits for them, and keeps them for the backward pass. Other stacks
-        pass them on from rank to rank beside attention, and once more in the backward pass.
-
-        Args:
-            instruction: the pass.
-            beside: whether to give the seconds that run beside it, or those that it waits for.
+        They go from rank to rank around a ring, and once more in the backward pass. Windlass's own
+        attention waits for them, so that they are collectives of its passes.
         """
         kind, layer, _ = instruction
         degree, is_own = self._plan.parallel.context or 1, self._stack.name == OWN_STACK.name
         passes = ("forward", "recompute", "backward", "backward_input")
-        if degree == 1 or layer is None or kind not in passes or beside == is_own:
+        if degree == 1 or layer is None or kind not in passes or is_own:
             return 0.0
-        times = 1 if is_own or kind in ("forward", "recompute") else 2
+        times = 1 if kind in ("forward", "recompute") else 2
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
         sent = round(times * exchanged_bytes(cost, self._plan))
         return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)

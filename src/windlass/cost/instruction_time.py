@@ -218,7 +218,7 @@ class InstructionCosts:
             plan,
             self._machine.stack,
             shared=self._shared_elements.get(layer, 0),
-            rows=sum(kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)),
+            rows=sum(kind.pass_gradient_elements(self._micro, plan.batch.sequence)),
             first=first,
         )
         return TermSeconds(traffic=sum(copy_seconds(nbytes, self._device) for nbytes in moved))

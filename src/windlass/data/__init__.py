@@ -58,6 +58,7 @@ from windlass.data.pixels import (
     PixelScale,
 )
 from windlass.data.read_ahead import (
+    Examples,
     ReadAhead,
     TrainingBatches,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "ExampleArray",
     "ExampleBatches",
     "ExampleDataset",
+    "Examples",
     "MlmMasking",
     "PairTokens",
     "PixelScale",

@@ -176,6 +176,7 @@ from .tensor_parallel.shard_module import (
     shard_layer,
 )
 from .tensor_parallel.shard_params import (
+    EqualShard,
     ParamShard,
     param_shards,
 )
@@ -199,6 +200,7 @@ __all__ = [
     "Attention",
     "BlockLayout",
     "ContextParallelRank",
+    "EqualShard",
     "ExpertConfig",
     "ExpertParallelRank",
     "ExportLayout",

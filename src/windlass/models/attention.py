@@ -14,11 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.divided_sequence import (
-    ContextParallelRank,
-    hidden_tokens,
-    seen_keys,
-)
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
 from windlass.models.modules import (
     Projection,
     RotaryEmbedding,
@@ -26,6 +22,12 @@ from windlass.models.modules import (
     residual_projection,
 )
 from windlass.models.packing.documents import SeesDocuments, document_lengths, hidden_documents
+from windlass.models.positions.visible_tokens import (
+    VisibleTokens,
+    hidden_tokens,
+    limits_that_hide,
+    seen_keys,
+)
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
@@ -53,7 +55,7 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         self.kv_width = config.kv_heads * config.head_width
         self.causal = config.causal
         self.window = config.sliding_window
-        self.visible = config.visible_tokens
+        self.window_tokens = config.visible_tokens
         self.scale = config.scored_width**-0.5
         self.softcap = config.attention_softcap
         self.backend: AttentionBackend = "flash"
@@ -67,6 +69,11 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
             self.rotary = RotaryEmbedding(rotated, config.rotary_base, config.rope_scaling)
         bias = config.has_projection_bias
         self.output = residual_projection(config, self.query_width, bias=bias)
+
+    @property
+    def visible(self) -> VisibleTokens:
+        """Which tokens each sees, by the causal mask and the sliding window."""
+        return self.window_tokens or (None, 0 if self.causal else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
@@ -100,14 +107,49 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         firsts = rank.first_positions(query.shape[2])
         for first, queries in zip(firsts, query.chunk(len(firsts), dim=2), strict=True):
             asking = range(first, first + queries.shape[2])
-            seen = seen_keys(asking, keys.shape[2], is_causal=self.causal, window=self.window)
-            k, v = (each[:, :, seen.start : seen.stop] for each in (keys, values))
-            if seen == asking:
-                mixed.append(self._attend(queries, k, v))
+            if self.documents is None:
+                within = range(keys.shape[2])
+                mixed.append(self._attend_from(queries, keys, values, asking, within))
             else:
-                hidden = self._hidden_from(queries, asking, seen)
-                mixed.append(self._attend_masked(queries, k, v, hidden, is_causal=False))
+                rows = zip(queries.split(1), keys.split(1), values.split(1), strict=True)
+                pairs = zip(rows, self.documents, strict=True)
+                parts = [self._attend_apart_from(*row, asking, ids) for row, ids in pairs]
+                mixed.append(torch.cat(parts))
         return torch.cat(mixed, dim=2)
+
+    def _attend_from(
+        self, queries: Tensor, keys: Tensor, values: Tensor, asking: range, within: range
+    ) -> Tensor:
+        """Attention of adjacent tokens, at positions `asking`, to those of the keys at `within`."""
+        seen = seen_keys(asking, within, self.visible)
+        k, v = (each[:, :, seen.start : seen.stop] for each in (keys, values))
+        if seen == asking:
+            return self._attend(queries, k, v)
+        hidden = self._hidden_from(queries, asking, seen)
+        return self._attend_masked(queries, k, v, hidden, is_causal=False)
+
+    def _attend_apart_from(
+        self, queries: Tensor, keys: Tensor, values: Tensor, asking: range, documents: Tensor
+    ) -> Tensor:
+        """The same within each document of one row, of which `documents` has all tokens' ids."""
+        if _divides_rows(queries):
+            mixed, first = [], 0
+            for length in document_lengths(documents):
+                begin, end = max(first, asking.start), min(first + length, asking.stop)
+                if begin < end:
+                    part = queries[:, :, begin - asking.start : end - asking.start]
+                    within = range(first, first + length)
+                    mixed.append(self._attend_from(part, keys, values, range(begin, end), within))
+                first += length
+            return torch.cat(mixed, dim=2)
+        seen = seen_keys(asking, range(keys.shape[2]), self.visible)
+        k, v = (each[:, :, seen.start : seen.stop] for each in (keys, values))
+        own = documents[asking.start : asking.stop]
+        hidden = hidden_documents(own, documents[seen.start : seen.stop], queries.dtype)
+        limits = limits_that_hide(asking, seen, self.visible)
+        mask = hidden_tokens(asking, seen, queries, limits)
+        mask = hidden if mask is None else mask + hidden
+        return self._attend_masked(queries, k, v, mask, is_causal=False)
 
     def _hidden_from(self, queries: Tensor, asking: range, seen: range) -> Tensor | None:
         """The mask of some adjacent tokens, at positions `asking`, over those at `seen`."""
@@ -118,7 +160,7 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
             from torch.nn.attention.bias import causal_lower_right
 
             return causal_lower_right(len(asking), len(seen))
-        return hidden_tokens(asking, seen, queries, is_causal=self.causal, window=self.window)
+        return hidden_tokens(asking, seen, queries, limits_that_hide(asking, seen, self.visible))
 
     def _attend_apart(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
         """Attention within each document of each row.
@@ -126,16 +168,15 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         On a CPU each document is computed by itself. Compiled code, whose shapes are fixed, and
         other devices, which would wait for the lengths, compute the whole row under a mask.
         """
-        by_document = query.device.type == "cpu" and not torch.compiler.is_compiling()
         mixed = []
         for row, ids in enumerate(documents):
             q, k, v = (each[row : row + 1] for each in (query, key, value))
-            if by_document:
+            if _divides_rows(query):
                 lengths = document_lengths(ids)
                 pieces = zip(*(part.split(lengths, dim=2) for part in (q, k, v)), strict=True)
                 mixed.append(torch.cat([self._attend(*piece) for piece in pieces], dim=2))
             else:
-                mixed.append(self._attend(q, k, v, hidden_documents(ids, query.dtype)))
+                mixed.append(self._attend(q, k, v, hidden_documents(ids, ids, query.dtype)))
         return torch.cat(mixed)
 
     def _attend(
@@ -146,13 +187,11 @@ class Attention(SeesDocuments, TensorShardable, Sparsifiable):
         # A token that stands alone behind others sees all that the cache gives.
         is_masked = query.shape[2] > 1 and has_mask
         if self.backend == "math" and is_masked and hidden is None and self.softcap is None:
-            return _plain_attention(
-                query, key, value, None, visible=self.visible or (None, None), scale=self.scale
-            )
+            return _plain_attention(query, key, value, None, visible=self.visible, scale=self.scale)
         mask = None
         if is_masked:
             tokens = range(query.shape[2])
-            mask = hidden_tokens(tokens, tokens, query, is_causal=self.causal, window=self.window)
+            mask = hidden_tokens(tokens, tokens, query, self.visible)
         if hidden is not None:
             mask = hidden if mask is None else mask + hidden
         return self._attend_masked(query, key, value, mask, is_causal=self.causal)
@@ -211,7 +250,7 @@ def chooses_attention(layer: nn.Module) -> bool:
 def sliding_window(layer: nn.Module) -> tuple[int, int] | None:
     """How many tokens before and behind it a token sees at most, where a plan chooses attention."""
     windows = (
-        module.visible
+        module.window_tokens
         for module in layer.modules()
         if isinstance(module, Attention) and module.softcap is None
     )
@@ -259,7 +298,7 @@ def _plain_attention(
     value: Tensor,
     mask: Tensor | None,
     *,
-    visible: tuple[int | None, int | None],
+    visible: VisibleTokens,
     scale: float,
 ) -> Tensor:
     """Attention by two matrix products with a softmax between them.
@@ -284,31 +323,20 @@ def _plain_attention(
     tiles = []
     for (first, end), (begin, seen) in attention_tiles(tokens, *visible):
         scores = torch.bmm(query[:, first:end], key[:, :, begin:seen])
-        hidden = _hidden_in_tile(scores, first - begin, *visible)
+        queries, keys = range(first, end), range(begin, seen)
+        limits = limits_that_hide(queries, keys, visible)
+        hidden = hidden_tokens(queries, keys, scores, limits)
         probabilities = (scores if hidden is None else scores + hidden).softmax(dim=-1)
         tiles.append(torch.bmm(probabilities, value[:, begin:seen]))
     return torch.cat(tiles, dim=1).unflatten(0, (batch, heads))
 
 
-def _hidden_in_tile(
-    scores: Tensor, offset: int, earlier: int | None, later: int | None
-) -> Tensor | None:
-    """What is added to the scores of a tile, `[queries keys]`; None if each query sees all keys.
+def _divides_rows(queries: Tensor) -> bool:
+    """Whether the documents of a row are computed one by one.
 
-    Args:
-        scores: `[b*h queries keys]`.
-        offset: how many tokens the first key stands before the first query.
-        earlier: how many tokens before it a token sees; None means all.
-        later: the same of those behind it.
+    Compiled code has fixed shapes, and an accelerator would wait for the lengths.
     """
-    rows, keys = scores.shape[1:]
-    hidden = None
-    if later is not None and offset + later + 1 < keys:
-        hidden = scores.new_full((rows, keys), float("-inf")).triu(offset + later + 1)
-    if earlier is not None and offset - earlier + rows - 1 > 0:
-        early = scores.new_full((rows, keys), float("-inf")).tril(offset - earlier - 1)
-        hidden = early if hidden is None else hidden + early
-    return hidden
+    return queries.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _capped_attention(

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START, rows_at_positions
+from windlass.models.context_parallel.token_runs import FROM_START
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
     build_norm,
 )
-from windlass.models.packing.documents import SeesDocuments, positions_in_documents
+from windlass.models.packing.documents import SeesDocuments
+from windlass.models.positions.learned_positions import learned_positions
 from windlass.models.sentences.sentence_head import HeadOutputs, SentenceHead
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
@@ -47,11 +48,9 @@ class BertEmbedding(SeesDocuments, TensorShardable):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
-        if self.documents is None:
-            count = tokens.shape[1]
-            positions = rows_at_positions(self.positions.weight, count, self.first_positions)
-        else:
-            positions = self.positions.weight[positions_in_documents(self.documents)]
+        positions = learned_positions(
+            self.positions.weight, tokens.shape[1], self.first_positions, self.documents
+        )
         segments = self.segments.weight[0]
         if self.second_offset is not None:
             is_second = (tokens >= self.second_offset).unsqueeze(-1)

@@ -1,6 +1,7 @@
 """The layer that one context-parallel rank runs: all weights, and its part of every sequence."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -10,7 +11,6 @@ from windlass.models.context_parallel.divided_sequence import ContextParallelRan
 from windlass.models.init_weights import meta_copy
 from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
-from windlass.models.tensor_parallel.shard_params import EqualShard
 from windlass.models.transformer import (
     Block,
     Embedding,
@@ -19,7 +19,6 @@ from windlass.models.transformer import (
     ParallelBlock,
     set_first_positions,
 )
-from windlass.schema import CONTEXT_RUNS
 
 
 def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
@@ -39,7 +38,7 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
     """A copy of a layer on the meta device for one rank's tokens; the layer itself if all are.
 
     Args:
-        layer: the layer, on any device; not changed.
+        layer: the layer, or its tensor-parallel shard, on any device; not changed.
         rank: the rank.
         sequence: tokens of a whole sequence.
     """
@@ -47,13 +46,21 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
         return layer
     local = meta_copy(layer)
     set_first_positions(local, rank.first_positions(sequence // rank.degree))
-    shards = tuple(EqualShard(run, CONTEXT_RUNS * rank.degree) for run in rank.runs)
     for path, module in list(local.named_modules()):
         if isinstance(module, Attention):
             module.context = rank
-        elif type(module) is nn.Dropout:
+        elif isinstance(module, nn.Dropout):
             parent, _, name = path.rpartition(".")
             dropout = ShardedDropout(module.p)
-            dropout.shard = SampleShard(tokens=shards)
+            dropout.shard = _runs_of(module, rank)
             setattr(local.get_submodule(parent), name, dropout)
     return local
+
+
+def _runs_of(dropout: nn.Dropout, rank: ContextParallelRank) -> SampleShard:
+    """The part of a whole sample that a dropout of one rank sees."""
+    if not isinstance(dropout, ShardedDropout):
+        return SampleShard(tokens=rank.runs())
+    # A tensor-parallel rank has one part of this rank's tokens.
+    (part,) = dropout.shard.tokens
+    return replace(dropout.shard, tokens=rank.runs(part))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import Activation, TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START, count_in_runs
+from windlass.models.context_parallel.token_runs import FROM_START, at_positions, count_in_runs
 from windlass.models.packing.documents import positions_in_documents
 from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.models.sparsity.imported_masks import RoleOutputs
@@ -120,7 +120,8 @@ class RotaryEmbedding(nn.Module):
                 count, self.first_positions, query.device, dtype=torch.float32
             )
         else:
-            positions = positions_in_documents(documents).float()[:, None]  # [b 1 s]
+            places = positions_in_documents(documents).float()[:, None]  # [b 1 s]
+            positions = at_positions(places, query.shape[-2], self.first_positions, dim=2)
         angles = positions[..., None] * self._frequencies(steps)  # [s k'/2] or [b 1 s k'/2]
         cos = self._magnified(angles.cos()).to(query.dtype)
         sin = self._magnified(angles.sin()).to(query.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START, rows_at_positions
+from windlass.models.context_parallel.token_runs import FROM_START
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.experts.routing import Router
 from windlass.models.images.vit import ClassHead, PatchEmbedding
@@ -18,7 +18,8 @@ from windlass.models.modules import (
     RotaryEmbedding,
     build_norm,
 )
-from windlass.models.packing.documents import SeesDocuments, positions_in_documents
+from windlass.models.packing.documents import SeesDocuments
+from windlass.models.positions.learned_positions import learned_positions
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 
@@ -42,11 +43,9 @@ class Embedding(SeesDocuments, TensorShardable):
         x = self.tokens(tokens)
         if self.scale is not None:
             x = x * self.scale
-        if self.positions is not None and self.documents is not None:
-            x = x + self.positions.weight[positions_in_documents(self.documents)]
-        elif self.positions is not None:
+        if self.positions is not None:
             table, count = self.positions.weight, tokens.shape[1]
-            x = x + rows_at_positions(table, count, self.first_positions)
+            x = x + learned_positions(table, count, self.first_positions, self.documents)
         return self.dropout(self.norm(x))
 
     def sharding_rules(self) -> Mapping[str, ShardingRule]:

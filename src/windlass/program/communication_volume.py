@@ -17,7 +17,7 @@ from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
-from windlass.program.replicas.context_parallel import exchanged_bytes, micro_of_rank
+from windlass.program.replicas.context_parallel import micro_of_rank
 from windlass.program.replicas.expert_parallel import rank_kinds
 from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.program.tensor_parallel import has_collectives, pass_ops
@@ -138,13 +138,6 @@ class CommunicationVolume:
         cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
         ops = pass_ops(kind, layer_kind, cost, reach=self._reach(layer))
         yield from op_collectives(ops, plan)
-        if plan.parallel.context and any(op.kind == "attention" for op in ops):
-            gathers = kind in ("forward", "recompute")
-            yield PassCollective(
-                "all_gather" if gathers else "reduce_scatter",
-                "context",
-                round(exchanged_bytes(cost, plan)),
-            )
 
 
 def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> int:
@@ -181,7 +174,7 @@ def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
     for op in ops:
         if op.collective is not None:
             collective, buffer, axis = op.collective
-            nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
+            nbytes = round(buffer.at(micro_of_rank(plan), plan.batch.sequence))
             ranks = collective_ranks(plan, axis)
             yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))
 

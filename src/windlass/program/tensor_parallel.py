@@ -59,7 +59,6 @@ def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[Instruc
     if not has_collectives(plan):
         return frozenset()
     kinds, selective = rank_kinds(plan, graph), selective_layers(plan)
-    gathers = plan.parallel.context is not None
     cache: dict[tuple[str, bool, GradientReach], tuple[InstructionKind, ...]] = {}
     passes: set[tuple[InstructionKind, int]] = set()
     for index, layer in enumerate(graph.layer_kinds()):
@@ -70,10 +69,7 @@ def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[Instruc
             cache[key] = tuple(
                 pass_kind
                 for pass_kind in LAYER_PASSES
-                if any(
-                    op.collective or (gathers and op.kind == "attention")
-                    for op in pass_ops(pass_kind, kind, cost, reach=key[2])
-                )
+                if any(op.collective for op in pass_ops(pass_kind, kind, cost, reach=key[2]))
             )
         passes.update((pass_kind, index) for pass_kind in cache[key])
     return frozenset(passes)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import InputErrors
-from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.layer_mode_errors import (
     float8_errors,
     fused_loss_errors,
@@ -59,8 +58,7 @@ def plan_errors(
 def _context_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     """What our own runtime does not run beside context parallelism."""
     degree, tensor = plan.parallel.context or 1, plan.parallel.tensor
-    selective = bool(selective_layers(plan))
-    yield from context_run_errors(degree, graph, tensor=tensor, selective=selective)
+    yield from context_run_errors(degree, graph, tensor, plan.batch.sequence)
 
 
 def _float8_errors(plan: Plan, machine: Machine) -> Iterator[str]:

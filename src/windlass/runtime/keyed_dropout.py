@@ -153,12 +153,11 @@ class KeyedDropout(nn.Module):
             length = count // len(runs)
             firsts = tuple(run.number * length + 1 for run in runs)
             return count_in_runs(count, firsts, x.device, dtype=torch.int64)
-        (tokens,) = runs  # a grid's tokens are adjacent
         width = x.shape[-1]
-        first, first_token = features.number * width + 1, tokens.number * (count // width)
+        tokens, first = count // width, features.number * width + 1
+        firsts = tuple(run.number * (tokens // len(runs)) for run in runs)
+        token = count_in_runs(tokens, firsts, x.device, dtype=torch.int64)
         feature = torch.arange(first, first + width, dtype=torch.int64, device=x.device)
-        last_token = first_token + count // width
-        token = torch.arange(first_token, last_token, dtype=torch.int64, device=x.device)
         return (token.unsqueeze(1) * (width * features.total) + feature).flatten()
 
 

@@ -104,9 +104,7 @@ class RankParts:
         """Templates that take whole sequences."""
         if context.plan.parallel.context is None:
             return self._templates
-        return layer_templates(
-            context.stack, compiled=False, loss=context.plan.loss, attention=context.plan.attention
-        )
+        return _templates_for(context, self.groups, whole=True)
 
     def _connect_interpreter(
         self,
@@ -155,15 +153,23 @@ class RankParts:
             self.heartbeat[2] += 1
 
 
-def _templates_for(context: RankContext, groups: ProcessGroups | None) -> tuple[LayerTemplate, ...]:
-    """The template of each layer, as the plan computes it on this rank."""
+def _templates_for(
+    context: RankContext, groups: ProcessGroups | None, *, whole: bool = False
+) -> tuple[LayerTemplate, ...]:
+    """The template of each layer, as the plan computes it on this rank.
+
+    Args:
+        context: what this rank runs.
+        groups: its groups; None if it is the only rank.
+        whole: whether templates take whole sequences, even if ranks divide those of training.
+    """
     plan = context.plan
     return layer_templates(
         context.stack,
-        compiled=plan.compile,
+        compiled=plan.compile and not whole,
         tp_rank=groups.tensor_parallel if groups else None,
         experts=groups.experts if groups else None,
-        context=groups.context if groups else None,
+        context=groups.context if groups and not whole else None,
         sequence=plan.batch.sequence,
         loss=plan.loss,
         attention=plan.attention,

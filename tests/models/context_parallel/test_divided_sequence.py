@@ -1,21 +1,19 @@
 """Ranks that divide sequences have all tokens once, and see what a whole sequence would show."""
 
+from math import lcm
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from windlass.models.build import build_layer_stack
-from windlass.models.context_parallel.divided_sequence import (
-    ContextParallelRank,
-    hidden_tokens,
-    seen_keys,
-)
-from windlass.models.context_parallel.token_runs import count_in_runs, rows_at_positions
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel.token_runs import at_positions, count_in_runs
 from windlass.models.context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,
 )
+from windlass.models.tensor_parallel.shard_params import EqualShard
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
@@ -27,13 +25,28 @@ def test_each_token_is_of_one_rank_which_knows_its_position(degree: int):
         rank = ContextParallelRank(degree=degree, index=index)
         own = rank.own_tokens(tokens)
         firsts = rank.first_positions(own.shape[1])
-        device = torch.device("cpu")
-        positions = count_in_runs(own.shape[1], firsts, device, dtype=torch.int64)
-        assert positions.tolist() == own[0].tolist() == own[1].tolist()
+        assert positions(own.shape[1], firsts).tolist() == own[0].tolist() == own[1].tolist()
         table = torch.arange(sequence)[:, None]
-        assert torch.equal(rows_at_positions(table, own.shape[1], firsts)[:, 0], positions)
+        assert at_positions(table, own.shape[1], firsts)[:, 0].tolist() == own[0].tolist()
         found += own[0].tolist()
     assert sorted(found) == list(range(sequence))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_tensor_parallel_ranks_share_the_tokens_of_one_in_their_order(degree: int, parts: int):
+    sequence = degree * lcm(2, parts) * 3
+    for index in range(degree):
+        rank = ContextParallelRank(degree=degree, index=index)
+        own, shared = rank.own_tokens(np.arange(sequence)[None])[0], []
+        for number in range(parts):
+            firsts = rank.first_positions(len(own) // parts, EqualShard(number, parts))
+            shared += positions(len(own) // parts, firsts).tolist()
+        assert shared == own.tolist()
+
+
+def positions(count: int, firsts: tuple[int, ...]) -> torch.Tensor:
+    return count_in_runs(count, firsts, torch.device("cpu"), dtype=torch.int64)
 
 
 @pytest.mark.parametrize("degree", [2, 3, 8])
@@ -41,33 +54,7 @@ def test_all_ranks_see_equally_many_tokens_under_a_causal_mask(degree: int):
     sequence = 2 * degree * 5
     ranks = [ContextParallelRank(degree=degree, index=index) for index in range(degree)]
     own = [rank.own_tokens(np.arange(sequence)[None])[0] for rank in ranks]
-    assert len({int((positions + 1).sum()) for positions in own}) == 1
-
-
-def sees(query: int, key: int, *, is_causal: bool, window: int | None) -> bool:
-    """Whether a token sees another, by definition."""
-    is_near = window is None or abs(query - key) < window
-    return is_near and not (is_causal and key > query)
-
-
-@given(
-    st.integers(1, 6), st.integers(0, 20), st.integers(0, 12), st.booleans(),
-    st.none() | st.integers(1, 30),
-)  # fmt: skip
-def test_a_run_of_queries_sees_what_each_of_its_tokens_sees(
-    count: int, first: int, behind: int, is_causal: bool, window: int | None
-):
-    sequence = first + count + behind
-    queries = range(first, first + count)
-    keys = seen_keys(queries, sequence, is_causal=is_causal, window=window)
-    mask = hidden_tokens(queries, keys, torch.zeros(1), is_causal=is_causal, window=window)
-    shape = (len(queries), len(keys))
-    visible = torch.ones(shape, dtype=torch.bool) if mask is None else mask == 0
-    for query in queries:
-        shown = {key for at, key in enumerate(keys) if visible[query - first, at]}
-        assert shown == {
-            key for key in range(sequence) if sees(query, key, is_causal=is_causal, window=window)
-        }
+    assert len({int((each + 1).sum()) for each in own}) == 1
 
 
 def test_only_layers_that_see_other_tokens_by_our_attention_can_be_divided():

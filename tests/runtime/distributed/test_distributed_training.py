@@ -152,6 +152,8 @@ def test_ranks_that_divide_sequences_see_masked_and_windowed_tokens_of_the_other
         {"context": 4},
         {"context": 2, "pipeline": 2, "schedule": "zero-bubble"},
         {"context": 2, "data": 2, "sharding": (2, 4), "recompute": "full"},
+        {"context": 2, "tensor": 2},
+        {"context": 2, "recompute": "selective"},
     ],
     ids=str,
 )
@@ -159,6 +161,37 @@ def test_ranks_that_divide_sequences_equal_a_single_device(pool: RankPool, degre
     plan = tiny_plan(
         pool.graph, MACHINE, micro=2, accumulation=BATCH // 2 // degrees.get("data", 1),
         sequence=SEQUENCE, precision="float64", **degrees,
+    )  # fmt: skip
+    Checked().check(pool, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"context": 4, "tensor": 2},
+        {"context": 2, "tensor": 4},
+        {"context": 2, "tensor": TensorGrid(2, 2)},
+        {"context": 2, "tensor": 2, "pipeline": 2, "recompute": "selective"},
+        {"context": 2, "tensor": 2, "data": 2, "sharding": (2, 4), "recompute": "full"},
+    ],
+    ids=str,
+)
+def test_eight_ranks_that_divide_sequences_and_layers_equal_a_single_device(
+    wide_pool: RankPool, degrees: dict
+):
+    plan = tiny_plan(
+        wide_pool.graph, MACHINE, micro=1, accumulation=BATCH // degrees.get("data", 1),
+        sequence=SEQUENCE, precision="float64", **degrees,
+    )  # fmt: skip
+    Checked().check(wide_pool, plan)
+
+
+def test_ranks_that_divide_sequences_run_in_phases_from_a_disk(pool: RankPool) -> None:
+    plan = tiny_plan(
+        pool.graph, MACHINE, context=2, tensor=2, micro=4, accumulation=BATCH // 4,
+        sequence=SEQUENCE, offload=OFFLOADED[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
+        recompute="full",
     )  # fmt: skip
     Checked().check(pool, plan)
 

@@ -19,6 +19,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "data": {"micro": 2, "accumulation": 2, "data": 2, "sharding": (2, 2)},
     "pipeline": {"micro": 1, "accumulation": 8, "pipeline": 2},
     "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
+    "context": {"micro": 2, "accumulation": 4, "context": 2},
 }
 
 

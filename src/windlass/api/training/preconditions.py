@@ -132,17 +132,11 @@ def _require_divisible_sequences(planned: Planned) -> None:
     """Refuses context parallelism where tokens see others not by our attention alone.
 
     Raises:
-        PlanError: a layer is not one of Windlass's own, or rows have documents.
+        PlanError: a layer is not one of Windlass's own.
     """
     from windlass.models import can_divide_sequences
 
     request = planned.request
-    if request.data.packing or request.data.format == "chat":
-        raise PlanError(
-            f"`parallel.context` = {planned.plan.parallel.context} divides each row among ranks, "
-            "and this version does not divide rows of several documents; leave `parallel.context` "
-            "out, or train on plain text without `data.packing`"
-        )
     stack = planned.objects.stack(request.model_identity, seed=None)
     if not can_divide_sequences(stack.layers):
         raise PlanError(

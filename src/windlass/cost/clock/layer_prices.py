@@ -280,11 +280,10 @@ class LayerPrices:
         """Seconds of collectives and of gathers of each pass, `[2, pass]`."""
         costs = CommunicationCosts(plan, self._graph, self._machine)
         seconds, gather = cache(costs.pass_collective_seconds), cache(costs.gather_seconds)
-        context = cache(partial(costs.context_seconds, beside=False))
         return np.array(
             [
                 (
-                    sum(map(seconds, op_collectives(run.ops, plan))) + context(instruction),
+                    sum(map(seconds, op_collectives(run.ops, plan))),
                     gather(instruction),
                 )
                 for kind, layer, run in self._passes_of(config)
@@ -308,7 +307,7 @@ class LayerPrices:
         plan = self.plan(config, micro=micro, accumulates=accumulates)
 
         def seconds(kind: LayerKind, elements: int, first: bool) -> float:
-            rows = sum(kind.pass_gradient_elements(micro, plan.batch.sequence))
+            rows = sum(kind.pass_gradient_elements(micro_of_rank(plan), plan.batch.sequence))
             moved = grad_accumulation_bytes(
                 kind, plan, stack, shared=elements, rows=rows, first=first
             )

@@ -9,6 +9,7 @@ Shape letters: b batch, s sequence, c ranks, g heads of keys, k head width.
 """
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,9 +18,12 @@ import torch
 from torch import Tensor
 
 from windlass.models.tensor_parallel.collectives import TensorParallelGroup, all_gather_autograd
+from windlass.models.tensor_parallel.shard_params import EqualShard
 from windlass.schema import CONTEXT_RUNS
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
+
+_WHOLE = EqualShard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +37,45 @@ class ContextParallelRank:
     group_name: str = ""
     """Name of the process group of all c ranks, in order."""
 
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """Which of the `2 c` runs of a sequence are this rank's, ascending."""
-        last = CONTEXT_RUNS * self.degree - 1
-        return (self.index, last - self.index) if self.degree > 1 else (0,)
+    def runs(self, part: EqualShard = _WHOLE) -> tuple[EqualShard, ...]:
+        """The runs of adjacent tokens that this rank has, as shards of a whole sequence, in order.
 
-    def first_positions(self, count: int) -> tuple[int, ...]:
+        Args:
+            part: the part of its tokens that is meant, as each of several tensor-parallel ranks has
+                one.
+        """
+        if self.degree == 1:
+            return (part,)
+        last = CONTEXT_RUNS * self.degree - 1
+        own = (self.index, last - self.index)
+        # Cut into as few equal pieces as possible, so that runs and parts both have whole ones.
+        common = gcd(CONTEXT_RUNS, part.total)
+        per_run, per_part = part.total // common, CONTEXT_RUNS // common
+        pieces = range(part.number * per_part, (part.number + 1) * per_part)
+        total = CONTEXT_RUNS * self.degree * per_run
+        return tuple(
+            EqualShard(own[piece // per_run] * per_run + piece % per_run, total) for piece in pieces
+        )
+
+    def first_positions(self, count: int, part: EqualShard = _WHOLE) -> tuple[int, ...]:
         """Position of the first token of each of its runs.
 
         Args:
             count: number of its tokens of a sequence.
+            part: the part of its tokens that is meant.
         """
-        length = count // len(self.runs)
-        return tuple(run * length for run in self.runs)
+        runs = self.runs(part)
+        length = count // len(runs)
+        return tuple(run.number * length for run in runs)
 
     def own_tokens(self, values: _Array) -> _Array:
-        """This rank's tokens `[b s/c]` of `[b s]`; all values where nothing is divided."""
+        """This rank's tokens `[b ... s/c]` of `[b ... s]`; all values where nothing is divided."""
         if self.degree == 1:
             return values
-        length = values.shape[1] // (CONTEXT_RUNS * self.degree)
-        parts = [values[:, run * length : (run + 1) * length] for run in self.runs]
-        return cast("_Array", np.concatenate(parts, axis=1))
+        length = values.shape[-1] // (CONTEXT_RUNS * self.degree)
+        firsts = (run.number * length for run in self.runs())
+        parts = [values[..., first : first + length] for first in firsts]
+        return cast("_Array", np.concatenate(parts, axis=-1))
 
     def all_tokens(self, own: Tensor) -> Tensor:
         """All tokens `[b s ...]` in their order, gathered from each rank's `[b s/c ...]`.
@@ -65,41 +86,3 @@ class ContextParallelRank:
         by_rank = all_gather_autograd(own, group).unflatten(1, (self.degree, CONTEXT_RUNS, -1))
         early, late = by_rank.unbind(2)
         return torch.cat((early, late.flip(1)), dim=1).flatten(1, 2)
-
-
-def hidden_tokens(
-    queries: range, keys: range, like: Tensor, *, is_causal: bool, window: int | None
-) -> Tensor | None:
-    """What is added to scores, `[queries keys]`: minus infinity where a token does not see another.
-
-    Args:
-        queries: positions of the tokens that see.
-        keys: positions of the tokens that are seen.
-        like: a tensor of the type of scores, on their device.
-        is_causal: whether tokens see none that come later.
-        window: how many positions away a token is no longer seen; None sees all.
-
-    Returns:
-        None if every token sees all.
-    """
-    if window is None and (not is_causal or keys[-1] <= queries[0]):
-        return None
-    shape = len(queries), len(keys)
-    hidden = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device)
-    ahead = queries.start - keys.start
-    later = hidden.triu(ahead + (1 if is_causal or window is None else window))
-    return later if window is None else later + hidden.tril(ahead - window)
-
-
-def seen_keys(queries: range, sequence: int, *, is_causal: bool, window: int | None) -> range:
-    """Positions of the keys that any of some adjacent queries sees.
-
-    Args:
-        queries: positions of the queries.
-        sequence: tokens of the sequence.
-        is_causal: whether tokens see none that come later.
-        window: how many positions away a token is no longer seen; None sees all.
-    """
-    first = 0 if window is None else max(0, queries.start - window + 1)
-    end = sequence if window is None else min(sequence, queries.stop + window - 1)
-    return range(first, queries.stop if is_causal else end)

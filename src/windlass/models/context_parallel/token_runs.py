@@ -27,14 +27,15 @@ def count_in_runs(
     return runs[0] if len(runs) == 1 else torch.cat(runs)
 
 
-def rows_at_positions(table: Tensor, count: int, firsts: tuple[int, ...]) -> Tensor:
-    """The rows of a table of learned positions `[s d]` for some tokens, `[count d]`.
+def at_positions(values: Tensor, count: int, firsts: tuple[int, ...], *, dim: int = 0) -> Tensor:
+    """What `values` has for some tokens of a sequence, such as rows of a table of positions.
 
     Args:
-        table: a row for each position.
+        values: something for each token of a whole sequence, along `dim`.
         count: number of tokens, a multiple of the number of runs.
         firsts: position of the first token of each run.
+        dim: the dimension of tokens.
     """
     length = count // len(firsts)
-    runs = [table[first : first + length] for first in firsts]
-    return runs[0] if len(runs) == 1 else torch.cat(runs)
+    runs = [values.narrow(dim, first, length) for first in firsts]
+    return runs[0] if len(runs) == 1 else torch.cat(runs, dim=dim)

@@ -43,12 +43,13 @@ def document_lengths(documents: Tensor) -> list[int]:
     return lengths
 
 
-def hidden_documents(documents: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of one row, `[s s]`: minus infinity between documents, else 0.
+def hidden_documents(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, `[queries keys]`: minus infinity between documents, else 0.
 
     Args:
-        documents: the document of each token, `Int[s]`.
+        queries: the document of each token that sees, of one row.
+        keys: the document of each token that is seen.
         dtype: type of the scores.
     """
-    apart = documents[:, None] != documents[None]
+    apart = queries[:, None] != keys[None]
     return torch.zeros_like(apart, dtype=dtype).masked_fill(apart, float("-inf"))

@@ -18,6 +18,7 @@ from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import (
     context_errors,
+    context_run_errors,
     offloaded_optimizer_errors,
     selective_recompute_errors,
     tensor_parallel_errors,
@@ -107,7 +108,7 @@ class OpenChoices:
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
         own, context = self.machine.stack is None, self.request.parallel.context or 1
-        runs_whole = own and (self.request.precision == "float8" or context > 1)
+        runs_whole = own and self.request.precision == "float8"
         if self.request.loss == "fused" or runs_whole:
             candidates = (1,)
         return tuple(
@@ -115,6 +116,7 @@ class OpenChoices:
             for degree in candidates
             if degree <= self.machine.devices
             and not any(tensor_parallel_errors(degree, self.sequence, self.graph))
+            and not (own and any(context_run_errors(context, self.graph, degree, self.sequence)))
         )
 
     @cached_property

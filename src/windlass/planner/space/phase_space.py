@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
 
+from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.program import offloaded_bytes_by_tier
@@ -34,12 +35,14 @@ def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
         space: what is open. If every grid is, those count that use the most devices for their
             tensor-parallel degree: a larger degree on fewer devices may need less memory.
     """
+    context = pinned_parallelism(space.request).context
     candidates = [
-        Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
-        for pipeline, tensor, replicas in product(
+        Parallelism(pipeline=pipeline, tensor=tensor, data=data, context=context)
+        for pipeline, tensor, data in product(
             space.pipeline_degrees, space.tensor_degrees, space.data_degrees
         )
-        if pipeline * tensor * replicas <= space.machine.devices and pipeline <= space.graph.layers
+        if pipeline * tensor * data * (context or 1) <= space.machine.devices
+        and pipeline <= space.graph.layers
     ]
     most: dict[int | None, int] = {}
     groups = [each.tensor if space.every_grid else None for each in candidates]
@@ -78,7 +81,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         for (micro, micros), (compiled, mode), degrees in product(
             reversed(space.microbatches(parallel.data)),
             modes,
-            space.sharding_degrees(parallel.data),
+            space.sharding_degrees(parallel.replicas),
         ):
             yield space.base.model_copy(
                 update={

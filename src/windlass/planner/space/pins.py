@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from math import prod
-from types import MappingProxyType
 
 from windlass.planner.recompute_layers import (
     recompute_layers,
@@ -40,15 +39,6 @@ from windlass.units import format_bytes
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 """Schedules of a single device, which are all the same there."""
-
-
-_WHOLE_IN_PHASES = MappingProxyType(
-    {
-        "expert": "in phases all experts of a layer lie together",
-        "context": "the search for phases knows whole sequences only",
-    }
-)
-"""Axes of parallelism that no plan in phases has, each with the reason."""
 
 
 def pin_faults(request: ResolvedRequest, machine: Machine) -> Iterator[str]:
@@ -225,10 +215,8 @@ def uses_one_device(request: Request) -> bool:
 def context_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
     """Why our own runtime cannot divide sequences as a request asks, whatever the plan."""
     if machine.stack is None:
-        yield from context_run_errors(
-            request.parallel.context or 1, graph, tensor=request.parallel.tensor or 1,
-            selective=request.recompute == "selective",
-        )  # fmt: skip
+        degree, tensor = request.parallel.context or 1, request.parallel.tensor or 1
+        yield from context_run_errors(degree, graph, tensor, request.train.sequence)
 
 
 def step_graph_faults(request: ResolvedRequest, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -275,12 +263,9 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.schedule` = {parallel.schedule}", own
     elif parallel.virtual_stages not in (None, 1):
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
-    degrees = {name: getattr(parallel, name) or 1 for name in _WHOLE_IN_PHASES}
-    yield from (
-        (f"`parallel.{name}` = {degree}", _WHOLE_IN_PHASES[name])
-        for name, degree in degrees.items()
-        if degree > 1
-    )
+    if (parallel.expert or 1) > 1:
+        pin = f"`parallel.expert` = {parallel.expert}"
+        yield pin, "in phases all experts of a layer lie together"
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):

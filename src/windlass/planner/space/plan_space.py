@@ -142,8 +142,7 @@ class PlanSpace(OpenChoices):
     def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
         """Recompute modes of such layers; none if they cannot run so at all."""
         modes = self.modes(option.schedule, mode.precision, mode.tensor)
-        divides_sequences = mode.context is not None and self.machine.stack is None
-        never = "selective" if mode.expert or divides_sequences else None
+        never = "selective" if mode.expert else None
         return tuple(
             recompute
             for compiled, recompute in modes

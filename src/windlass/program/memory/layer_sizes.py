@@ -243,7 +243,7 @@ def sparse_gradient_bytes(plan: Plan, kind: LayerKind) -> int:
     """Bytes of the looked-up rows of a step's earlier micro-batches, `LayerSizes.sparse_rows`."""
     if not kind.is_embedding or plan.batch.accumulation == 1:
         return 0
-    before = plan.batch.micro * (plan.batch.accumulation - 1)
+    before = micro_of_rank(plan) * (plan.batch.accumulation - 1)
     return 4 * sum(kind.pass_gradient_elements(before, plan.batch.sequence))
 
 

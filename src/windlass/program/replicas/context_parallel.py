@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping
 from windlass.schema import (
     CONTEXT_RUNS,
     PRECISION_BYTES,
+    Collective,
+    CollectiveKind,
     Graph,
     LayerCost,
     LayerKind,
     Op,
     Plan,
     Polynomial,
+    grid_rows,
 )
 
 
@@ -45,20 +48,25 @@ def context_errors(degree: int, sequence: int) -> Iterator[str]:
         )
 
 
-def context_run_errors(degree: int, graph: Graph, *, tensor: int, selective: bool) -> Iterator[str]:
+def context_run_errors(degree: int, graph: Graph, tensor: int, sequence: int) -> Iterator[str]:
     """What this version does not run beside context parallelism; other stacks may.
 
     Args:
         degree: context-parallel degree.
         graph: the full graph of the model.
-        tensor: tensor-parallel degree.
-        selective: whether layers are recomputed selectively.
+        tensor: tensor-parallel degree, or grid.
+        sequence: tokens of a sequence.
     """
     if degree == 1:
         return
+    rows = grid_rows(tensor)
+    if sequence % (degree * rows):
+        yield (
+            f"`parallel.context` = {degree} leaves each rank {sequence / degree:g} of {sequence} "
+            f"tokens, which {rows} tensor-parallel ranks cannot share equally; make "
+            f"`train.sequence` a multiple of {degree * rows}, or change a degree"
+        )
     excluded = {
-        f"`parallel.tensor` = {tensor}": int(tensor) > 1,
-        "`recompute` = selective": selective,
         "examples that are no text": graph.examples is not None,
         "experts": bool(graph.experts),
     }
@@ -98,7 +106,7 @@ def exchanged_bytes(cost: LayerCost, plan: Plan) -> float:
 
 
 def gathered_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, LayerKind]:
-    """Layer kinds whose attention holds the keys and values of all `degree` ranks."""
+    """Layer kinds whose attention gathers and holds the keys and values of all `degree` ranks."""
     if degree == 1:
         return dict(kinds)
     return {name: _gathered(kind, degree) for name, kind in kinds.items()}
@@ -108,33 +116,74 @@ def _gathered(kind: LayerKind, degree: int) -> LayerKind:
     """A layer kind beside whose own keys and values lie those of all ranks."""
     if not any(op.kind == "attention" for cost in kind.costs for op in cost.forward):
         return kind
-    return kind.with_costs(lambda cost: _gathered_cost(cost, degree))
+    gathered = kind.with_costs(lambda cost: _gathered_cost(cost, degree, again=False))
+    selective = (_gathered_cost(cost, degree, again=True) for cost in kind.selective_costs)
+    return gathered.model_copy(update={"selective_costs": tuple(selective)})
 
 
-def _gathered_cost(cost: LayerCost, degree: int) -> LayerCost:
-    """A layer's cost for `1 / degree` of the tokens of a micro-batch."""
-    others = Polynomial(bs=(degree - 1) * key_value_bytes(cost).bs)
+def _gathered_cost(cost: LayerCost, degree: int, *, again: bool) -> LayerCost:
+    """A layer's cost for `1 / degree` of the tokens of a micro-batch.
+
+    Args:
+        cost: the cost of one rank that has all of them.
+        degree: context-parallel degree.
+        again: whether keys and values are gathered again as backward begins, in place of being kept
+            from the forward pass.
+    """
+    own = key_value_bytes(cost)
+    everyone, others = (Polynomial(bs=count * own.bs) for count in (degree, degree - 1))
+    gather, scatter = _exchange("all_gather", everyone), _exchange("reduce_scatter", everyone)
+    kept = Polynomial() if again else others
     repeated = cost.recompute
+    backward = _around_attention(cost.backward[::-1], scatter, kept=others, within=others.doubled)
     return cost.model_copy(
         update={
-            "forward": _with_gathered(cost.forward, others),
-            "backward": _with_gathered(cost.backward[::-1], others)[::-1],
-            "recompute": repeated and _with_gathered(repeated, others),
-            "saved_bytes": cost.saved_bytes.plus(others),
+            "forward": _around_attention(cost.forward, gather, kept=kept, within=others.doubled),
+            "backward": (*((gather,) if again else ()), *backward[::-1]),
+            "recompute": repeated
+            and _around_attention(repeated, gather, kept=others, within=others.doubled),
+            "saved_bytes": cost.saved_bytes.plus(kept),
         }
     )
 
 
-def _with_gathered(ops: tuple[Op, ...], others: Polynomial) -> tuple[Op, ...]:
-    """Ops from attention on beside what other ranks sent; attention itself has it once more."""
-    held, gathered = [], Polynomial()
+def _around_attention(
+    ops: tuple[Op, ...], exchange: Op, *, kept: Polynomial, within: Polynomial
+) -> tuple[Op, ...]:
+    """The ops of a pass, in either direction, with what ranks exchange for its attention.
+
+    Args:
+        ops: the ops from the beginning of the forward pass on, or from the end of the backward
+            pass on.
+        exchange: what ranks do on that side of attention.
+        kept: bytes of other ranks that are there on its other side.
+        within: the same during attention.
+    """
+    held: list[Op] = []
+    is_behind = False
     for op in ops:
-        if op.kind == "attention":
-            gathered = others
-            held.append(_beside(op, others.doubled))
-        else:
-            held.append(_beside(op, gathered))
+        if op.kind != "attention":
+            held.append(_beside(op, kept) if is_behind else op)
+            continue
+        attention = _beside(op, within)
+        if not is_behind:
+            held.append(exchange.model_copy(update={"live_bytes": attention.live_bytes}))
+        held.append(attention)
+        is_behind = True
     return tuple(held)
+
+
+def _exchange(kind: CollectiveKind, nbytes: Polynomial) -> Op:
+    """A collective of a buffer, which the links pay for and no kernel of this device."""
+    return Op(
+        name=kind,
+        kind="collective",
+        read_bytes=Polynomial(),
+        written_bytes=Polynomial(),
+        live_bytes=Polynomial(),
+        collective=Collective(kind, nbytes, "context"),
+        calls=0,
+    )
 
 
 def _beside(op: Op, more: Polynomial) -> Op:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.data import (
+    Examples,
     ReadAhead,
     TokenBatch,
     TrainingBatches,
@@ -50,9 +51,13 @@ class StepInputs:
         self._own = tokens
         self.first_sample = data_rank // tokens.degree * self._samples
         """Index of this data-parallel rank's first sample in the global batch."""
+        # How many targets a rank has of divided sequences is known only once all have been read.
+        rows = self._samples if tokens.degree > 1 else self._micro
         self._reader = ReadAhead(
-            batches, first=self.first_sample, micro=self._micro, count=self._accumulation
+            batches, first=self.first_sample, micro=rows, count=self._samples // rows
         )
+        self._divided: Examples | None = None
+        """This rank's tokens of all its samples of the step; None if it has whole sequences."""
         precision = context.plan.precision
         self._master_dtype, self._dtype = master_dtype(precision), DTYPES[precision]
         self._weighed: tuple[tuple[tuple[float, ...], ...], float] = ((), 1.0)
@@ -81,6 +86,7 @@ class StepInputs:
         self.batch = batch_of_step(step, self._skipped)
         """The number of the batch that it takes."""
         self._tokens, self._keys, self._documents = {}, {}, {}
+        self._read_divided()
         self._weigh_losses(scale)
 
     def _weigh_losses(self, scale: float) -> None:
@@ -122,10 +128,9 @@ class StepInputs:
 
     def _own_counts(self, counts: TokenBatch) -> TokenBatch:
         """How many targets of its samples this rank has, `Int[sample kind]`, of all that count."""
-        if self._own.degree == 1:
+        if self._divided is None:
             return counts
-        _, targets = self._batches.samples(self.batch, self.first_sample, self._samples)
-        return target_counts(self._own.own_tokens(targets))[:, None]
+        return target_counts(self._divided[1])[:, None]
 
     def fix_addresses(self) -> None:
         """From now on each input is copied to the same memory in every step.
@@ -162,7 +167,7 @@ class StepInputs:
         return loaded if loaded is not None else self._read(micro)
 
     def _read(self, micro: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = map(self._own.own_tokens, self._reader.read(self.batch, micro))
+        inputs, targets = self._own_tokens(micro)
         if not all(self.shares[micro]):
             # A mean over no target is no number: one counts, with a weight of 0.
             targets = with_one_target(targets)
@@ -170,6 +175,20 @@ class StepInputs:
         if numbers.is_floating_point():
             numbers = numbers.to(self._dtype)
         return self._put(("inputs", micro), numbers), self._put(("targets", micro), targets)
+
+    def _own_tokens(self, micro: int) -> Examples:
+        """This rank's tokens of a micro-batch."""
+        if self._divided is None:
+            return self._reader.read(self.batch, micro)
+        rows = slice(micro * self._micro, (micro + 1) * self._micro)
+        inputs, targets = self._divided
+        return inputs[rows], targets[rows]
+
+    def _read_divided(self) -> None:
+        """Reads this rank's tokens of all micro-batches of the step, if sequences are divided."""
+        if self._own.degree > 1:
+            inputs, targets = map(self._own.own_tokens, self._reader.read(self.batch, 0))
+            self._divided = inputs, targets
 
     def sample_keys(self, micro: int) -> Tensor:
         """`Int64[b]`: dropout keys of a micro-batch's samples, computed once a step."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models import ContextParallelRank, TensorParallelRank
+from windlass.models import ContextParallelRank, EqualShard, TensorParallelRank
 from windlass.program import InstructionKind
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
@@ -127,17 +127,15 @@ def _fingerprint(
 ) -> Fingerprint:
     """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks.
 
-    A context-parallel rank has some runs of the tokens.
+    The rows share the tokens, which of a context-parallel rank are two runs of the sample.
     """
     wide = value.detach().double()
     # The pixels of a channel stand where a token has features.
     wide = wide[None] if wide.ndim == 1 else wide.flatten(1)
     count, width = wide.shape
-    runs = len(context.runs)
-    firsts = context.first_positions(count) if context.degree > 1 else (tp_rank.row * count,)
-    tokens = torch.cat(
-        [_cosines(_TOKEN_TURN, first, count // runs, wide.device) for first in firsts]
-    )
+    firsts = context.first_positions(count, EqualShard(tp_rank.row, tp_rank.rows))
+    length = count // len(firsts)
+    tokens = torch.cat([_cosines(_TOKEN_TURN, first, length, wide.device) for first in firsts])
     features = _cosines(_FEATURE_TURN, tp_rank.column * width, width, wide.device)
     return Fingerprint(float(tokens @ (wide @ features)), float(wide.square().sum()))
 
