@@ -32,7 +32,7 @@ def forecast(planned: Planned) -> PlanForecast:
     graph, machine = planned.graph, planned.machine
     plan, prediction = _chosen_or_nearest(planned)
     # Ranks are numbered stage by stage: one program of each stage stands for all.
-    programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
+    programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.replicas]
     return PlanForecast(
         plan=plan,
         graph=graph,

@@ -128,7 +128,7 @@ class CommunicationCosts:
 
     def _apart(self, plan: Plan) -> int:
         """Replicas from one to the next of those that share a part of the state."""
-        return self._plan.parallel.data // plan.parallel.data
+        return self._plan.parallel.replicas // plan.parallel.replicas
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of an instruction's communication that overlaps with computation."""

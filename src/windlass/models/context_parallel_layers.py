@@ -8,6 +8,7 @@ from torch import nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.experts.routing import Router, has_capacity
 from windlass.models.init_weights import meta_copy
 from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
@@ -22,7 +23,9 @@ from windlass.models.transformer import (
 
 
 def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
-    """Whether tokens of a model see others by its attention alone.
+    """Whether tokens of a model depend on others by its attention alone.
+
+    With a capacity an expert drops a token if earlier ones took its room, so those layers do not.
 
     Args:
         layers: all layers of the model.
@@ -31,7 +34,10 @@ def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
         Embedding, Block, HalfBlock, ParallelBlock, Head,
         bert.BertEmbedding, bert.BertBlock, bert.BertHalfBlock, bert.BertHead,
     )  # fmt: skip
-    return all(isinstance(layer, kinds) and not has_sentence_head(layer) for layer in layers)
+    return all(
+        isinstance(layer, kinds) and not (has_sentence_head(layer) or has_capacity(layer))
+        for layer in layers
+    )
 
 
 def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) -> nn.Module:
@@ -47,7 +53,7 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
     local = meta_copy(layer)
     set_first_positions(local, rank.first_positions(sequence // rank.degree))
     for path, module in list(local.named_modules()):
-        if isinstance(module, Attention):
+        if isinstance(module, (Attention, Router)):
             module.context = rank
         elif isinstance(module, nn.Dropout):
             parent, _, name = path.rpartition(".")

@@ -10,7 +10,7 @@ from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
 from windlass.models.context_parallel.token_runs import FROM_START
 from windlass.models.experts.mixture import build_feed_forward
-from windlass.models.experts.routing import Router
+from windlass.models.experts.routing import has_capacity
 from windlass.models.images.vit import ClassHead, PatchEmbedding
 from windlass.models.modules import (
     EmbeddingTable,
@@ -160,12 +160,7 @@ def can_cache_tokens(layers: Sequence[nn.Module]) -> bool:
         layers: all layers of the model.
     """
     kinds = (Embedding, Block, HalfBlock, ParallelBlock, Head)
-    has_capacity = any(
-        isinstance(module, Router) and module.config.capacity is not None
-        for layer in layers
-        for module in layer.modules()
-    )
-    return not has_capacity and all(isinstance(layer, kinds) for layer in layers)
+    return all(isinstance(layer, kinds) and not has_capacity(layer) for layer in layers)
 
 
 def set_first_positions(layer: nn.Module, firsts: tuple[int, ...]) -> None:

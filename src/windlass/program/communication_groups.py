@@ -19,7 +19,11 @@ from windlass.program.instruction import (
     InstructionKind,
 )
 from windlass.program.replicas.context_parallel import context_group
-from windlass.program.replicas.expert_parallel import expert_group, same_expert_ranks
+from windlass.program.replicas.expert_parallel import (
+    expert_group,
+    pass_group,
+    same_expert_ranks,
+)
 from windlass.program.replicas.zero_sharding import (
     expert_sharding,
     gradient_reduce_group,
@@ -226,7 +230,7 @@ def communication_group(instruction: Instruction, device: int, plan: Plan) -> tu
     coord = mesh_coord(device, plan.parallel)
     if instruction.kind in LAYER_PASSES:
         ranks = range(plan.parallel.tensor)
-        replicas = (context_group if plan.parallel.context else expert_group)(coord.data_rank, plan)
+        replicas = pass_group(coord.data_rank, plan)
         return tuple(
             rank_of(MeshCoord(coord.stage, rank, replica), plan.parallel)
             for replica in replicas

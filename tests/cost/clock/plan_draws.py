@@ -96,11 +96,13 @@ EXPERTS = (
 
 def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
     """A random plan whose replicas divide experts, sharded or not."""
-    data = chance.choice([2, 4, 8])
-    expert = chance.choice([each for each in divisors(data) if 1 < each <= graph.experts[0]])
-    optimizer = chance.choice(divisors(data))
+    replicas = chance.choice([2, 4, 8])
+    expert = chance.choice([each for each in divisors(replicas) if 1 < each <= graph.experts[0]])
+    context = chance.choice([1, 1, *divisors(replicas)])  # powers of two divide each other
+    optimizer = chance.choice(divisors(replicas))
     plan = tiny_plan(
-        graph, machine, pipeline=chance.choice([1, 2, 3]), data=data, expert=expert,
+        graph, machine, pipeline=chance.choice([1, 2, 3]), data=replicas // context,
+        context=context, expert=expert,
         tensor=chance.choice([1, *(int(degree) for degree in graph.tensor_shards)]),
         sharding=(chance.choice(divisors(optimizer)), optimizer), micro=chance.choice([1, 2]),
         accumulation=chance.choice([1, 2, 5]), sequence=32, clip=chance.random() < 0.5,

@@ -55,6 +55,18 @@ MORE_PLANS: dict[str, dict[str, Any]] = {
     "tensor, pipeline and recompute": {
         "tensor": 2, "pipeline": 2, "micro": 2, "accumulation": 4, "recompute": "full",
     },
+    "sequences": {"context": 2, "micro": 2, "accumulation": 4},
+    "sequences and experts": {"context": 2, "expert": 2, "micro": 4, "accumulation": 2},
+    "experts over sequences": {"context": 2, "data": 2, "expert": 4, "micro": 2, "accumulation": 2},
+    "sequences over experts": {
+        "context": 4, "expert": 2, "micro": 2, "accumulation": 4, "sharding": (2, 4),
+    },
+    "sequences, tensor and selective": {
+        "context": 2, "tensor": 2, "micro": 2, "accumulation": 4, "recompute": "selective",
+    },
+    "sequences and zero-bubble": {
+        "context": 2, "pipeline": 2, "micro": 1, "accumulation": 8, "schedule": "zero-bubble",
+    },
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
 from windlass.models.experts.routing_ops import (
     add_dropped,
     add_load,
@@ -48,6 +49,8 @@ class Router(nn.Module):
     balance_bias: Tensor | None
     load: Tensor
     dropped: Tensor | None
+    context = ContextParallelRank()
+    """The rank whose tokens of each sequence it routes."""
 
     def __init__(self, width: int, config: ExpertConfig, *, std: float) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class Router(nn.Module):
         logits = functional.linear(x, self.weight)
         experts, weights = choose_experts(
             logits, self.balance_bias, self.balance_scale if self.training else None, config,
-            balances=self.training,
+            balances=self.training, context=self.context,
         )  # fmt: skip
         if self.training:
             add_load(self.load, experts)
@@ -89,6 +92,12 @@ class Router(nn.Module):
                 add_dropped(self.dropped, experts, config.count)
             weights = weights.masked_fill(experts == config.count, 0)
         return Routing(experts.flatten(0, 1), weights.flatten(0, 1))
+
+
+def has_capacity(layer: nn.Module) -> bool:
+    """Whether experts of a layer have no room for late tokens of a sequence."""
+    routers = (module for module in layer.modules() if isinstance(module, Router))
+    return any(router.config.capacity is not None for router in routers)
 
 
 def set_balance_scale(module: nn.Module, scale: float) -> None:

@@ -7,11 +7,14 @@ Shape letters: b micro-batch, s sequence, E experts, k experts of a token.
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.library import custom_op
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.tensor_parallel.collectives import process_group
 
 
 def choose_experts(
@@ -21,6 +24,7 @@ def choose_experts(
     config: ExpertConfig,
     *,
     balances: bool,
+    context: ContextParallelRank,
 ) -> tuple[Tensor, Tensor]:
     """The k best experts of each token `Int[b s k]`, and their weights `[b s k]`.
 
@@ -33,10 +37,12 @@ def choose_experts(
         scale: weight of one sequence's balance loss, `Float[]`; None means 1 / b.
         config: how scores and weights are made.
         balances: whether the balance loss counts.
+        context: the rank whose tokens of each sequence they are. The loss is that of the whole
+            sequence: in the backward pass ranks sum how often each expert was chosen.
     """
     experts, weights = _choose_op(
         logits, bias, scale, config.per_token, config.scores == "sigmoid", config.norm_topk,
-        config.balance_loss if balances else 0.0,
+        config.balance_loss if balances else 0.0, context.degree, context.group_name,
     )  # fmt: skip
     return experts, weights
 
@@ -73,6 +79,8 @@ def _choose_op(
     sigmoid: bool,
     norm_topk: bool,
     balance_loss: float,  # noqa: ARG001
+    ranks: int,  # noqa: ARG001
+    group: str,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     scores = _scores(logits, sigmoid=sigmoid)
     ranked = scores if bias is None else scores + bias
@@ -101,6 +109,8 @@ def _choose_grad_op(
     sigmoid: bool,
     norm_topk: bool,
     balance_loss: float,
+    ranks: int,
+    group: str,
 ) -> Tensor:
     scores = _scores(logits, sigmoid=sigmoid)
     gradient = gradient.to(scores.dtype)
@@ -109,8 +119,12 @@ def _choose_grad_op(
         weights = _weights(scores, experts, norm_topk=True)
         gradient = (gradient - (gradient * weights).sum(-1, keepdim=True)) / total
     by_scores = torch.zeros_like(scores).scatter_(-1, experts, gradient)
-    if balance_loss:
-        by_scores += _balance_grad(scores, experts) * (
+    if balance_loss or ranks > 1:
+        choices = _choices(experts, scores)
+        if ranks > 1:
+            # Whatever the factor of the loss, so that a pass sends what its program says.
+            dist.all_reduce(choices, group=process_group(group))
+        by_scores += _balance_grad(scores, choices / ranks, ranks) * (
             balance_loss / len(scores) if scale is None else balance_loss * scale
         )
     if sigmoid:
@@ -120,11 +134,17 @@ def _choose_grad_op(
     return by_logits.to(logits.dtype)
 
 
-def _balance_grad(scores: Tensor, experts: Tensor) -> Tensor:
-    """The gradient of the sum of `balance_losses` by the scores, `[b s E]`."""
-    choices, total = _choices(experts, scores).unsqueeze(1), scores.sum(-1, keepdim=True)
+def _balance_grad(scores: Tensor, choices: Tensor, ranks: int) -> Tensor:
+    """The gradient of the sum of `balance_losses` by the scores, `[b s/c E]`.
+
+    Args:
+        scores: those of one rank's tokens, `[b s/c E]`.
+        choices: `f_e` of each whole sequence, `[b E]`.
+        ranks: number c of ranks that divide each sequence.
+    """
+    choices, total = choices.unsqueeze(1), scores.sum(-1, keepdim=True)
     mean = (choices * scores).sum(-1, keepdim=True) / total
-    return (choices - mean) / (total * scores.shape[1])
+    return (choices - mean) / (total * (scores.shape[1] * ranks))
 
 
 @_choose_op.register_fake
@@ -136,6 +156,8 @@ def _(
     sigmoid: bool,  # noqa: ARG001
     norm_topk: bool,  # noqa: ARG001
     balance_loss: float,  # noqa: ARG001
+    ranks: int,  # noqa: ARG001
+    group: str,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     shape = (*logits.shape[:-1], per_token)
     return logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape)
@@ -151,7 +173,7 @@ def _save_choice(
     inputs: tuple[Any, ...],
     output: tuple[Tensor, Tensor],
 ) -> None:
-    logits, _, scale, _, ctx.sigmoid, ctx.norm_topk, ctx.balance_loss = inputs
+    logits, _, scale, _, *ctx.numbers = inputs
     experts, _ = output
     ctx.mark_non_differentiable(experts)
     # Else torch would make zeros as the gradient of the experts.
@@ -166,10 +188,9 @@ def _choose_backward(
 ) -> tuple[Tensor | None, ...]:
     logits, experts, *scale = ctx.saved_tensors
     by_logits = _choose_grad_op(
-        gradient, logits, experts, scale[0] if scale else None, ctx.sigmoid, ctx.norm_topk,
-        ctx.balance_loss,
-    )  # fmt: skip
-    return by_logits, None, None, None, None, None, None
+        gradient, logits, experts, scale[0] if scale else None, *ctx.numbers
+    )
+    return by_logits, *(None,) * (3 + len(ctx.numbers))
 
 
 _choose_op.register_autograd(_choose_backward, setup_context=_save_choice)

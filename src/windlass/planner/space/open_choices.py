@@ -207,9 +207,15 @@ class OpenChoices:
         )  # fmt: skip
 
     def divides_experts(self, mode: LayerConfig, data: int) -> bool:
-        """Whether layers that run so can divide their experts over replicas, so many in all."""
-        degree = mode.expert or 1
-        return degree == 1 or not (data % degree or mode.context or self._whole_state)
+        """Whether layers that run so can divide their experts over replicas.
+
+        Args:
+            mode: how layers run.
+            data: data-parallel degree.
+        """
+        degree, context = mode.expert or 1, mode.context or 1
+        is_even = not (degree % context and context % degree)
+        return degree == 1 or (is_even and not (data * context % degree or self._whole_state))
 
     @cached_property
     def _whole_state(self) -> bool:

@@ -7,6 +7,7 @@ gradients. Everything else is what a replica does with `1 / c` of the tokens. So
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from windlass.schema import (
     CONTEXT_RUNS,
@@ -21,6 +22,9 @@ from windlass.schema import (
     Polynomial,
     grid_rows,
 )
+
+ROUTER_GRADIENT = "choose_experts_grad"
+"""Name of the op that makes the gradient of a router's scores."""
 
 
 def context_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
@@ -66,16 +70,11 @@ def context_run_errors(degree: int, graph: Graph, tensor: int, sequence: int) ->
             f"tokens, which {rows} tensor-parallel ranks cannot share equally; make "
             f"`train.sequence` a multiple of {degree * rows}, or change a degree"
         )
-    excluded = {
-        "examples that are no text": graph.examples is not None,
-        "experts": bool(graph.experts),
-    }
-    for what, is_asked in excluded.items():
-        if is_asked:
-            yield (
-                f"`parallel.context` = {degree} with {what}, which this version does not "
-                "combine; leave one of them out"
-            )
+    if graph.examples is not None:
+        yield (
+            f"`parallel.context` = {degree} with examples that are no text, which this version "
+            "does not combine; leave one of them out"
+        )
 
 
 def key_value_bytes(cost: LayerCost) -> Polynomial:
@@ -114,8 +113,6 @@ def gathered_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, Lay
 
 def _gathered(kind: LayerKind, degree: int) -> LayerKind:
     """A layer kind beside whose own keys and values lie those of all ranks."""
-    if not any(op.kind == "attention" for cost in kind.costs for op in cost.forward):
-        return kind
     gathered = kind.with_costs(lambda cost: _gathered_cost(cost, degree, again=False))
     selective = (_gathered_cost(cost, degree, again=True) for cost in kind.selective_costs)
     return gathered.model_copy(update={"selective_costs": tuple(selective)})
@@ -136,10 +133,11 @@ def _gathered_cost(cost: LayerCost, degree: int, *, again: bool) -> LayerCost:
     kept = Polynomial() if again else others
     repeated = cost.recompute
     backward = _around_attention(cost.backward[::-1], scatter, kept=others, within=others.doubled)
+    backward = tuple(chain.from_iterable(_with_choices(op, cost, degree) for op in backward))
     return cost.model_copy(
         update={
             "forward": _around_attention(cost.forward, gather, kept=kept, within=others.doubled),
-            "backward": (*((gather,) if again else ()), *backward[::-1]),
+            "backward": (*((gather,) if again and own.bs else ()), *backward[::-1]),
             "recompute": repeated
             and _around_attention(repeated, gather, kept=others, within=others.doubled),
             "saved_bytes": cost.saved_bytes.plus(kept),
@@ -171,6 +169,19 @@ def _around_attention(
         held.append(attention)
         is_behind = True
     return tuple(held)
+
+
+def _with_choices(op: Op, cost: LayerCost, degree: int) -> Iterator[Op]:
+    """An op of a backward pass, last first; ranks sum what a router's balance loss counts.
+
+    That is how often each sequence chose each of E experts, a number of 4 bytes at least. The
+    gradient of the router's scores has E numbers for each token.
+    """
+    yield op
+    if op.name == ROUTER_GRADIENT:
+        width = PRECISION_BYTES[cost.precision]
+        counts = Polynomial(b=degree * op.written_bytes.bs / width * max(4, width))
+        yield _exchange("all_reduce", counts).model_copy(update={"live_bytes": op.live_bytes})
 
 
 def _exchange(kind: CollectiveKind, nbytes: Polynomial) -> Op:

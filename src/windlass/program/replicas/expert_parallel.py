@@ -66,11 +66,13 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     if degree == 1:
         return
     yield from expert_degree_errors(degree, graph)
-    if parallel.data % degree:
+    if parallel.replicas % degree:
+        times = " x `parallel.context`" if parallel.context else ""
         yield (
-            f"`parallel.expert` = {degree} does not divide `parallel.data` = {parallel.data}, "
-            "whose replicas divide the experts among them; choose a divisor"
+            f"`parallel.expert` = {degree} does not divide `parallel.data`{times} = "
+            f"{parallel.replicas}, whose replicas divide the experts among them; choose a divisor"
         )
+    yield from _uneven_group_errors(degree, parallel.context or 1)
     for key, shards in sharding:
         if key != "reshard" and shards % degree and degree % shards:
             yield (
@@ -80,7 +82,6 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
             )
     law = optimizer_law(plan.optimizer)
     excluded = {
-        f"`parallel.context` = {parallel.context}": parallel.context is not None,
         "`recompute` = selective": bool(selective_layers(plan)),
         f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
         f"`offload.optimizer` = {plan.offload.optimizer}": plan.is_offloaded("optimizer"),
@@ -91,6 +92,27 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
                 f"`parallel.expert` = {degree} with {what}, which this version does not combine; "
                 "leave one of them out"
             )
+
+
+def _uneven_group_errors(degree: int, context: int) -> Iterator[str]:
+    """Ranks that divide a sequence and ranks that divide experts of which some are in two groups.
+
+    Where one degree is a multiple of the other, the ranks that run a pass at the same time are
+    those of the larger group.
+    """
+    if degree % context and context % degree:
+        yield (
+            f"`parallel.expert` = {degree} with `parallel.context` = {context}: one of them must "
+            "be a multiple of the other, so that ranks wait for each other in whole groups; change "
+            "one"
+        )
+
+
+def pass_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
+    """The replicas that run a pass at the same time: they divide experts, sequences or both."""
+    degree = max(plan.parallel.expert_degree, plan.parallel.context or 1)
+    first = data_rank // degree * degree
+    return tuple(range(first, first + degree))
 
 
 def expert_degree_errors(degree: int, graph: Graph) -> Iterator[str]:

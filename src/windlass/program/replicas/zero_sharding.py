@@ -28,7 +28,11 @@ def expert_sharding(plan: Plan) -> Plan:
     return plan.model_copy(
         update={
             "parallel": parallel.model_copy(
-                update={"data": max(1, parallel.data // degree), "expert": None}
+                update={
+                    "data": max(1, parallel.replicas // degree),
+                    "context": None,
+                    "expert": None,
+                }  # fmt: skip
             ),
             "sharding": ShardingDegrees.model_construct(
                 parameters=max(1, sharding.parameters // degree),
