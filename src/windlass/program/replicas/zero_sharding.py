@@ -25,15 +25,10 @@ def expert_sharding(plan: Plan) -> Plan:
     then stores `1 / max(e, rts')` of their state.
     """
     parallel, sharding, degree = plan.parallel, plan.sharding, plan.parallel.expert_degree
+    alone = {"data": max(1, parallel.replicas // degree), "context": None, "expert": None}
     return plan.model_copy(
         update={
-            "parallel": parallel.model_copy(
-                update={
-                    "data": max(1, parallel.replicas // degree),
-                    "context": None,
-                    "expert": None,
-                }  # fmt: skip
-            ),
+            "parallel": parallel.model_copy(update=alone),
             "sharding": ShardingDegrees.model_construct(
                 parameters=max(1, sharding.parameters // degree),
                 optimizer=max(1, sharding.optimizer // degree),
