@@ -170,11 +170,16 @@ def message_bytes(kind: LayerKind, plan: Plan) -> int:
 
 
 def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
-    """The collectives of some ops under a plan."""
+    """The collectives of some ops under a plan.
+
+    Constants of other stacks were fitted with all tokens of a sequence in tensor-parallel
+    collectives, however many ranks divide it.
+    """
+    micro = micro_of_rank(plan) if plan.stack is None else plan.batch.micro
     for op in ops:
         if op.collective is not None:
             collective, buffer, axis = op.collective
-            nbytes = round(buffer.at(micro_of_rank(plan), plan.batch.sequence))
+            nbytes = round(buffer.at(micro, plan.batch.sequence))
             ranks = collective_ranks(plan, axis)
             yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))
 
