@@ -34,11 +34,14 @@ def rank_processes(parent: int) -> dict[int, int]:
     processes: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            is_child = _parent(int(entry.name)) == parent
-            words = (entry / "cmdline").read_bytes().decode().split("\0") if is_child else []
-            if "--rank" in words:
-                processes[int(words[words.index("--rank") + 1])] = int(entry.name)
+            if _parent(int(entry.name)) == parent:
+                processes[int(errors_of(entry).stem)] = int(entry.name)
     return processes
+
+
+def errors_of(process: Path) -> Path:
+    """The file that receives the error stream of a process; that of a rank is `ranks/RANK.err`."""
+    return (process / "fd" / "2").readlink()
 
 
 def wait_for_ranks(parent: int, count: int = 2, seconds: float = 60) -> dict[int, int]:

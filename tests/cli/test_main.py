@@ -4,15 +4,19 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from command_line import Windlass
+from cli.rank_processes import ended
+from command_line import Windlass, start
+from windlass.child_processes import module_command
 from windlass.cli import console as output
 from windlass.cli.main import app, main
 
@@ -222,3 +226,24 @@ def test_a_terminal_that_asks_for_no_color_gets_none(
     output.print_error("it is wrong")
 
     assert ("\x1b[1;31m" in capsys.readouterr().err) == is_colored
+
+
+def test_an_interrupt_while_a_command_is_imported_is_one_line_and_exit_code_130(
+    surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    process = start(surroundings, tmp_path, "train", "gpt-tiny")
+    libraries = Path(f"/proc/{process.pid}/maps")
+    while "pydantic_core" not in libraries.read_text():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == "windlass: interrupted\n"
+    assert process.returncode == 130
+
+
+def test_a_file_named_as_one_of_pythons_modules_is_not_imported_in_its_place(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "numbers.py").write_text("raise RuntimeError('imported')")
+    command = (*module_command("windlass"), "--version")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -55,6 +55,9 @@ from .distributed.launch_script import (
 from .distributed.rank_main import (
     run_rank,
 )
+from .distributed.rank_server import (
+    become_ranks,
+)
 from .doctor.doctor import (
     DOCTOR_FILE,
     doctor,
@@ -280,6 +283,7 @@ __all__ = [
     "annotate",
     "base_of_adapters",
     "batch",
+    "become_ranks",
     "bisect",
     "capture",
     "check",

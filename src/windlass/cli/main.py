@@ -7,6 +7,7 @@ machine that is too small, 3 a bug of Windlass, 130 interrupted.
 import errno
 import os
 import sys
+from collections.abc import Callable
 
 from cyclopts import App, CycloptsError
 
@@ -66,6 +67,7 @@ _COMMANDS = {
 for position, (command, place) in enumerate(_COMMANDS.items()):
     app.command(f"windlass.cli.commands.{place}", name=command, sort_key=position)
 app.command("windlass.cli.commands.rank:rank", name="rank", show=False)
+app.command("windlass.cli.commands.rank:rank_server", name="rank-server", show=False)
 app.command("windlass.cli.commands.rank:host", name="host", show=False)
 
 
@@ -87,8 +89,15 @@ _REFUSED = (
 """Errors of a file that only its user can mend."""
 
 
-def main(tokens: list[str] | None = None) -> None:
-    """Runs one command line; exits with its code unless that is 0."""
+def main(
+    tokens: list[str] | None = None, *, on_loaded: Callable[[], object] = lambda: None
+) -> None:
+    """Runs one command line; exits with its code unless that is 0.
+
+    Args:
+        tokens: the words of the command line; None means those of this process.
+        on_loaded: called when the command is imported, before it begins.
+    """
     # OpenMP reads it once, when torch is first imported, which no module above does.
     if not any(name in os.environ for name in _WAIT_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
@@ -99,7 +108,8 @@ def main(tokens: list[str] | None = None) -> None:
     words = sys.argv[1:] if tokens is None else tokens
     try:
         _require_text(words)
-        _load_commands_for_help(words)
+        _load_commands(words)
+        on_loaded()
         app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except WindlassError as error:
         print_error(str(error))
@@ -142,8 +152,10 @@ def _describe_refusal(error: OSError) -> str:
     return f"`{shorten(str(error.filename))}` cannot be used: {reason}; name another place"
 
 
-def _load_commands_for_help(tokens: list[str]) -> None:
-    """Imports every command where the help is asked for, which shows their docstrings."""
+def _load_commands(tokens: list[str]) -> None:
+    """Imports the command of a command line; every one where the help shows their docstrings."""
     if not tokens or tokens[0] in app.help_flags:
         for command in _COMMANDS:
             app[command]
+    elif tokens[0] in app:
+        app[tokens[0]]

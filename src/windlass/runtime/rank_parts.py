@@ -7,6 +7,7 @@ from windlass.data import TrainingBatches
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.compute import ComputeHandlers
+from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
@@ -79,6 +80,7 @@ class RankParts:
             self.p2p = P2PCommunicator(context, self.groups, self.store, self._templates)
         self.evaluations = self._evaluations(context, batches)
         self._device_heartbeat: DeviceHeartbeat | None = None
+        self._compile_heartbeat: CompileHeartbeat | None = None
         self._connect_interpreter(context, heartbeat, wrap_handlers)
         self.step_graph: StepGraph | None = None
         """Runs a step recorded once; None if the plan records none."""
@@ -125,6 +127,8 @@ class RankParts:
                 heartbeat, timer.finished_calls, context.device
             )
             heartbeat = self._device_heartbeat.host_slots
+        if heartbeat is not None and context.plan.compile:
+            self._compile_heartbeat = CompileHeartbeat(heartbeat)
         self.heartbeat = heartbeat
         """Slots for the step, the instruction and other work; None if nobody watches."""
         self.interpreter = Interpreter(context.program, handlers, timer, heartbeat)
@@ -135,6 +139,8 @@ class RankParts:
         self.compute.close()
         if self._device_heartbeat is not None:
             self._device_heartbeat.close()
+        if self._compile_heartbeat is not None:
+            self._compile_heartbeat.close()
         if self.queue is not None:
             self.queue.close()
         if self._activations is not None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.child_processes import ChildProcesses
 from windlass.program import lower, mesh_coord
 from windlass.runtime import LocalLauncher, RankPlacement, WatchdogTimeouts
 from windlass.runtime.distributed.rank_placement import on_cores, rank_placements
@@ -127,7 +128,7 @@ def test_the_launcher_binds_each_rank_to_its_own_cores(tmp_path: Path):
     )
     placements = [RankPlacement(frozenset((core,)), 3) for core in (CORES[0], CORES[-1])]
     launcher = LocalLauncher(
-        tmp_path, (sys.executable, "-c", code), lower(plan, graph),
+        tmp_path, ChildProcesses((sys.executable, "-c", code)), (), lower(plan, graph),
         [mesh_coord(rank, plan.parallel) for rank in range(2)],
         timeouts=WatchdogTimeouts(hang_seconds=60, compile_seconds=0), placements=placements,
     )  # fmt: skip

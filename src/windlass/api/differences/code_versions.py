@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from windlass.api.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.atomic_files import atomic_write, cache_folder
+from windlass.child_processes import module_command
 from windlass.errors import RecordError, RunBroken
 from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree
 
@@ -116,7 +117,7 @@ def find_first_bad_commit(
     atomic_write(spec, json.dumps(content, default=str))
     try:
         _git(folder, "bisect", "start", bad.commit, good.commit)
-        command = (sys.executable, "-m", "windlass.api.differences.code_versions", str(spec))
+        command = module_command("windlass.api.differences.code_versions", str(spec))
         output = _git(folder, "bisect", "run", *command, seconds=None)
     except RecordError:
         return None

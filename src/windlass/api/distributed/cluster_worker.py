@@ -1,6 +1,5 @@
 """The process on each host of a cluster that starts the ranks there, and one such rank."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,11 +13,12 @@ from windlass.api.distributed.rank_main import journal_steps
 from windlass.api.plan import Planned
 from windlass.api.runs import load
 from windlass.api.training.loop.hooks import LoopHooks
-from windlass.api.training.loop.local_ranks import watchdog_timeouts
+from windlass.api.training.loop.local_ranks import rank_server, watchdog_timeouts
 from windlass.api.training.loop.training_loop import train_rank
 from windlass.api.training.resume import continue_run, reopen_run
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record
+from windlass.child_processes import ChildProcesses, module_command
 from windlass.errors import (
     PlanError,
     RecordError,
@@ -165,6 +165,7 @@ def _run_attempt(
 
     namespace = "" if isinstance(address, Path) else _namespace(folder, "status", restart)
     timeouts, parallel = watchdog_timeouts(planned), planned.plan.parallel
+    server = rank_server(planned, host.per_node)
     store = StatusStore(
         lambda: connect_watchdog_store(address, namespace), host.node_rank, host.nodes, host.ranks,
         interval_seconds=min(_MAX_INTERVAL_SECONDS, timeouts.hang_seconds / 5),
@@ -173,8 +174,9 @@ def _run_attempt(
         _wait_for_hosts(store, host, _REJOIN_SECONDS if restart else _JOIN_SECONDS, stop)
         watchdog = HostWatchdog(
             folder / RANKS_FOLDER,
+            ChildProcesses(module_command("windlass"), server),
             {
-                rank: _rank_command(folder, rank, local_rank, address, restart)
+                rank: _rank_words(folder, rank, local_rank, address, restart)
                 for local_rank, rank in enumerate(host.ranks)
             },
             [mesh_coord(rank, parallel) for rank in range(parallel.devices)],
@@ -220,17 +222,17 @@ def _wait_for_hosts(
         time.sleep(_POLL_SECONDS)
 
 
-def _rank_command(
+def _rank_words(
     folder: Path, rank: int, local_rank: int, address: "StoreAddress", restart: int
 ) -> list[str]:
-    """The command that starts one rank of this host."""
+    """The command line of one rank of this host."""
     if isinstance(address, Path):
         place = ["--store", str(address)]
     else:
         place = ["--head", address.host, "--port", str(address.port)]
     numbers = {"--rank": rank, "--local-rank": local_rank, "--restart": restart}
     options = [word for name, number in numbers.items() for word in (name, str(number))]
-    return [sys.executable, "-m", "windlass", "rank", str(folder), *options, *place]
+    return ["rank", str(folder), *options, *place]
 
 
 def _namespace(folder: Path, purpose: str, restart: int) -> str:

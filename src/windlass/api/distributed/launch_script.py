@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from windlass.child_processes import module_command
 from windlass.errors import InputErrors, RequestError
 from windlass.program import mesh_coord
 from windlass.schema import LAUNCH_FILE, Parallelism, grid_columns
@@ -126,7 +127,7 @@ NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-${JOB_COMPLETION_INDEX:-}}}"
         setup += f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
     notes = "".join(f"{f'# {line}'.rstrip()}\n" for line in _notes(job))
     return f"""#!/bin/sh
-{usage}{notes}{setup}exec {shlex.quote(sys.executable)} -m windlass host {_operand(job.folder)} \\
+{usage}{notes}{setup}exec {shlex.join(module_command("windlass"))} host {_operand(job.folder)} \\
     --nodes {job.nodes} --per-node {job.per_node} --restarts "${{RESTARTS:-3}}"{place}
 """
 

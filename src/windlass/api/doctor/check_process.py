@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.api.machines import Progress
+from windlass.child_processes import module_command
 from windlass.errors import RunBroken
 from windlass.hardware import core_count
 from windlass.schema import CheckGroup, DoctorCheck, DoctorSystem
 from windlass.tracking import without_personal_data
 
-_WORKER = (sys.executable, "-m", "windlass.api.doctor.check_worker")
+_WORKER = "windlass.api.doctor.check_worker"
 _GRACE_SECONDS = 2.0
 """Time in which other ranks tell why one has ended."""
 _LONGEST_REASON = 400
@@ -179,7 +179,7 @@ class _Workers:
     def _start(self, rank: int, arguments: Sequence[str], share: dict[str, str]) -> None:
         with (self._folder / f"{rank}.err").open("wb") as stderr:
             process = subprocess.Popen(  # noqa: S603  our own words, no shell
-                (*_WORKER, *arguments),
+                module_command(_WORKER, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

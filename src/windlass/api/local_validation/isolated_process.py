@@ -1,8 +1,8 @@
 """Runs a Windlass module in a process of its own, so that its memory can be measured alone."""
 
 import subprocess
-import sys
 
+from windlass.child_processes import module_command
 from windlass.errors import RunBroken
 
 
@@ -13,7 +13,7 @@ def run_isolated(module: str, *args: str) -> str:
         RunBroken: the process ended with an error.
     """
     process = subprocess.run(  # noqa: S603  the arguments are ours, and no shell reads them
-        (sys.executable, "-m", module, *args), capture_output=True, text=True, check=False
+        module_command(module, *args), capture_output=True, text=True, check=False
     )
     if process.returncode:
         command = " ".join((module, *args))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TypedDict, Unpack
 
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.sweeping.trial_plan import plan_trial
+from windlass.child_processes import module_command
 from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
 from windlass.hardware import core_count
@@ -215,7 +215,7 @@ def _predict(request: SweepRequest, trial: Trial) -> Trial:
 
 def _command(folder: SweepFolder, trial: Trial) -> tuple[str, ...]:
     words = (str(folder.root), folder.name, str(trial.number), str(trial.starts))
-    return (sys.executable, "-m", _TRIAL_MODULE, *words)
+    return tuple(module_command(_TRIAL_MODULE, *words))
 
 
 def _jobs(request: SweepRequest, machine: Machine) -> int:

@@ -9,6 +9,7 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.training.loop.hooks import Instrumentation, LoopHooks, never_stop
+from windlass.api.training.loop.local_ranks import rank_server
 from windlass.api.training.loop.training_loop import make_training_loop
 from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
 from windlass.api.training.preconditions import require_local_machine, require_own_runtime
@@ -69,12 +70,13 @@ def train(
         planned = what
     require_own_runtime(planned)
     require_local_machine(planned)
+    server = rank_server(planned, planned.plan.parallel.devices)
     run = start_run(
         planned, root=root, folder=folder, parent=parent, group=group, progress=progress
     )
     hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)
     steps = make_training_loop(
-        run.planned, run.batches, run.programs, run.folder, run.checkpoint, hooks
+        run.planned, run.batches, run.programs, run.folder, run.checkpoint, hooks, server
     )
     done = run.checkpoint.manifest.step if run.checkpoint else 0
     steps = remove_merged_checkpoint(steps, run.folder.path)

@@ -120,6 +120,17 @@ def rank(
         _write_line(None)
 
 
+def rank_server(channel: int) -> None:
+    """Import what ranks need, and become each of those that are asked for.
+
+    Args:
+        channel: Number of the socket on which the process that started this one asks.
+    """
+    from windlass.cli.main import main
+
+    main(api.become_ranks(channel))
+
+
 def _write_line(step: Mapping[str, object] | None) -> None:
     """Writes one line of JSON for the parent process; None: all steps are done and saved."""
     sys.stdout.write(json.dumps(step) + "\n")

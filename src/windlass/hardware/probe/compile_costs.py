@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.child_processes import module_command
 from windlass.document import Document
 from windlass.errors import MachineError
 from windlass.hardware.probe.attention import CompiledSpeed, compiled_speed
@@ -88,7 +89,7 @@ def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> Co
     """
     module = "windlass.hardware.probe.compile_costs"
     result = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", module, str(device.torch_device), *precisions),
+        module_command(module, str(device.torch_device), *precisions),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode:

@@ -1,19 +1,19 @@
 """Measures all equal devices of this host at once, and what joins them."""
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.child_processes import module_command
 from windlass.errors import MachineError
 from windlass.hardware.probe.device_rank import DeviceFindings, RingTime, ring_sizes
 from windlass.schema import Link
 from windlass.torch_ext import device_for
 
-_RANK = (sys.executable, "-m", "windlass.hardware.probe.device_rank")
+_RANK = "windlass.hardware.probe.device_rank"
 _LIMIT_SECONDS = 180.0
 _POLL_SECONDS = 0.05
 _SAME_FABRIC = 1.25
@@ -105,7 +105,7 @@ def _run_ranks(folder: Path, kind: str, count: int) -> None:
     errors = [(folder / f"{rank}.err").open("wb") for rank in range(count)]
     processes = [
         subprocess.Popen(  # noqa: S603  our own words, no shell
-            (*_RANK, str(folder), kind, str(rank), str(count)),
+            module_command(_RANK, str(folder), kind, str(rank), str(count)),
             stdout=subprocess.DEVNULL,
             stderr=errors[rank],
         )

@@ -2,13 +2,13 @@
 
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windlass import errors
+from windlass.child_processes import ChildProcess
 from windlass.errors import OutOfMemory, RankError, RankLost, RunBroken, WindlassError
 from windlass.program import BLOCKING_KINDS, InstructionKind, MeshCoord, Program
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
@@ -44,7 +44,7 @@ class FailureDiagnoser:
         programs: Sequence[Program],
         coords: Sequence[MeshCoord],
         heartbeats: Mapping[int, HeartbeatReader],
-        processes: Mapping[int, subprocess.Popen[bytes]],
+        processes: Mapping[int, ChildProcess],
     ) -> None:
         self._folder, self._programs, self._coords = folder, programs, coords
         self._heartbeats, self._processes = heartbeats, processes

@@ -12,7 +12,6 @@ import json
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -21,6 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.atomic_files import storage_errors
+from windlass.child_processes import (
+    ChildProcess,
+    ChildProcesses,
+    exit_code,
+    kill_process_groups,
+)
 from windlass.program import MeshCoord, Program
 from windlass.runtime.distributed.failure_report import FailureDiagnoser
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
@@ -64,7 +69,8 @@ class LocalLauncher:
 
     Args:
         folder: the run's folder.
-        command: starts one rank; the store's file and the rank are appended.
+        processes: starts the ranks.
+        words: command line of every rank; the store's file and the rank are appended.
         programs: the programs of all ranks, to name instructions in messages.
         coords: the mesh coordinates of all ranks.
         timeouts: when to report a hang.
@@ -77,7 +83,8 @@ class LocalLauncher:
     def __init__(
         self,
         folder: Path,
-        command: Sequence[str],
+        processes: ChildProcesses,
+        words: Sequence[str],
         programs: Sequence[Program],
         coords: Sequence[MeshCoord],
         *,
@@ -96,10 +103,11 @@ class LocalLauncher:
         store = create_store_file(self._folder)
         self._heartbeats = [HeartbeatReader(heartbeat_file(self._folder, rank)) for rank in ranks]
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ChildProcess] = []
         try:
             for rank in ranks:
-                self._processes.append(self._start(command, store, rank, placements[rank]))
+                of_all = [*words, "--store", str(store)]
+                self._processes.append(self._start(processes, of_all, rank, placements[rank]))
         except BaseException:
             kill_process_groups(self._processes)
             raise
@@ -111,19 +119,15 @@ class LocalLauncher:
         self._reader.start()
 
     def _start(
-        self, command: Sequence[str], store: Path, rank: int, placement: RankPlacement
-    ) -> subprocess.Popen[bytes]:
+        self, processes: ChildProcesses, words: Sequence[str], rank: int, placement: RankPlacement
+    ) -> ChildProcess:
         with stderr_file(self._folder, rank).open("wb") as stderr, on_cores(placement.cores):
-            return subprocess.Popen(  # noqa: S603  our own words, no shell
-                (*command, "--store", str(store), "--rank", str(rank)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
-                stderr=stderr,
-                env=os.environ | {"OMP_NUM_THREADS": str(placement.threads)},
-                # Ctrl-C is for this process, which tells the ranks. A process group within our
-                # session, not a session of its own: the kernel resumes the stopped processes of a
-                # group that is orphaned when this process dies.
-                process_group=0,
+            return processes.start(
+                [*words, "--rank", str(rank)],
+                name=f"rank {rank}",
+                output=subprocess.DEVNULL if rank else subprocess.PIPE,
+                errors=stderr,
+                environment={**os.environ, "OMP_NUM_THREADS": str(placement.threads)},
             )
 
     def _read(self) -> None:
@@ -228,19 +232,6 @@ class LocalLauncher:
             raise self._diagnoser.diagnose_hang(stalled)
 
 
-def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kills processes that each lead a process group, with all that they have started."""
-    for process in processes:
-        # Nobody has reaped it yet, so its process id cannot have been reused.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.wait()
-        if process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-
-
 class StallTimer:
     """Measures for how long no heartbeat has changed."""
 
@@ -253,16 +244,3 @@ class StallTimer:
         if list(heartbeats) != self._seen:
             self._seen, self._since = list(heartbeats), time.monotonic()
         return time.monotonic() - self._since
-
-
-def exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process, as Popen counts it; None while it runs.
-
-    The process is not reaped, so that its process id cannot be reused.
-    """
-    if process.returncode is not None:
-        return process.returncode
-    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if status is None:
-        return None
-    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

@@ -8,12 +8,17 @@ blocked inside gloo could not exit by itself.
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from windlass.atomic_files import storage_errors
+from windlass.child_processes import (
+    ChildProcess,
+    ChildProcesses,
+    exit_code,
+    kill_process_groups,
+)
 from windlass.errors import RankLost, RunInterrupted, WindlassError
 from windlass.program import MeshCoord, Program
 from windlass.runtime.distributed.failure_report import (
@@ -26,8 +31,6 @@ from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
 from windlass.runtime.distributed.local_launcher import (
     StallTimer,
     WatchdogTimeouts,
-    exit_code,
-    kill_process_groups,
 )
 from windlass.runtime.distributed.rank_ipc import (
     STOP,
@@ -54,7 +57,8 @@ class HostWatchdog:
 
     Args:
         folder: the ranks folder.
-        commands: starts each rank of this host, by rank.
+        processes: starts the ranks.
+        words: command line of each rank of this host, by rank.
         coords: the mesh coordinates of all ranks.
         programs: gives the programs of all ranks; called only when a rank has to be described.
         store: shared with the watchdogs of all other hosts.
@@ -68,7 +72,8 @@ class HostWatchdog:
     def __init__(
         self,
         folder: Path,
-        commands: Mapping[int, Sequence[str]],
+        processes: ChildProcesses,
+        words: Mapping[int, Sequence[str]],
         coords: Sequence[MeshCoord],
         programs: Callable[[], Sequence[Program]],
         store: StatusStore,
@@ -78,27 +83,29 @@ class HostWatchdog:
     ) -> None:
         self._folder, self._coords = folder, coords
         self._programs, self._store, self._timeouts = programs, store, timeouts
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, ChildProcess] = {}
         self._heartbeats: dict[int, HeartbeatReader] = {}
         try:
-            for (rank, command), placement in zip(commands.items(), placements, strict=True):
+            for (rank, each), placement in zip(words.items(), placements, strict=True):
                 with on_cores(placement.cores):
-                    self._processes[rank] = self._start(rank, command, placement.threads)
+                    self._processes[rank] = self._start(processes, rank, each, placement.threads)
                 self._heartbeats[rank] = HeartbeatReader(heartbeat_file(folder, rank))
         except BaseException:
             kill_process_groups([*self._processes.values()])
             raise
 
-    def _start(self, rank: int, command: Sequence[str], threads: int) -> subprocess.Popen[bytes]:
+    def _start(
+        self, processes: ChildProcesses, rank: int, words: Sequence[str], threads: int
+    ) -> ChildProcess:
         reserve_report(self._folder, rank)
         with storage_errors(self._folder):
             heartbeat_file(self._folder, rank).unlink(missing_ok=True)
             flight_record_file(self._folder, rank).unlink(missing_ok=True)
             with stderr_file(self._folder, rank).open("wb") as stderr:
-                return subprocess.Popen(  # noqa: S603  our own words, no shell
-                    command, stdin=subprocess.PIPE, stderr=stderr, process_group=0,
+                return processes.start(
+                    words, name=f"rank {rank}", output=None, errors=stderr,
                     # A number that the user, or the launch script, has chosen wins.
-                    env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+                    environment={"OMP_NUM_THREADS": str(threads), **os.environ},
                 )  # fmt: skip
 
     def watch(self, stop: Callable[[], bool]) -> None:

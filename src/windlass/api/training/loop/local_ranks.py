@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.training.loop.hooks import LoopHooks
+from windlass.child_processes import ChildProcesses, module_command
 from windlass.cost import compile_seconds
 from windlass.errors import RankError, RunBroken
+from windlass.fork_server import ForkServer
 from windlass.program import Program, mesh_coord
 from windlass.schema import CHECKPOINT_FOLDER, Step
 
@@ -33,6 +35,7 @@ def train_local_ranks(
     attempt: int,
     checkpoint: Path | None,
     hooks: LoopHooks,
+    server: ForkServer | None = None,
 ) -> Generator[Step]:
     """Trains on several local ranks, and yields each step once all of them have done it.
 
@@ -43,6 +46,7 @@ def train_local_ranks(
         attempt: number of this attempt; each rank journals it in a file of its own.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
         hooks: what the caller attaches; the ranks have heartbeats of their own.
+        server: forks the ranks; None starts each anew.
 
     Raises:
         WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
@@ -55,7 +59,7 @@ def train_local_ranks(
         options += ["--checkpoint", str(checkpoint)]
     options += instrumentation.command_options() if instrumentation else []
     checkpoints = folder / CHECKPOINT_FOLDER
-    launcher = launch_local_ranks(planned, programs, folder, options)
+    launcher = launch_local_ranks(planned, programs, folder, options, server)
     try:
         with closing(launcher):
             for fields in launcher.steps(hooks.stop):
@@ -77,7 +81,11 @@ def train_local_ranks(
 
 
 def launch_local_ranks(
-    planned: Planned, programs: tuple[Program, ...], folder: Path, options: Sequence[str]
+    planned: Planned,
+    programs: tuple[Program, ...],
+    folder: Path,
+    options: Sequence[str],
+    server: ForkServer | None = None,
 ) -> "LocalLauncher":
     """Starts the ranks of a plan on this host, which the caller closes.
 
@@ -86,6 +94,7 @@ def launch_local_ranks(
         programs: one program for each rank.
         folder: the run folder.
         options: those of `windlass rank` that all ranks get.
+        server: forks the ranks; None starts each anew.
 
     Raises:
         StorageError: the folder cannot be written to.
@@ -100,14 +109,31 @@ def launch_local_ranks(
     placements = rank_placements(
         device_for(f"{planned.machine.device.kind}:0"), parallel.devices, torch.get_num_threads()
     )
-    return LocalLauncher(
-        folder,
-        [sys.executable, "-m", "windlass", "rank", str(folder), *options],
-        programs,
-        [mesh_coord(rank, parallel) for rank in range(parallel.devices)],
-        timeouts=watchdog_timeouts(planned),
-        placements=placements,
-    )
+    try:
+        return LocalLauncher(
+            folder,
+            ChildProcesses(module_command("windlass"), server),
+            ["rank", str(folder), *options],
+            programs,
+            [mesh_coord(rank, parallel) for rank in range(parallel.devices)],
+            timeouts=watchdog_timeouts(planned),
+            placements=placements,
+        )
+    finally:
+        if server is not None:
+            server.close()
+
+
+def rank_server(planned: Planned, ranks: int) -> ForkServer | None:
+    """Imports what the ranks of a plan need, while this process still prepares; None forks none.
+
+    A process that has used an accelerator cannot be forked, and nobody has seen yet whether one
+    that has only imported torch can on each kind of them: their ranks start anew.
+    """
+    kind = planned.machine.device.kind
+    if ranks == 1 or kind != "cpu" or not sys.platform.startswith("linux"):
+        return None
+    return ForkServer(module_command("windlass", "rank-server"))
 
 
 def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":

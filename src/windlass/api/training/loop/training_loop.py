@@ -11,6 +11,7 @@ from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.inputs.run_data import load_run_tokens, prepare_data
 from windlass.api.training.loop.hooks import LoopHooks
 from windlass.api.training.loop.local_ranks import train_local_ranks
+from windlass.fork_server import ForkServer
 from windlass.program import Program, lower
 from windlass.schema import CHECKPOINT_FOLDER, MEASURED_TIMELINE_FILE, Step, Timeline
 from windlass.torch_ext import install_allocator
@@ -33,6 +34,7 @@ def make_training_loop(
     folder: RunFolder,
     checkpoint: "Checkpoint | None",
     hooks: LoopHooks,
+    server: ForkServer | None = None,
 ) -> Callable[[], Generator[Step]]:
     """The training loop of a run, which begins when it is called.
 
@@ -43,6 +45,7 @@ def make_training_loop(
         folder: the run folder, open for this attempt.
         checkpoint: the checkpoint to start from; None starts from the beginning.
         hooks: what the caller attaches.
+        server: forks the local ranks; None starts each anew.
     """
     if len(programs) == 1:
         from windlass.torch_ext import device_for
@@ -59,6 +62,7 @@ def make_training_loop(
         attempt=folder.attempt,
         checkpoint=checkpoint.path if checkpoint else None,
         hooks=hooks,
+        server=server,
     )
 
 
