@@ -28,7 +28,7 @@ class CompileHeartbeat:
         seconds: float = _SECONDS,
         longest_seconds: float = _LONGEST_SECONDS,
     ) -> None:
-        from torch._dynamo import callback_handler
+        from torch._dynamo.callback import callback_handler
 
         self._slots, self._seconds, self._longest = slots, seconds, longest_seconds
         self._ended: threading.Event | None = None
