@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -110,6 +111,12 @@ class FakeAccelerator(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if func.namespace == "c10d":
             return self._communicate(name, func, args, kwargs)
+        if func.namespace == "windlass":
+            with self:  # what an operator of ours asks of the device counts, not the operator
+                return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # in one of ours torch has not taken its own apart
+                return func.decompose(*args, **kwargs)
         if name == "_local_scalar_dense":
             self.count.waits[name] += 1
             return torch.ones((), dtype=args[0].dtype).item()
@@ -130,7 +137,10 @@ class FakeAccelerator(TorchDispatchMode):
     ) -> Any:
         """A collective or message of torch's fake process group, which sends nothing."""
         self.count.launches[name] += 1
-        args, kwargs = tree_map_only(Tensor, lambda _: torch.empty(0), (args, kwargs))
+        # Of as many rows, which an exchange counts.
+        args, kwargs = tree_map_only(
+            Tensor, lambda each: torch.empty((*each.shape[:1], 0)), (args, kwargs)
+        )
         return func(*args, **kwargs)
 
     def _without_data(self, tensor: Tensor) -> Tensor:

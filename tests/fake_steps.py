@@ -86,6 +86,7 @@ def counts(
     steps: int = 3,
     phases: Sequence[Sequence[int]] | None = None,
     data: int = 1,
+    expert: int = 1,
     sharding: tuple[int, int] = (1, 1),
     dials: dict[str, float] | None = None,
 ) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def counts(
         offload=HOST_OFFLOAD if phases else None,
         phases=tuple((first, end) for first, end in phases) if phases else None,
         data=data,
+        expert=expert,
         sharding=tuple(sharding),
     )  # fmt: skip
     program = lower(plan, graph)[0]
@@ -121,7 +123,9 @@ def counts(
         compute = ComputeHandlers(
             context,
             store,
-            layer_templates(context.stack, compiled=False),
+            layer_templates(
+                context.stack, compiled=False, experts=groups.experts if groups else None
+            ),
             optimizer=optimizer,
             batches=_batches(folder, batch, sequence),
             stop=lambda: False,
@@ -163,6 +167,8 @@ class WaitingQueue(TransferQueue):
 
 def _groups(plan: Plan, graph: Graph, device: Device) -> ProcessGroups:
     """The first rank's groups, of a backend that sends nothing."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.parallel.devices)
     return ProcessGroups(plan, graph, 0, device)
 

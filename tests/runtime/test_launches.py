@@ -18,7 +18,9 @@ TINY = {"model": "gpt-tiny", "dials": {"layers": 2}, "sequence": 128}
 ACCUMULATED = {**TINY, "accumulation": 2}
 PHASES = {**TINY, "phases": [[0, 2], [2, 4]]}
 SHARDED = {**TINY, "data": 2, "sharding": [2, 2]}
-RUNS = (GPT2, ACCUMULATED, PHASES, SHARDED)
+EXPERTS = {"model": "moe-tiny", "dials": {"layers": 2}, "sequence": 128}
+DIVIDED_EXPERTS = {**EXPERTS, "data": 2, "expert": 2}
+RUNS = (GPT2, ACCUMULATED, PHASES, SHARDED, EXPERTS, DIVIDED_EXPERTS)
 PREDICTED = 0.25
 """Relative tolerance of predicted launches: a few differ between layers of one kind."""
 
@@ -105,6 +107,24 @@ def test_the_host_waits_once_for_losses_and_norm_and_once_at_the_end(
 
 def test_several_ranks_wait_once_more_for_their_sum(counted: Callable[[dict], Count]):
     assert counted(SHARDED).waits == {
+        "grad_norm 0 0": {"_to_copy between devices": 2},
+        "sync 0 0": {"synchronize": 1},
+    }
+
+
+def test_experts_on_one_device_make_the_host_wait_no_more(counted: Callable[[dict], Count]):
+    assert counted(EXPERTS).waits == {
+        "grad_norm 0 0": {"_to_copy between devices": 1},
+        "sync 0 0": {"synchronize": 1},
+    }
+
+
+def test_divided_experts_make_the_host_wait_once_a_layer_in_the_forward_pass_alone(
+    counted: Callable[[dict], Count],
+):
+    assert counted(DIVIDED_EXPERTS).waits == {
+        "forward 1 0": {"_to_copy between devices": 1},
+        "forward 2 0": {"_to_copy between devices": 1},
         "grad_norm 0 0": {"_to_copy between devices": 2},
         "sync 0 0": {"synchronize": 1},
     }

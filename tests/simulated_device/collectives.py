@@ -3,7 +3,9 @@
 
 One that is waited for at once runs in the current stream, another one in a stream of its group, and
 `Work.wait` makes the current stream wait for it. Ranks run them in the order in which they were
-asked for, whatever the schedule: else gloo, which blocks, would wait for ever.
+asked for, whatever the schedule: else gloo, which blocks, would wait for ever. So would two ranks
+that send to each other: a send leaves a copy of its values and goes on, which is all that a
+program's values depend on. That NCCL's sends, which wait for their receiver, end is proved apart.
 """
 
 from collections.abc import Sequence
@@ -17,8 +19,8 @@ from simulated_device.simulation import Simulation
 from simulated_device.streams import SimulatedStream, Token
 from simulated_device.tensor import SimulatedTensor, inner_of
 
-_READS_ALL = ("send",)
-"""Collectives that write nothing; all others write their first argument."""
+_SEND = "send"
+"""It writes nothing; all others write their first argument."""
 
 
 class SimulatedWork(Work):
@@ -59,6 +61,8 @@ class Collectives:
         self._last: Token | None = None
         self._works: list[SimulatedWork] = []
         """Kept, because torch hands on no more than the C++ part of them."""
+        self._sent: list[tuple[Any, Any]] = []
+        """What gloo may still be sending, and its handles."""
 
     def finish(self) -> None:
         """Runs all that were asked for, before the host itself communicates."""
@@ -70,11 +74,15 @@ class Collectives:
         """What torch expects of a collective, which runs later."""
         name = func._schema.name.removeprefix("c10d::")
         leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, SimulatedTensor)]
-        written = () if name in _READS_ALL else tree_leaves(args[0])
+        written = () if name == _SEND else tree_leaves(args[0])
         accesses = [x.access(writes=any(x is w for w in written)) for x in leaves]
         inner_args, inner_kwargs = tree_map(inner_of, (tuple(args), kwargs))
 
         def run() -> None:
+            if name == _SEND:
+                copies = tree_map(_copy_of, inner_args)
+                self._sent.append((func(*copies, **inner_kwargs), copies))
+                return
             result = func(*inner_args, **inner_kwargs)
             work = result[1] if isinstance(result, tuple) else result
             Work.unbox(work).wait()
@@ -103,3 +111,7 @@ class Collectives:
         stream = self._streams[group]
         self._simulation.order(self._simulation.record(current), stream)
         return stream
+
+
+def _copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

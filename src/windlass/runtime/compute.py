@@ -86,7 +86,7 @@ class ComputeHandlers:
         self._warms_up = False
         computed = frozenset(i.layer for i in program.instructions if i.kind == "forward")
         counts = dist.coord.tensor_rank == 0
-        self.experts = ExpertLoad(layers, templates, computed, counts=counts)
+        self.experts = ExpertLoad(layers, templates, computed, context.device, counts=counts)
         """Which experts the tokens of the step took."""
         self.outcome = StepOutcome(
             context, store, optimizer, inputs=self.inputs, batches=batches, experts=self.experts,

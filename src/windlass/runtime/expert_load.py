@@ -9,6 +9,7 @@ from torch import Tensor
 from windlass.models import Router
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.parameters import LayerParameters
+from windlass.torch_ext import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class ExpertLoad:
         layers: all layers of the model.
         templates: one template per layer.
         computed: the layers whose forward pass runs on this rank.
+        device: the device that computes.
         counts: whether this rank's tokens count; one of all tensor-parallel ranks does.
     """
 
@@ -46,9 +48,11 @@ class ExpertLoad:
         layers: Sequence[LayerParameters],
         templates: Sequence[LayerTemplate],
         computed: frozenset[int | None],
+        device: Device,
         *,
         counts: bool,
     ) -> None:
+        self._device = device
         self._own_counters: list[Tensor] = []
         self._routers: list[_Counted] = []
         for index, (layer, template) in enumerate(zip(layers, templates, strict=True)):
@@ -71,6 +75,9 @@ class ExpertLoad:
                         dropped=dropped if counts else None,
                     )
                 )
+        most = max((router.experts for router in self._routers), default=0)
+        self._nothing = torch.zeros(most, dtype=torch.int64, device=device.torch_device)
+        """What a router counts that this rank does not run."""
         self.totals: dict[str, tuple[int, ...]] = {}
         """Tokens that chose each expert in the last step, by the name of its router."""
         self.dropped_share: float | None = None
@@ -78,16 +85,28 @@ class ExpertLoad:
 
     def begin_step(self) -> None:
         """Counts from 0."""
-        for counter in self._own_counters:
-            counter.zero_()
+        if self._own_counters:
+            torch._foreach_zero_(self._own_counters)
 
-    def counts(self) -> list[float]:
-        """This rank's tokens of each expert of all routers, then the dropped choices of each."""
-        found: list[float] = []
-        for router in self._routers:
-            found += [0.0] * router.experts if router.load is None else router.load.tolist()
-        dropped = (router.dropped for router in self._routers)
-        return [*found, *(0.0 if each is None else float(each.item()) for each in dropped)]
+    def beside(self, totals: Tensor) -> Tensor:
+        """Numbers of the device that the host reads, and counts behind them: one transfer for all.
+
+        Args:
+            totals: `Float[m]`.
+
+        Returns:
+            `Float[m + n]`: behind them this rank's tokens of each expert of all routers, then the
+            dropped choices of each.
+        """
+        if not self._routers:
+            return totals
+        loads = [(each.load, each.experts) for each in self._routers]
+        dropped = [(each.dropped, 1) for each in self._routers]
+        counts = [
+            self._nothing[:size] if count is None else count.view(-1)
+            for count, size in (*loads, *dropped)
+        ]
+        return torch.cat((totals, torch.cat(counts).to(totals.dtype)))
 
     def end_step(self, totals: Sequence[float]) -> None:
         """Takes the sums over all ranks, and moves each bias towards experts with fewer tokens.
@@ -95,9 +114,9 @@ class ExpertLoad:
         `b_e += u sign(mean - load_e)`. Source: Wang et al. 2024, arXiv:2408.15664, algorithm 1.
 
         Args:
-            totals: sums of `counts` over all ranks.
+            totals: sums over all ranks of what `beside` adds.
         """
-        start = 0
+        start, biases, moves = 0, list[Tensor](), list[Tensor]()
         for router in self._routers:
             loads = totals[start : start + router.experts]
             start += router.experts
@@ -105,7 +124,10 @@ class ExpertLoad:
             if router.bias is not None:
                 mean = sum(loads) / len(loads)
                 signs = [(load < mean) - (load > mean) for load in loads]
-                moves = torch.tensor(signs, dtype=router.bias.dtype) * router.speed
-                router.bias.add_(moves.to(router.bias.device))
+                biases.append(router.bias)
+                moves.append(torch.tensor(signs, dtype=router.bias.dtype) * router.speed)
+        if biases:
+            placed = self._device.to_device(torch.cat(moves))
+            torch._foreach_add_(biases, placed.split([len(move) for move in moves]))
         limited = [sum(self.totals[each.name]) for each in self._routers if each.has_capacity]
         self.dropped_share = sum(totals[start:]) / max(1, sum(limited)) if limited else None

@@ -163,14 +163,14 @@ class StepOutcome:
             state: of the step.
             totals: `StepState.totals` of this rank.
         """
-        square, loss, all_finite = totals.cpu().tolist()
+        square, loss, all_finite, *counts = self._experts.beside(totals).cpu().tolist()
         if not all_finite:
             self._broken.require_finite_losses(state.losses)
         # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
         own_loss = 0.0 if self._dist.coord.tensor_rank else loss
         stop = self._dist.world_size > 1 and self._stop()
         own_square = square if self._store.counts_in_norm else 0.0
-        local = (own_square, own_loss, float(stop), *self._experts.counts())
+        local = (own_square, own_loss, float(stop), *counts)
         total, self._loss, stops, *loads = self._dist.all_reduce_sum(local)
         self._experts.end_step(loads)
         self._norm, self.should_stop = math.sqrt(total) / self.scale, stops > 0

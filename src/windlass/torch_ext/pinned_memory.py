@@ -4,6 +4,10 @@ An accelerator copies at full speed, and in parallel with its computation, only 
 memory. Pinning is slow, so it is done once for everything that will ever be stored there. torch's
 own pinned memory is rounded up to a power of two, which is not affordable for hundreds of GiB; so
 plain memory is mapped, and registered as it is.
+
+The memory is private, whose pages the system gives in half the time of shared ones. A process that
+is forked off has none of it: after a fork this process would write to other pages than those that
+the driver has pinned.
 """
 
 import mmap
@@ -28,8 +32,7 @@ class PinnedMemory:
 
     def __init__(self, nbytes: int, device: Device) -> None:
         # Not from torch: its CPU allocator is limited to the device memory of the plan.
-        pages = -(-max(1, nbytes) // mmap.PAGESIZE)
-        self._map = mmap.mmap(-1, pages * mmap.PAGESIZE)
+        self._map = _map_memory(max(1, nbytes))
         self.buffer: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         """`UInt8[nbytes]`, rounded up to a page."""
         self._device = device
@@ -41,3 +44,14 @@ class PinnedMemory:
         if self._device.has_pinned_memory and self.buffer.numel():
             self._device.unregister_host_memory(self.buffer)
         self.buffer = torch.empty(0, dtype=torch.uint8)
+
+
+def _map_memory(nbytes: int) -> mmap.mmap:
+    """Whole pages of new memory."""
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)
+    return memory

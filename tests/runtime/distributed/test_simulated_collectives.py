@@ -25,6 +25,13 @@ SHARDED: dict[str, dict[str, Any]] = {
     "parameters and optimizer": {"data": 2, "micro": 1, "accumulation": 2, "sharding": (2, 2)},
     "optimizer": {"data": 2, "sharding": (1, 2)},
     "sharded on host": {"data": 2, "sharding": (2, 2), "offload": ON_HOST},
+    "stages": {"pipeline": 2, "micro": 1, "accumulation": 4},
+    "stages of zero bubble": {
+        "pipeline": 2,
+        "micro": 1,
+        "accumulation": 4,
+        "schedule": "zero-bubble",
+    },
 }
 
 MANY = 500

@@ -86,7 +86,7 @@ class TokenExchange:
     def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
         """The results of rows that are sorted by expert, `[n d]` to `[n d]`.
 
-        The host waits for the counts, to know how much memory arriving rows take.
+        The host waits once, for the number of rows that arrive.
 
         Args:
             rows: `Float[n d]`, sorted by expert; those without an expert come last and give 0.
@@ -97,8 +97,8 @@ class TokenExchange:
             return torch.empty_like(rows)  # where nothing is counted, only the shape is wanted
         group = self.rank.group_name
         sent = counts.view(self.rank.degree, -1)  # [rank, its experts]
-        came = exchange_counts(sent, group)
-        arrived, by_expert = send_rows(rows, sent, came, group)
+        came, sizes = exchange_counts(sent, group)
+        arrived, by_expert = send_rows(rows, came, sizes, group)
         results = experts(arrived, came.sum(0))
-        y: Tensor = return_rows(results, by_expert, sent, came, rows.shape[0], group)
+        y: Tensor = return_rows(results, by_expert, sizes, rows.shape[0], group)
         return y
