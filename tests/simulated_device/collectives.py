@@ -44,7 +44,12 @@ class SimulatedWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has run."""
+        """Whether it has run; the host then knows."""
+        return self._simulation.query(self._done)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has run, which the host does not know."""
         return self._done.is_done
 
 
@@ -93,7 +98,7 @@ class Collectives:
                 stream.queue.append(self._last)
             self._simulation.submit(run, accesses, name)
             done = self._last = self._simulation.record(stream)
-        self._works = [work for work in self._works if not work.is_completed()]
+        self._works = [work for work in self._works if not work.has_run]
         self._works.append(SimulatedWork(self._simulation, done, [*leaves]))
         boxed = self._works[-1].boxed()
         return (args[0], boxed) if len(func._schema.returns) == 2 else boxed

@@ -139,6 +139,13 @@ class Simulation:
             self.until(token)
             merge(self._host, token.clock)
 
+    def query(self, token: Token) -> bool:
+        """Whether a token is done; if so the host knows it from now on."""
+        with self.lock:
+            if token.is_done:
+                merge(self._host, token.clock)
+            return token.is_done
+
     def synchronize_all(self) -> None:
         """Blocks the host until all work is done."""
         with self.lock:

@@ -99,7 +99,7 @@ class SimulatedEvent:
 
     def query(self) -> bool:
         """Whether the marked work is done."""
-        return self._token is None or self._token.is_done
+        return self._token is None or self._simulation.query(self._token)
 
     def elapsed_time(self, end: "SimulatedEvent", /) -> float:
         """Milliseconds of the host between two recordings: there is no other clock."""
