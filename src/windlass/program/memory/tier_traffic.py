@@ -7,7 +7,6 @@ from windlass.program.instruction import Instruction
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import update_state_bytes
 from windlass.program.phases import deferred_update_layers
-from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
@@ -88,8 +87,8 @@ class TierTraffic:
             return (("gradients", TransferBytes(written=sizes.gradient_shard)),)
         if kind == "all_gather_params":  # parts that other replicas have updated are written too
             writes = stored or layer not in self._deferred
-            others = updates_per_shard(self._plan) - 1
-            written = others * sizes.updated_weights if writes else 0
+            others = sizes.weight_shard - sizes.frozen_shard - sizes.updated_weights
+            written = others if writes else 0
             return (("parameters", TransferBytes(written=written)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)
@@ -101,11 +100,10 @@ class TierTraffic:
             return self._update(sizes)
         if not stored:
             return (("parameters", TransferBytes(read=sizes.weight_shard)),)
-        frozen = sizes.frozen // self._plan.sharding.parameters
         return (
             *self._update(sizes),
             ("gradients", TransferBytes(read=self._law.gradient_passes * sizes.gradient_shard)),
-            ("parameters", TransferBytes(read=frozen)),
+            ("parameters", TransferBytes(read=sizes.frozen_shard)),
         )
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
