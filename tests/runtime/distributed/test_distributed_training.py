@@ -383,6 +383,7 @@ PARALLELISM = {
     "pipeline-tensor": {"pipeline": 2, "tensor": 2, "micro": 2, "accumulation": BATCH // 2},
     "grid": {"tensor": TensorGrid(2, 2), "micro": 4, "accumulation": BATCH // 4},
     "pipeline-data": {"pipeline": 2, "data": 2},
+    "context": {"context": 2},
 }
 """Degrees of parallelism, in one of which each fault is possible, and sizes of micro-batches."""
 
@@ -392,6 +393,7 @@ PARALLELISM = {
     [
         ("loss-scale", "pipeline-data"), ("micro-batch", "pipeline-data"),
         ("update", "pipeline-tensor"), ("reduction", "pipeline-data"), ("reduction", "sharded"),
+        ("reduction", "context"),
         ("samples", "pipeline-data"), ("shards", "sharded"), ("gather", "sharded"),
         ("tensor-reduce", "pipeline-tensor"), ("tensor-reduce", "grid"),
         ("tied-gradient", "pipeline-tensor"),

@@ -246,6 +246,11 @@ def _data_parallel(plan: Plan, graph: Graph | None) -> bool:
     return plan.parallel.data > 1
 
 
+def _replicated(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return plan.parallel.replicas > 1
+
+
 def _sharded_optimizer(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return plan.sharding.optimizer > 1
@@ -282,7 +287,8 @@ FAULTS: Mapping[str, InjectedFault] = {
         _skipped_update,
     ),
     "reduction": InjectedFault(
-        "a gradient reduction left out", _data_parallel, "`parallel.data` above 1", _no_grad_reduce
+        "a gradient reduction left out", _replicated,
+        "`parallel.data` or `parallel.context` above 1", _no_grad_reduce,
     ),
     "samples": InjectedFault(
         "a wrong range of samples", _data_parallel, "`parallel.data` above 1", _wrong_samples,
