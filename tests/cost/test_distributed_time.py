@@ -14,6 +14,7 @@ from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.machine.stack import Stack
+from windlass.schema.optimizers import OtherOptimizer
 from windlass.schema.plan import PipelineSchedule, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
@@ -111,6 +112,27 @@ def test_collectives_take_the_time_of_rings(
     assert CommunicationCosts(plan, GRAPH, machine).seconds(instruction) == pytest.approx(
         seconds + copying
     )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sums"),
+    [
+        # Two norms of each weight; then squares over rows and columns beside two numbers, and one.
+        ("lamb", (2,)),
+        ("adafactor", (2 + 32 + 32, 1)),
+    ],
+)
+def test_an_update_that_reads_norms_waits_for_one_ring_after_each_pass_but_the_last(
+    optimizer: OtherOptimizer, sums: tuple[int, ...]
+):
+    plan = tiny_plan(GRAPH, MACHINE, data=4, sharding=(1, 4))
+    plan = plan.model_copy(update={"optimizer": optimizer})
+    (link,) = MACHINE.links
+    seconds = CommunicationCosts(plan, GRAPH, MACHINE).seconds(Instruction("update", 1))
+    ring = [2 * 3 * 4 * count / 4 / link.rate + 2 * 3 * link.latency for count in sums]
+    assert seconds == pytest.approx(sum(ring))
+    whole = plan.model_copy(update={"sharding": plan.sharding.model_copy(update={"optimizer": 1})})
+    assert CommunicationCosts(whole, GRAPH, MACHINE).seconds(Instruction("update", 1)) == 0
 
 
 def test_an_all_gather_waits_for_the_last_member_of_its_group():

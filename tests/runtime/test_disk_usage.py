@@ -154,8 +154,10 @@ def test_offloaded_frozen_weights_take_space_once_and_none_where_they_stand_in_f
     disk, shared, each = (
         disk_usage(plan, graph, request) for plan in (in_phases, on_host, in_memory)
     )
-    in_place = disk_usage(in_phases, graph, request, in_place_bytes=frozen_bytes)
+    standing = graph.model_copy(update={"base": "bfloat16"})
+    in_place, elsewhere = (disk_usage(p, standing, request) for p in (in_phases, on_host))
 
     assert each.checkpoint_bytes - frozen_bytes == disk.checkpoint_bytes == shared.checkpoint_bytes
     assert disk.needed_bytes - in_place.needed_bytes == frozen_bytes
+    assert elsewhere == shared
     assert (disk.shared_bytes, shared.shared_bytes, each.shared_bytes) == (0, frozen_bytes, 0)

@@ -150,6 +150,19 @@ def test_the_products_of_gpus_equal_those_of_cpus(name: str):
         assert largest_difference(batches, loops) <= FLOAT64_TOLERANCE
 
 
+def test_products_in_batches_ask_the_device_for_no_number():
+    rows, columns, block, tokens = 6, 4, 16, 5
+    blocks = layout("random", rows, columns)
+    with FakeTensorMode() as mode:
+        x, gy = torch.empty(tokens, columns * block), torch.empty(tokens, rows * block)
+        fakes = torch.empty(len(blocks), block, block), mode.from_tensor(blocks)
+        # A fake tensor has no numbers: what would read one raises.
+        y = block_batches.linear(x, *fakes, rows * block, None)
+        gx = block_batches.input_grad(gy, *fakes, columns * block)
+        gw = block_batches.weight_grad(gy, x, fakes[1], block)
+    assert (y.shape, gx.shape, gw.shape) == (gy.shape, x.shape, fakes[0].shape)
+
+
 def test_results_are_the_same_bits_with_any_number_of_threads():
     torch.manual_seed(4)
     blocks = layout("random", 8, 8)

@@ -4,7 +4,7 @@ A model of one's own is captured once, and its graph cached between processes. M
 torch load only when something must be captured for the first time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +87,7 @@ def capture(
         from windlass.capture import capture_graph
 
         graph = _with_look_ahead(capture_graph(build_requested_model(model)), model, objects)
+        graph = _with_base(graph, model)
         save_graph(folder, key, graph)
     return graph
 
@@ -208,6 +209,16 @@ def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects
     return graph.model_copy(update={"looks_ahead": layer})
 
 
+def _with_base(graph: Graph, model: ModelIdentity) -> Graph:
+    """The graph with the numbers of the files in which all of its frozen weights stand, if any."""
+    if not graph.has_frozen or is_users_own(model.name):
+        return graph
+    from windlass.models import base_format
+
+    # Files are opened with a seed alone, and nothing but their headers is read.
+    return graph.model_copy(update={"base": base_format(NO_OBJECTS.stack(model, seed=0))})
+
+
 def capture_open_tensor_degrees(
     request: ResolvedRequest,
     graph: Graph,
@@ -320,7 +331,22 @@ def _cache_entry(model: ModelIdentity) -> tuple[Path, str]:
         file = Path(model.name.partition(":")[0])
     elif is_huggingface(model.name):
         file = find_model_folder(model.name).config
-    return cache_folder() / "graphs", graph_key(model.to_json(), file)
+    named = " ".join((model.to_json(), *_weight_files(model)))
+    return cache_folder() / "graphs", graph_key(named, file)
+
+
+def _weight_files(model: ModelIdentity) -> Iterator[str]:
+    """Name, size and time of each file that frozen weights of a model may be read from."""
+    if model.lora is None and model.frozen is None:
+        return
+    folders = [find_model_folder(model.name).config.parent] if is_huggingface(model.name) else []
+    if model.lora is not None and model.lora.base is not None:
+        folders.append(Path(model.lora.base))
+    for folder in folders:
+        for file in sorted(folder.glob("*.safetensors")) or [folder]:
+            if file.is_file():
+                stat = file.stat()
+                yield f"{file} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def build_requested_model(model: ModelIdentity, *, seed: int | None = None) -> "LayerStack":

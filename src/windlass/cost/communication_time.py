@@ -72,7 +72,7 @@ class CommunicationCosts:
         if layer is None:
             return 0.0
         if kind == "update":
-            return self.whole_matrix_seconds(self._full_kinds[layer])
+            return self.whole_weight_seconds(self._full_kinds[layer])
         if kind in MATCHING_RECEIVE:
             return self.message_seconds(self._volume.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
@@ -80,26 +80,36 @@ class CommunicationCosts:
         seconds = map(self.pass_collective_seconds, self._volume.pass_collectives(instruction))
         return sum(seconds)
 
-    def whole_matrix_seconds(self, kind: LayerKind) -> float:
+    def whole_weight_seconds(self, kind: LayerKind) -> float:
         """Seconds to sum what an optimizer reads of a layer's whole weights over their parts.
 
-        These are the parts of matrices that it updates whole, or sums over their rows and columns.
+        These are the parts of each matrix that it updates whole, or one buffer of a few numbers for
+        each weight after every pass but the last.
 
         Args:
             kind: the layer's kind before tensor parallelism.
         """
         law = optimizer_law(self._plan.optimizer)
-        if law.scope != "matrix" and not law.factored:
+        if law.scope == "matrix":
+            summed = [weight.count for weight in kind.updated_as_matrices(law)]
+        else:
+            shapes = [weight.shape for weight in kind.trained]
+            summed = [
+                sum(law.summed_elements(index, shape) for shape in shapes)
+                for index in range(law.passes)
+            ]
+        itemsize = 8 if self._plan.precision == "float64" else 4
+        return sum(self._sum_over_parts_seconds(itemsize * elements) for elements in summed)
+
+    def _sum_over_parts_seconds(self, nbytes: int) -> float:
+        """Seconds of the all-reduce of a buffer over the ranks that hold parts of one weight."""
+        if not nbytes:
             return 0.0
-        seconds, itemsize = 0.0, 8 if self._plan.precision == "float64" else 4
-        shards, tensor = self._plan.sharding.optimizer, self._plan.parallel.tensor
-        for weight in kind.updated_as_matrices(law):
-            elements = law.factor_elements(weight.shape) if law.factored else weight.count
-            nbytes = itemsize * elements
-            seconds += self._replica_ring(all_reduce_bytes(nbytes, shards), shards)
-            if int(tensor) > 1:
-                sent = all_reduce_bytes(nbytes, int(tensor))
-                seconds += self.pass_collective_seconds(PassCollective("all_reduce", "all", sent))
+        shards, tensor = self._plan.sharding.optimizer, int(self._plan.parallel.tensor)
+        seconds = self._replica_ring(all_reduce_bytes(nbytes, shards), shards, passes=2)
+        if tensor > 1:
+            sent = all_reduce_bytes(nbytes, tensor)
+            seconds += self.pass_collective_seconds(PassCollective("all_reduce", "all", sent))
         return seconds
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:

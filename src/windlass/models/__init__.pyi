@@ -1,3 +1,7 @@
+from .adapter_files.base_places import (
+    base_format,
+    base_places,
+)
 from .adapter_files.peft_adapter import (
     PeftAdapter,
     fitting_adapters,
@@ -229,6 +233,8 @@ __all__ = [
     "apply_resnet_arguments",
     "attend",
     "balance_buffers",
+    "base_format",
+    "base_places",
     "block_shard_error",
     "build_layer_stack",
     "can_cache_tokens",

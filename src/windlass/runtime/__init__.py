@@ -97,9 +97,6 @@ from windlass.runtime.interpreter import (
 from windlass.runtime.memory_stats import (
     MemoryLimit,
 )
-from windlass.runtime.offload.frozen_weights import (
-    bytes_in_place,
-)
 from windlass.runtime.optimizers.groups import (
     require_group_matches,
 )
@@ -170,7 +167,6 @@ __all__ = [
     "TimelineRecorder",
     "WatchdogTimeouts",
     "broadcast_start",
-    "bytes_in_place",
     "checkpoint_folders",
     "checkpoint_name",
     "compare_to_plain_pytorch",

@@ -1,10 +1,11 @@
 """The products of `block_linear` on GPUs: few launches of PyTorch's `bmm`, over padded rows.
 
-Each call reads one number from the device: the most blocks of a line. No GPU has run it yet; its
+No call reads anything from the device, so that the host never waits. No GPU has run it yet; its
 numbers are tested on CPUs.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,30 +41,50 @@ def _product(source: Tensor, matrices: Tensor, blocks: Tensor, features: int) ->
     """The sum of `source[:, s] @ matrices[n]` in each target t, for `(t, s) = blocks[n]`."""
     block, tokens = matrices.shape[-1], len(source)
     inputs = _by_block(source, block)
-    table = _table(blocks[:, 0].long(), features // block)
-    # What a line lacks is a block of zeros that reads the first input.
+    runs = _runs(blocks[:, 0].long(), features // block)
+    # What a run lacks is a block of zeros that reads the first input.
     matrices = torch.cat((matrices, matrices.new_zeros(1, block, block)))
     sources = torch.cat((blocks[:, 1].long(), blocks.new_zeros(1, dtype=torch.int64)))
-    out = source.new_empty((tokens, features))
-    outputs = _by_block(out, block)
-    for part in _parts(len(table), table.shape[1] * tokens * block * source.itemsize):
-        indices = table[part]
+    wide = torch.promote_types(source.dtype, torch.float32)
+    out = source.new_zeros((features // block + 1, tokens, block), dtype=wide)
+    for part in _parts(len(runs.blocks), runs.blocks.shape[1] * tokens * block * source.itemsize):
+        indices = runs.blocks[part]
         x = inputs[:, sources[indices]].transpose(0, 1).flatten(2)
-        outputs[:, part] = torch.bmm(x, matrices[indices].flatten(1, 2)).transpose(0, 1)
-    return out
+        sums = torch.bmm(x, matrices[indices].flatten(1, 2))
+        out.index_add_(0, runs.targets[part], sums.to(wide))
+    return out[:-1].transpose(0, 1).reshape(tokens, features).to(source.dtype)
 
 
-def _table(targets: Tensor, lines: int) -> Tensor:
-    """The blocks of each line, `[line, most blocks of a line]`, filled up with their count."""
-    counts = torch.bincount(targets, minlength=lines)
-    most = int(counts.max()) if len(targets) else 0
-    table = targets.new_full((lines, most), len(targets))
-    by_line = torch.argsort(targets, stable=True)
-    lines_in_order = targets[by_line]
-    firsts = counts.cumsum(0) - counts
-    places = torch.arange(len(targets), device=targets.device) - firsts[lines_in_order]
-    table[lines_in_order, places] = by_line
-    return table
+class _Runs(NamedTuple):
+    """Blocks of one target each, in runs of equal length: shapes that no mask decides."""
+
+    blocks: Tensor
+    """`Int64[run, length]`, filled up with the count of blocks."""
+    targets: Tensor
+    """`Int64[run]`, one beyond the last target where a run has no block."""
+
+
+def _runs(targets: Tensor, lines: int) -> _Runs:
+    """The blocks of each target in runs as long as its mean count.
+
+    `sum ceil(c / length) <= n / length + lines` bounds the runs, so that the host need not ask the
+    device how many there are.
+    """
+    count = len(targets)
+    length = max(1, -(-count // max(1, lines)))
+    most = count // length + lines
+    counts = targets.new_zeros(lines).index_add_(0, targets, torch.ones_like(targets))
+    runs = (counts + length - 1) // length
+    in_order = torch.argsort(targets, stable=True)
+    lines_in_order = targets[in_order]
+    places = torch.arange(count, device=targets.device)
+    places = places - (counts.cumsum(0) - counts)[lines_in_order]
+    rows = (runs.cumsum(0) - runs)[lines_in_order] + places // length
+    table = targets.new_full((most, length), count)
+    table[rows, places % length] = in_order
+    owners = targets.new_full((most,), lines)
+    owners[rows] = lines_in_order
+    return _Runs(table, owners)
 
 
 def _by_block(x: Tensor, block: int) -> Tensor:

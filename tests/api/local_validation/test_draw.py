@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.api.local_validation.draw import SORTS, draw_runs
+from windlass.api.local_validation.draw import SORTS, DrawnRun, draw_runs
 from windlass.errors import RequestError
 from windlass.schema import Request
 
@@ -25,3 +25,29 @@ def test_every_sort_of_plan_is_drawn_and_each_is_a_request_of_at_least_one_seque
 def test_no_plan_at_all_is_refused():
     with pytest.raises(RequestError, match="at least 1"):
         draw_runs(0, 1)
+
+
+def test_a_run_is_cut_to_a_share_of_its_work_and_stays_the_run_that_it_is():
+    for run in draw_runs(len(SORTS) * 4, 6):
+        smaller = run.cut(0.3)
+        assert smaller is not None
+        assert tokens(smaller) * smaller.shape.parameters < tokens(run) * run.shape.parameters
+        assert (smaller.number, smaller.sort, smaller.pins) == (run.number, run.sort, run.pins)
+        same = {"layers": run.shape.layers, "sequence": run.shape.sequence}
+        assert smaller.shape._replace(**same) == run.shape
+
+
+def test_cutting_ends_with_one_short_sequence_that_still_has_the_pinned_phases():
+    for run in draw_runs(len(SORTS) * 2, 7):
+        smallest, cuts = run, 0
+        while (smaller := smallest.cut(0.5)) is not None:
+            smallest, cuts = smaller, cuts + 1
+        assert (smallest.micro, smallest.accumulation) == (1, 1)
+        assert smallest.shape.sequence <= 16
+        phases = next((int(pin[7:]) for pin in run.pins if pin.startswith("phases=")), 1)
+        assert smallest.shape.layers + 2 >= phases
+        assert cuts < 60
+
+
+def tokens(run: DrawnRun) -> int:
+    return run.micro * run.accumulation * run.shape.sequence

@@ -1,6 +1,6 @@
 """Every optimizer against torch's own or that of another library."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.optimizers.weight_ranks import SingleRank
 from windlass.runtime.parameters import MasterParameter, new_master_parameter
 from windlass.runtime.verify.plain_loop.optimizers import plain_optimizer
 from windlass.schema import TrainSettings, optimizer_law
@@ -175,3 +176,32 @@ def test_fifty_updates_are_those_of_the_oracle(
     for weight, reference in zip(weights, expected, strict=True):
         torch.testing.assert_close(weight.master, reference, **CLOSE)
         assert float(weight.steps) == STEPS
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
+def test_the_numbers_that_ranks_sum_after_a_pass_are_those_that_are_priced(name: str):
+    settings = settings_of(name)
+    weights = new_weights(settings)
+    for weight, gradient in zip(weights, next(gradients(settings)), strict=True):
+        weight.gradient = gradient
+    ranks = CountingRanks(weights)
+    Optimizer(settings, CPU).update(weights, 1, None, ranks)
+    law = optimizer_law(settings.optimizer)
+    assert ranks.counts == [
+        {w.name: law.summed_elements(index, tuple(w.master.shape)) for w in weights}
+        for index in range(law.passes - 1)
+    ]
+
+
+class CountingRanks(SingleRank):
+    """One rank that notes how many numbers of each weight it is asked to sum."""
+
+    def __init__(self, weights: list[MasterParameter]) -> None:
+        super().__init__(weights)
+        self.counts: list[dict[str, int]] = []
+
+    def sum(
+        self, own: Mapping[str, Tensor], length: Callable[[tuple[int, ...]], int]
+    ) -> Mapping[str, Tensor]:
+        self.counts.append({name: len(sums) for name, sums in own.items()})
+        return super().sum(own, length)

@@ -43,7 +43,7 @@ def plan_key(request: Request, graph: Graph, machine: Machine, kept_code: KeptCo
     asked = request.model_dump_json(exclude_unset=True)
     parts = (
         metadata.version("windlass"), source_digest(*_DECIDING_PACKAGES), asked, graph.label,
-        machine.label, repr(sorted(map(str, kept_code))),
+        str(graph.base), machine.label, repr(sorted(map(str, kept_code))),
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -2,10 +2,12 @@
 
 A run depends on the seed and its own number only, so that the first ten of forty are the ten. The
 sorts take turns. Sizes are drawn for a step of 0.1 to 1.6 s at a fixed rate, not at a predicted
-one, so that a seed means the same runs under every version and on every machine.
+one, so that a seed draws the same runs under every version and on every machine. A run that a
+machine is too slow for is cut to a share of its size; its model, form and sort stay.
 """
 
 from collections.abc import Callable, Iterator
+from math import sqrt
 from random import Random
 from typing import NamedTuple
 
@@ -19,19 +21,14 @@ _MOST_PARAMETERS = 80e6
 _MOST_SCORES = 1.5e9
 """Bytes of logits and of attention scores of one micro-batch, roughly."""
 _LEAST_POSITIONS = 16
+_END_LAYERS = 2
+"""Layers of a stack beside its blocks: its embedding and its head."""
+_FREE = "planner's choice"
+"""The sort of which nothing is pinned."""
+_LEAST_SEQUENCE = 16
+"""Tokens that no sequence is cut below."""
 _VOCABULARIES = (4160, 8192, 16000, 32000, 50257)
 """All hold the default tokenizer's 4,096 entries and BERT's mask."""
-
-
-class DrawnRun(NamedTuple):
-    """One run: a model with its dials, and what is pinned of its plan."""
-
-    number: int
-    sort: str
-    """What the run is drawn for: an entry of `SORTS`."""
-    model: str
-    overrides: tuple[str, ...]
-    """`key=value` of the request."""
 
 
 class _Shape(NamedTuple):
@@ -73,6 +70,63 @@ class _Shape(NamedTuple):
         return tuple(f"model.{name}={size}" for name, size in sizes.items())
 
 
+class DrawnRun(NamedTuple):
+    """One run: a model with its dials, its batch, and what is pinned of its plan."""
+
+    number: int
+    sort: str
+    """What the run is drawn for: an entry of `SORTS`."""
+    shape: _Shape
+    micro: int
+    """Sequences of a micro-batch on one replica."""
+    accumulation: int
+    replicas: int
+    pins: tuple[str, ...]
+    """`key=value` of the plan."""
+
+    @property
+    def model(self) -> str:
+        """Name of the catalogue model that it is a size of."""
+        return self.shape.model
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """`key=value` of the request."""
+        batch = self.micro * self.accumulation * self.replicas
+        found: tuple[str, ...] = (f"train.batch={batch}", f"train.sequence={self.shape.sequence}")
+        if self.sort != _FREE:
+            found += (f"batch.micro={self.micro}",)
+        return (*self.shape.overrides(), *found, *self.pins)
+
+    def cut(self, share: float) -> "DrawnRun | None":
+        """The run with a smaller step; None if it is as small as it gets.
+
+        Layers and tokens are cut alike, because some steps wait for their weights and some for
+        their tokens: micro-batches first, then their number, then their length.
+
+        Args:
+            share: the share of its FLOP that should be left, below 1.
+        """
+        least = max(1, self._phases - _END_LAYERS)
+        layers = max(min(least, self.shape.layers), int(self.shape.layers * sqrt(share)))
+        tokens = share * self.shape.layers / layers
+        micro = max(1, min(self.micro, int(self.micro * tokens)))
+        tokens *= self.micro / micro
+        accumulation = max(1, min(self.accumulation, int(self.accumulation * tokens)))
+        tokens *= self.accumulation / accumulation
+        least = min(_LEAST_SEQUENCE, self.shape.sequence)
+        sequence = max(least, min(self.shape.sequence, int(self.shape.sequence * tokens)))
+        shape = self.shape._replace(layers=layers, sequence=sequence)
+        smaller = self._replace(shape=shape, micro=micro, accumulation=accumulation)
+        return None if smaller == self else smaller
+
+    @property
+    def _phases(self) -> int:
+        """Phases that are pinned."""
+        named = dict(pin.split("=", 1) for pin in self.pins)
+        return int(named.get("phases", 1))
+
+
 def draw_runs(count: int, seed: int) -> tuple[DrawnRun, ...]:
     """The first `count` runs of a seed.
 
@@ -102,11 +156,7 @@ def _draw(number: int, sort: str, random: Random) -> DrawnRun:
     replicas = 1
     if "parallel.data=2" in pins:
         micro, replicas = max(1, micro // 2), 2
-    batch = micro * accumulation * replicas
-    batches: tuple[str, ...] = (f"train.batch={batch}", f"train.sequence={shape.sequence}")
-    if sort != "planner's choice":
-        batches += (f"batch.micro={micro}",)
-    return DrawnRun(number, sort, shape.model, (*shape.overrides(), *batches, *pins))
+    return DrawnRun(number, sort, shape, micro, accumulation, replicas, pins)
 
 
 def _shape(random: Random) -> _Shape:
@@ -200,7 +250,7 @@ def _processes(_: _Shape, random: Random) -> tuple[str, ...]:
 
 
 SORTS: dict[str, Callable[[_Shape, Random], tuple[str, ...]]] = {
-    "planner's choice": lambda _shape, _random: (),
+    _FREE: lambda _shape, _random: (),
     "bfloat16 eager": _eager("bfloat16"),
     "compiled": _compiled,
     "float32 eager": _eager("float32"),

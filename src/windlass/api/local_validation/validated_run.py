@@ -3,7 +3,8 @@
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from windlass.atomic_files import cache_folder, storage_errors
 from windlass.document import Document
 from windlass.errors import RunBroken, WindlassError
 from windlass.schema import Measurement as Measurement
+from windlass.units import format_seconds
 
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
 """Minimal length of the warm-up, whose steps do not count: caches fill, an idle processor reaches
@@ -25,8 +27,16 @@ _MEASURED_SECONDS, _MEASURED_STEPS = 3.0, 5
 """Minimal length of the measurement."""
 RUN_FOLDER = "run"
 """The subfolder of a measured run."""
+_MOST_STEP_SECONDS = 1.0
+"""Predicted step above which a run is cut: so many steps as are measured then take 8 to 10 s, and
+the run a quarter of a minute, without what a compiler takes."""
 _MOST_ATTEMPTS = 3
 """Times that a run is measured while other processes take its cores; the quietest counts."""
+_MOST_REPEATED_SECONDS = 45.0
+"""Time from which on a disturbed measurement is not repeated."""
+
+Announce = Callable[[str], None]
+"""Is told what is done now, in a few words."""
 
 
 class ValidatedRun(Document):
@@ -36,12 +46,16 @@ class ValidatedRun(Document):
     sort: str
     model: str
     overrides: tuple[str, ...]
+    """As drawn: `key=value` of the request."""
+    cut: tuple[str, ...] | None = None
+    """What ran in place of them, because this machine is predicted to be too slow for a step as
+    drawn; None if they did."""
     measurement: Measurement | None = None
     problem: str | None = None
     """Why it was refused or failed; None if it ran."""
 
 
-def validate_random_plans(count: int, seed: int) -> Iterator[ValidatedRun]:
+def validate_random_plans(count: int, seed: int, announce: Announce) -> Iterator[ValidatedRun]:
     """Predicts and measures the first `count` runs of a seed, and yields each as it ends.
 
     Runs that were measured before, under the same measurement of this machine, come from their
@@ -50,6 +64,7 @@ def validate_random_plans(count: int, seed: int) -> Iterator[ValidatedRun]:
     Args:
         count: number of runs.
         seed: seed of the draw.
+        announce: is told what runs now, and how long that is predicted to take.
 
     Raises:
         RequestError: `count` is below 1.
@@ -62,7 +77,7 @@ def validate_random_plans(count: int, seed: int) -> Iterator[ValidatedRun]:
     for run in drawn:
         row = kept.get((run.number, run.model, run.overrides))
         if row is None:
-            row = _validate(run)
+            row = _validate(run, announce)
             _append(path, row)
         yield row
 
@@ -95,19 +110,64 @@ def _append(path: Path, row: ValidatedRun) -> None:
             file.write("\n" * torn + row.to_json() + "\n")
 
 
-def _validate(run: DrawnRun) -> ValidatedRun:
+def _validate(run: DrawnRun, announce: Announce) -> ValidatedRun:
     """Predicts and measures one run; again if other processes disturbed it."""
     row = ValidatedRun(number=run.number, sort=run.sort, model=run.model, overrides=run.overrides)
     try:
-        planned = plan(run.model, *run.overrides)
-        attempts: list[Measurement] = []
-        while not attempts or (attempts[-1].is_contended and len(attempts) < _MOST_ATTEMPTS):
-            with tempfile.TemporaryDirectory() as folder:
-                attempts.append(measure_plan(planned, Path(folder)))
-        measurement = min(attempts, key=lambda each: each.contention or 0.0)
+        cut, planned = plan_within(run, _MOST_STEP_SECONDS)
+        row = row.model_copy(update={"cut": None if cut == run else cut.overrides})
+        announce(f"{run.number:3d} {run.sort:19s} {run.model} {_describe_length(planned)}")
+        measurement = min(_attempts(planned), key=lambda each: each.contention or 0.0)
     except WindlassError as error:
         return row.model_copy(update={"problem": str(error)})
     return row.model_copy(update={"measurement": measurement})
+
+
+def plan_within(run: DrawnRun, step_seconds: float) -> tuple[DrawnRun, Planned]:
+    """The run and its plan, cut until a step is predicted to take no longer, or nothing is left.
+
+    Args:
+        run: the run as drawn.
+        step_seconds: the longest predicted step.
+
+    Raises:
+        WindlassError: it cannot be planned.
+    """
+    planned = plan(run.model, *run.overrides)
+    while (seconds := planned.prediction.step_seconds) > step_seconds:
+        smaller = run.cut(step_seconds / seconds)
+        if smaller is None:
+            break
+        run, planned = smaller, plan(smaller.model, *smaller.overrides)
+    return run, planned
+
+
+def _attempts(planned: Planned) -> Iterator[Measurement]:
+    """Measurements of one plan: one, and more while other processes take its cores."""
+    start = time.monotonic()
+    for _ in range(_MOST_ATTEMPTS):
+        with tempfile.TemporaryDirectory() as folder:
+            measurement = measure_plan(planned, Path(folder))
+        yield measurement
+        if not measurement.is_contended or time.monotonic() - start > _MOST_REPEATED_SECONDS:
+            return
+
+
+def _describe_length(planned: Planned) -> str:
+    """`1 x 4 x 256 fp32, 12 steps of 0.40 s, compiling 18 s (predicted)`."""
+    prediction, (warm_up, measured) = planned.prediction, _steps(planned)
+    words = f"{describe_plan(planned)}, {warm_up + measured} steps of "
+    words += format_seconds(prediction.step_seconds)
+    if prediction.compile_seconds:
+        words += f", compiling {format_seconds(prediction.compile_seconds)}"
+    return f"{words} (predicted)"
+
+
+def _steps(planned: Planned) -> tuple[int, int]:
+    """Steps that warm up, and steps that are measured."""
+    seconds = planned.prediction.step_seconds
+    warm_up = max(_WARM_UP_STEPS, round(_WARM_UP_SECONDS / seconds))
+    return warm_up, max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
 
 
 def measure_plan(planned: Planned, folder: Path, *, least_steps: int = 0) -> Measurement:
@@ -121,10 +181,8 @@ def measure_plan(planned: Planned, folder: Path, *, least_steps: int = 0) -> Mea
     Raises:
         RunBroken: the run failed.
     """
-    seconds = planned.prediction.step_seconds
-    warm_up = max(_WARM_UP_STEPS, round(_WARM_UP_SECONDS / seconds))
-    steps = warm_up + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
-    steps = max(steps, least_steps)
+    warm_up, measured_steps = _steps(planned)
+    steps = max(warm_up + measured_steps, least_steps)
     speed_check_seconds = float(run_isolated("windlass.hardware.probe.speed_check"))
     plan_file = folder / "plan.toml"
     planned.plan.save(plan_file)

@@ -8,7 +8,6 @@ from pathlib import Path
 from windlass.api.plan import Planned
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import StorageError
-from windlass.models import is_users_own
 from windlass.program import DiskUsage, disk_usage
 from windlass.schema import CHECKPOINT_FOLDER, STATE_FOLDER, optimizer_law
 from windlass.units import format_bytes
@@ -27,13 +26,12 @@ def require_disk_space(planned: Planned, folder: Path) -> None:
     Raises:
         StorageError: the disk lacks space; the message names what would help.
     """
-    in_place = _bytes_in_place(planned)
-    needed = disk_usage(planned.plan, planned.graph, planned.request.train, in_place_bytes=in_place)
+    needed = disk_usage(planned.plan, planned.graph, planned.request.train)
     free = free_disk_bytes(folder)
     if needed.needed_bytes <= free:
         return
     remedies = (
-        *_remedies(planned, needed, in_place),
+        *_remedies(planned, needed),
         "name a folder on another disk with `--folder`",
     )
     raise StorageError(
@@ -57,14 +55,16 @@ def require_disk_space_to_resume(planned: Planned, folder: Path, done: int, kept
     Raises:
         StorageError: the disk lacks space; the message says how much.
     """
+    plan, graph = planned.plan, planned.graph
+    if kept:
+        base = plan.precision if _refers_to_base(folder / CHECKPOINT_FOLDER) else None
+        graph = graph.model_copy(update={"base": base})
     needed = disk_usage(
-        planned.plan,
-        planned.graph,
+        plan,
+        graph,
         planned.request.train,
         steps_done=done,
         checkpoints_present=kept,
-        in_place_bytes=_elements_in_place(folder / CHECKPOINT_FOLDER)
-        * planned.plan.parameter_itemsize,
     )
     present = disk_usage_bytes(folder / CHECKPOINT_FOLDER, folder / STATE_FOLDER)
     free = free_disk_bytes(folder)
@@ -78,27 +78,14 @@ def require_disk_space_to_resume(planned: Planned, folder: Path, done: int, kept
     )
 
 
-def _bytes_in_place(planned: Planned) -> int:
-    """Bytes of frozen weights that a new run reads where they stand, in the files of its base."""
-    request, offloads = planned.request, planned.plan.is_offloaded("optimizer")
-    is_built = planned.objects.model is not None or is_users_own(request.model.name)
-    if is_built or not (planned.graph.has_frozen and offloads):
-        return 0
-    from windlass.runtime import bytes_in_place
-
-    stack = planned.objects.stack(request.model_identity, seed=request.train.seed)
-    return bytes_in_place(stack, planned.plan)
-
-
-def _elements_in_place(checkpoints: Path) -> int:
-    """Elements of frozen weights to which the newest checkpoint only refers."""
+def _refers_to_base(checkpoints: Path) -> bool:
+    """Whether the newest checkpoint refers to frozen weights in the files of its base."""
     newest = max(checkpoints.glob("step-*"), default=None)
     if newest is None:
-        return 0
-    from windlass.models import PLACES_SUFFIX, WeightPlaces
+        return False
+    from windlass.models import PLACES_SUFFIX
 
-    files = newest.glob(f"*{PLACES_SUFFIX}")
-    return sum(WeightPlaces.model_validate_json(file.read_bytes()).elements for file in files)
+    return any(newest.glob(f"*{PLACES_SUFFIX}"))
 
 
 def disk_usage_bytes(*folders: Path) -> int:
@@ -125,7 +112,7 @@ def _parts(needed: DiskUsage) -> str:
     return " and ".join(parts)
 
 
-def _remedies(planned: Planned, needed: DiskUsage, in_place: int) -> Iterator[str]:
+def _remedies(planned: Planned, needed: DiskUsage) -> Iterator[str]:
     """Overrides that take less space, and how much each takes."""
     plan, train = planned.plan, planned.request.train
     for override, changes in (
@@ -133,12 +120,12 @@ def _remedies(planned: Planned, needed: DiskUsage, in_place: int) -> Iterator[st
         (f"train.save_every={train.steps}", {"save_every": train.steps}),
     ):
         fewer = train.model_copy(update=changes)
-        less = disk_usage(plan, planned.graph, fewer, in_place_bytes=in_place).needed_bytes
+        less = disk_usage(plan, planned.graph, fewer).needed_bytes
         if less < needed.needed_bytes:
             yield f"`{override}` takes {format_bytes(less)}"
     if not optimizer_law(plan.optimizer).quantizes_moments:
         return
     compact = plan.model_copy(update={"moments": "int8"})
-    less = disk_usage(compact, planned.graph, train, in_place_bytes=in_place).needed_bytes
+    less = disk_usage(compact, planned.graph, train).needed_bytes
     if less < needed.needed_bytes:
         yield f"`moments=int8` takes {format_bytes(less)}"

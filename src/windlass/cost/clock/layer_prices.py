@@ -378,7 +378,7 @@ class LayerPrices:
             update=np.array(
                 [
                     update_seconds(plan, kind, device, stack, full=full[kind.name]).total
-                    + costs.whole_matrix_seconds(full[kind.name])
+                    + costs.whole_weight_seconds(full[kind.name])
                     for kind in kinds
                 ]
             ),

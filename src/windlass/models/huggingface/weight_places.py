@@ -89,11 +89,6 @@ class WeightPlaces(Document):
     weights: Mapping[str, WeightPlace]
     """By full name."""
 
-    @property
-    def elements(self) -> int:
-        """Elements of all weights."""
-        return sum(prod(place.shape) for place in self.weights.values())
-
     @classmethod
     def of(cls, weights: Mapping[str, WeightPlace]) -> "WeightPlaces":
         """The places of some weights, in files as they are now.

@@ -33,7 +33,6 @@ def disk_usage(
     *,
     steps_done: int = 0,
     checkpoints_present: int = 0,
-    in_place_bytes: int = 0,
 ) -> DiskUsage:
     """The disk space that a run needs: `state + checkpoints x checkpoint`.
 
@@ -41,7 +40,8 @@ def disk_usage(
     the state is in files, a checkpoint is a hard link to them: it takes space of its own from the
     next update on, which writes new files. So the last one never does, and if a run saves only at
     its end no checkpoint does. Offloaded frozen weights are written once, and all checkpoints link
-    to them; those of a run in device memory are copied into each.
+    to them; those of a run in device memory are copied into each. A base that
+    is read where it stands takes nothing.
 
     Args:
         plan: a plan with one stage.
@@ -49,7 +49,6 @@ def disk_usage(
         settings: how often a run saves, and how many checkpoints it keeps.
         steps_done: steps done before the run continues.
         checkpoints_present: checkpoints that exist already.
-        in_place_bytes: frozen weights that stand in files which are there already.
     """
     saves = (
         checkpoints_present
@@ -66,7 +65,7 @@ def disk_usage(
     frozen_bytes = sum(layer.frozen for layer in plan_layer_sizes(plan, graph))
     shares_frozen = plan.is_offloaded("optimizer")
     return DiskUsage(
-        state_bytes=state_bytes - (in_place_bytes if in_files else 0),
+        state_bytes=state_bytes,
         checkpoint_bytes=_trained_bytes(plan, graph) + (0 if shares_frozen else frozen_bytes),
         checkpoints=min(max(settings.keep, checkpoints_present) + 1, separate),
         shared_bytes=frozen_bytes if shares_frozen and not in_files else 0,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from windlass.program.device_mesh import chunks_of_stage
+from windlass.program.memory.base_in_place import stored_weight_bytes
 from windlass.program.memory.layer_sizes import LayerSizes, StateSizes, plan_layer_sizes
 from windlass.program.phases import (
     deferred_update_layers,
@@ -22,7 +23,8 @@ def offloaded_bytes_by_tier(
     In float32 the weights are the master weights and are stored once; if the weights stay in device
     memory, the masters are stored with the moments. A gradient is stored only if it waits for a
     deferred update; where it may overwrite the layer's weights, only what it takes beyond them
-    counts. Each replica stores only its own shards.
+    counts. Each replica stores only its own shards, and nobody
+    what is read in the files of a base.
 
     Args:
         plan: the plan.
@@ -58,7 +60,7 @@ def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[Offl
     owned = [sizes[layer] for layer in owned_layers(plan, graph, stage)]
     deferred = [sizes[layer] for layer in deferred_update_layers(plan, graph, stage)]
     reuses = gradients_reuse_weight_space(plan)
-    yield "parameters", sum(layer.weight_shard for layer in owned)
+    yield "parameters", sum(stored_weight_bytes(plan, graph, layer) for layer in owned)
     yield "optimizer", sum(offloaded_state_bytes(plan, layer) for layer in owned)
     yield (
         "gradients",

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from windlass.program.instruction import Instruction
+from windlass.program.memory.base_in_place import read_frozen_bytes
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import update_state_bytes
 from windlass.program.phases import deferred_update_layers
+from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
@@ -32,7 +34,7 @@ class TierTraffic:
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan, self._tiers = plan, plan.offload_tiers
+        self._plan, self._graph, self._tiers = plan, graph, plan.offload_tiers
         self._law = optimizer_law(plan.optimizer)
         self._deferred = frozenset(
             layer
@@ -82,13 +84,13 @@ class TierTraffic:
         kind, layer, _ = instruction
         sizes = self._sizes[layer or 0]
         if kind == "prefetch_weights":
-            return (("parameters", TransferBytes(read=sizes.weight_shard)),)
+            return (("parameters", TransferBytes(read=self._weights(sizes))),)
         if kind == "offload_grads":
             return (("gradients", TransferBytes(written=sizes.gradient_shard)),)
         if kind == "all_gather_params":  # parts that other replicas have updated are written too
             writes = stored or layer not in self._deferred
-            others = sizes.weight_shard - sizes.frozen_shard - sizes.updated_weights
-            written = others if writes else 0
+            others = updates_per_shard(self._plan) - 1
+            written = others * sizes.updated_weights if writes else 0
             return (("parameters", TransferBytes(written=written)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)
@@ -99,12 +101,19 @@ class TierTraffic:
         if layer not in self._deferred:
             return self._update(sizes)
         if not stored:
-            return (("parameters", TransferBytes(read=sizes.weight_shard)),)
+            return (("parameters", TransferBytes(read=self._weights(sizes))),)
+        frozen = read_frozen_bytes(self._plan, self._graph, sizes)
         return (
             *self._update(sizes),
             ("gradients", TransferBytes(read=self._law.gradient_passes * sizes.gradient_shard)),
-            ("parameters", TransferBytes(read=sizes.frozen_shard)),
+            ("parameters", TransferBytes(read=frozen)),
         )
+
+    def _weights(self, sizes: LayerSizes) -> int:
+        """Bytes that are read for all of a layer's weights: frozen ones as files have them."""
+        frozen = sizes.frozen // self._plan.sharding.parameters
+        read = read_frozen_bytes(self._plan, self._graph, sizes)
+        return sizes.weight_shard - frozen + read
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
         """State is read and written; weights are read only if they are the master weights."""

@@ -5,8 +5,7 @@ these without rounding, they stay there: each phase reads their bytes, and a che
 they are. Else they are written to a file of their own, to which every checkpoint has a hard link.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from windlass.atomic_files import atomic_write, link_or_copy
 from windlass.errors import CheckpointError
-from windlass.models import LayerStack, WeightPlace, WeightPlaces
+from windlass.models import LayerStack, WeightPlace, WeightPlaces, base_places
 from windlass.runtime.checkpoint.layer_tensors import frozen_file, places_file
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, SavedFile
 from windlass.runtime.offload.backing_store import BackingStores
@@ -214,15 +213,6 @@ def _widen(narrow: Tensor, wide: Tensor) -> None:
         wide[piece] = narrow[piece].clone()
 
 
-def places_in_files(stack: LayerStack, names: Sequence[str]) -> dict[str, WeightPlace]:
-    """Where weights stand in files, by full name; without those that do not stand there alike."""
-    source = stack.weights
-    if source is None:
-        return {}
-    found = ((name, source.place(name)) for name in names if name in source.parameters)
-    return {name: place for name, place in found if place is not None}
-
-
 def places_of_base(stack: LayerStack, plan: Plan) -> dict[str, WeightPlace]:
     """Where all frozen weights of a model stand, by full name; none if any of them must be stored.
 
@@ -235,19 +225,6 @@ def places_of_base(stack: LayerStack, plan: Plan) -> dict[str, WeightPlace]:
     """
     if frozen_tier(plan) in (HOST_TIER, DEVICE_TIER) or plan.parallel.tensor > 1:
         return {}
-    wanted = {
-        f"{name}.{path}": tuple(parameter.shape)
-        for name, layer in zip(stack.names, stack.layers, strict=True)
-        for path, parameter in layer.named_parameters()
-        if not parameter.requires_grad and f"{name}.{path}" not in stack.tied_weights
-    }
-    places = places_in_files(stack, tuple(wanted))
+    places = base_places(stack)
+    wanted = {name: place.shape for name, place in places.items()}
     return places if stand_as(places, wanted, DTYPES[plan.precision]) else {}
-
-
-def bytes_in_place(stack: LayerStack, plan: Plan) -> int:
-    """Bytes of frozen weights, in the run's precision, that one device reads where they stand."""
-    if plan.parallel.devices > 1:
-        return 0
-    places = places_of_base(stack, plan).values()
-    return sum(prod(place.shape) for place in places) * plan.parameter_itemsize

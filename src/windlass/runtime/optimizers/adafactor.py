@@ -10,12 +10,19 @@ Weights of one dimension keep `v <- b v + (1 - b) (g^2 + epsilon)` for each elem
 Both root mean squares are of whole weights, so that an update takes three passes.
 """
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizer_state.factored_moment import FactoredMoment, MatrixPlace, blocks
+from windlass.runtime.optimizer_state.factored_moment import (
+    Block,
+    FactoredMoment,
+    MatrixPlace,
+    blocks,
+)
+from windlass.runtime.optimizers.scratch import Scratch
 from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
 
 _DECAY_RATE = 0.8
@@ -31,30 +38,22 @@ class AdafactorStep:
     Args:
         hyper: hyperparameters.
         moment: second moment of the weight; None if each element has its own.
+        scratch: memory for what is made of a chunk.
     """
 
     reads_gradient: ClassVar[tuple[bool, ...]] = (True, True, True)
     """Whether each pass reads gradients."""
 
-    def __init__(self, hyper: Hyperparameters, moment: FactoredMoment | None) -> None:
-        self._hyper, self._moment = hyper, moment
+    def __init__(
+        self, hyper: Hyperparameters, moment: FactoredMoment | None, scratch: Scratch
+    ) -> None:
+        self._hyper, self._moment, self._scratch = hyper, moment, scratch
         self._sums: Tensor | None = None
         self._scale: Tensor | None = None
         """Factor of the update of an element, beside those of its row and column."""
         self._elements: Tensor | None = None
         self._place: MatrixPlace | None = None
-        self._row_scales: Tensor | None = None
-        """`Float[own rows]`: factor of each row of the update."""
-        self._column_scales: Tensor | None = None
-        """`Float[matrices own columns]`: factor of each column."""
-
-    @staticmethod
-    def sum_length(index: int, shape: tuple[int, ...]) -> int:
-        """How many numbers a pass sums over all ranks, for a weight of this full shape."""
-        if index > 0:
-            return 1
-        *leading, rows, columns = shape if len(shape) > 1 else (0, 0, 0)
-        return 2 + torch.Size(leading).numel() * (rows + columns)
+        self._factors: _UpdateFactors | None = None
 
     def visit(self, index: int, chunk: Chunk, gradient: Tensor) -> None:
         """Sees a chunk in one of the three passes; the last one updates it.
@@ -67,20 +66,28 @@ class AdafactorStep:
         if index == 0:
             self._observe(chunk, gradient)
             return
-        update = self._direction(chunk, gradient)
         if index == 1:
-            square = torch.linalg.vector_norm(update).square_().view(1)
-            self._sums = square if self._sums is None else self._sums.add_(square)
+            for square in self._update_squares(chunk, gradient):
+                self._sums = square if self._sums is None else self._sums.add_(square)
             return
-        self._apply(chunk, update)
+        self._apply(chunk, gradient)
 
-    def _apply(self, chunk: Chunk, update: Tensor) -> None:
+    def _apply(self, chunk: Chunk, gradient: Tensor) -> None:
         if self._scale is None:
             raise ValueError("the sums of the first pass were not taken")
-        hyper = self._hyper
+        hyper, factors = self._hyper, self._factors
         if hyper.decay:
             chunk.master.mul_(1 - hyper.host_rate * hyper.decay)
-        chunk.master.sub_(update.mul_(self._scale).view_as(chunk.master))
+        master, flat = chunk.master.view(-1), gradient.reshape(-1)
+        if factors is None:
+            master.sub_(self._element_update(chunk, flat).mul_(self._scale))
+        else:
+            # Nobody reads the gradient after this pass, so that no third tensor is written.
+            rows = (factors.rows * self._scale)[:, None]
+            for block in blocks(chunk.offset, len(flat), len(factors.place.columns)):
+                values = flat[block.elements].view(block.shape).mul_(factors.columns_of(block))
+                own = master[block.elements].view(block.shape)
+                own.addcmul_(values, rows[block.rows], value=-1)
         chunk.updates.add_(1)
 
     def own_sums(self) -> Tensor:
@@ -104,16 +111,18 @@ class AdafactorStep:
     def _observe(self, chunk: Chunk, gradient: Tensor) -> None:
         """Sums squares of a chunk; updates a moment that is kept element by element."""
         self._updates = chunk.updates + 1
-        flat = self._divided(gradient)
+        flat = gradient.reshape(-1)
         square = torch.linalg.vector_norm(chunk.master).square_()
         if self._sums is None:
-            shape = (0,) if self._moment is None else self._moment.shape
-            self._sums = square.new_zeros(self.sum_length(0, shape))
+            moment = self._moment
+            kept = 0 if moment is None else moment.rows.numel() + moment.columns.numel()
+            self._sums = square.new_zeros(2 + kept)
         self._sums[0].add_(square)
         self._sums[1].add_(flat.numel())
         if self._moment is None:
             values = chunk.moments[0].values.view(-1)
-            values.lerp_(flat.square().add_(self._hyper.settings.epsilon), self._newest(values))
+            squares = self._divided(flat).square()
+            values.lerp_(squares.add_(self._hyper.settings.epsilon), self._newest(values))
             return
         self._add_squares(self._moment, flat, chunk.offset, self._sums[2:])
 
@@ -123,7 +132,8 @@ class AdafactorStep:
         rows = sums[: moment.rows.numel()]
         columns = sums[moment.rows.numel() :].view_as(moment.columns)
         for block in blocks(first, len(flat), len(place.columns)):
-            squares = flat[block.elements].view(block.shape).square()
+            values = flat[block.elements].view(block.shape)
+            squares = torch.mul(values, values, out=self._scratch.like(values))
             rows.index_add_(0, place.rows[block.rows], squares.sum(1))
             own = place.columns[block.columns]
             if len(columns) == 1:
@@ -135,6 +145,8 @@ class AdafactorStep:
 
     def _update_moment(self, moment: FactoredMoment, sums: Tensor) -> None:
         epsilon, count = self._hyper.settings.epsilon, moment.rows.numel()
+        # They are squares of gradients that nobody has divided yet, which saves a pass over them.
+        sums = self._divided(self._divided(sums))
         rows = sums[:count].view_as(moment.rows).div(moment.shape[-1])
         columns = sums[count:].view_as(moment.columns).div(moment.shape[-2])
         newest = self._newest(moment.rows)
@@ -142,29 +154,34 @@ class AdafactorStep:
         moment.columns.lerp_(columns.add_(epsilon), newest)
         if self._place is not None:
             relative = moment.rows / moment.rows.mean(dim=1, keepdim=True)
-            self._row_scales = relative.rsqrt_().view(-1)[self._place.rows]
-            self._column_scales = moment.columns[:, self._place.columns].rsqrt()
+            self._factors = _UpdateFactors(
+                self._place,
+                self._divided(relative.rsqrt_().view(-1)[self._place.rows]),
+                moment.columns[:, self._place.columns].rsqrt_(),
+            )
 
-    def _direction(self, chunk: Chunk, gradient: Tensor) -> Tensor:
-        """The update of a chunk before it is scaled, flat and as new."""
-        flat, place = self._divided(gradient), self._place
-        if place is None or self._row_scales is None or self._column_scales is None:
-            return flat * chunk.moments[0].values.view(-1).rsqrt()
-        update = torch.empty_like(flat)
-        for block in blocks(chunk.offset, len(flat), len(place.columns)):
-            columns = self._column_scales
-            if len(columns) > 1:
-                columns = columns[place.matrices[block.rows]]
-            own = update[block.elements].view(block.shape)
+    def _update_squares(self, chunk: Chunk, gradient: Tensor) -> Iterator[Tensor]:
+        """`Float[1]` each: sums of squares of parts of the update of a chunk, before its scale."""
+        flat, factors = gradient.reshape(-1), self._factors
+        if factors is None:
+            yield torch.linalg.vector_norm(self._element_update(chunk, flat)).square_().view(1)
+            return
+        for block in blocks(chunk.offset, len(flat), len(factors.place.columns)):
             values = flat[block.elements].view(block.shape)
-            torch.mul(values, self._row_scales[block.rows, None], out=own)
-            own.mul_(columns[:, block.columns])
-        return update
+            out = self._scratch.like(values)
+            values = torch.mul(values, factors.columns_of(block), out=out)
+            # The factor of a row is that of its norm.
+            norms = torch.linalg.vector_norm(values, dim=1).mul_(factors.rows[block.rows])
+            yield torch.linalg.vector_norm(norms).square_().view(1)
 
-    def _divided(self, gradient: Tensor) -> Tensor:
-        """The gradient of a chunk as it is clipped, flat; its memory stays as it is."""
-        flat, divisor = gradient.reshape(-1), self._hyper.clip_divisor
-        return flat if divisor is None else flat / divisor
+    def _element_update(self, chunk: Chunk, flat: Tensor) -> Tensor:
+        """The update of a chunk whose moment is kept element by element, as new."""
+        return self._divided(flat) * chunk.moments[0].values.view(-1).rsqrt()
+
+    def _divided(self, values: Tensor) -> Tensor:
+        """Gradients of a chunk as they are clipped; their memory stays as it is."""
+        divisor = self._hyper.clip_divisor
+        return values if divisor is None else values / divisor
 
     def _newest(self, like: Tensor) -> Tensor:
         """`Float[]`: share of this step's squares in the moment, `t^-0.8`."""
@@ -177,3 +194,20 @@ class AdafactorStep:
             return torch.full_like(rms, hyper.host_rate)
         rate = self._updates.to(rms.dtype).rsqrt().clamp_(max=hyper.host_rate)
         return rms.clamp_(min=_LEAST_RMS) * rate
+
+
+class _UpdateFactors(NamedTuple):
+    """What each gradient of a part of a matrix is multiplied by, apart from one scale for all."""
+
+    place: MatrixPlace
+    rows: Tensor
+    """`Float[own rows]`: factor of each row."""
+    columns: Tensor
+    """`Float[matrices own columns]`: factor of each column."""
+
+    def columns_of(self, block: Block) -> Tensor:
+        """Factors of the columns of a block, `[1 columns]` or by row."""
+        columns = self.columns
+        if len(columns) > 1:
+            columns = columns[self.place.matrices[block.rows]]
+        return columns[:, block.columns]

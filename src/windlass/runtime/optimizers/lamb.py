@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from windlass.runtime.optimizers.scratch import Scratch
 from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
 
 _ROW = 4096
@@ -27,22 +28,17 @@ class LambStep:
 
     Args:
         hyper: hyperparameters.
+        scratch: memory for what is made of a chunk.
         scales: whether its update is scaled by the norm of the weight.
     """
 
     reads_gradient: ClassVar[tuple[bool, ...]] = (True, False)
     """Whether each pass reads gradients."""
 
-    def __init__(self, hyper: Hyperparameters, *, scales: bool) -> None:
-        self._hyper, self._scales = hyper, scales
+    def __init__(self, hyper: Hyperparameters, scratch: Scratch, *, scales: bool) -> None:
+        self._hyper, self._scratch, self._scales = hyper, scratch, scales
         self._squares: list[Tensor] = []
         self._ratio: Tensor | None = None
-
-    @staticmethod
-    def sum_length(index: int, shape: tuple[int, ...]) -> int:
-        """How many numbers a pass sums over all ranks: squares of the weight and of its update."""
-        del index, shape
-        return 2
 
     def visit(self, index: int, chunk: Chunk, gradient: Tensor) -> None:
         """Sees a chunk in one of the two passes; the last one updates it.
@@ -53,9 +49,9 @@ class LambStep:
             gradient: its gradient in the master's precision, which may be overwritten.
         """
         if index == 0:
-            self._squares.append(_observe(chunk, gradient, self._hyper))
+            self._squares.append(_observe(chunk, gradient, self._hyper, self._scratch))
             return
-        update = _direction(chunk, self._hyper)
+        update = _direction(chunk, self._hyper, self._scratch)
         if self._ratio is not None:
             update.mul_(self._ratio)
         chunk.master.add_(update, alpha=-self._hyper.host_rate)
@@ -72,7 +68,7 @@ class LambStep:
         self._ratio = trust_ratio(sums) if self._scales else None
 
 
-def _observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters) -> Tensor:
+def _observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters, scratch: Scratch) -> Tensor:
     """Updates the moments of a chunk, and returns sums of squares.
 
     Returns:
@@ -84,7 +80,7 @@ def _observe(chunk: Chunk, gradient: Tensor, step: Hyperparameters) -> Tensor:
     mean, square = (moment.values for moment in chunk.moments)
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    return torch.stack((_row_squares(chunk.master), _row_squares(_direction(chunk, step))))
+    return torch.stack((_row_squares(chunk.master), _row_squares(_direction(chunk, step, scratch))))
 
 
 def trust_ratio(squares: Tensor) -> Tensor:
@@ -97,15 +93,16 @@ def trust_ratio(squares: Tensor) -> Tensor:
     return torch.where((weight > 0) & (update > 0), weight / update, 1.0)
 
 
-def _direction(chunk: Chunk, step: Hyperparameters) -> Tensor:
-    """The update of a chunk before it is scaled, in its shape."""
+def _direction(chunk: Chunk, step: Hyperparameters, scratch: Scratch) -> Tensor:
+    """The update of a chunk before it is scaled, in its shape; it holds until the next one."""
     settings = step.settings
     mean, square = (moment.values for moment in chunk.moments)
     updates = (chunk.updates + 1).to(mean.dtype)
     # As exp(t log beta) - 1: the difference of 1 and a power close to it would lose digits.
     unbiased1, unbiased2 = (-torch.expm1(updates * math.log(beta)) for beta in settings.betas)
-    root = (square / unbiased2).sqrt_().add_(settings.epsilon)
-    update = (mean / unbiased1).div_(root)
+    root = torch.div(square, unbiased2, out=scratch.like(square, 0))
+    root.sqrt_().add_(settings.epsilon)
+    update = torch.div(mean, unbiased1, out=scratch.like(mean, 1)).div_(root)
     return update.add_(chunk.master, alpha=step.decay) if step.decay else update
 
 

@@ -13,6 +13,7 @@ from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizers import muon
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
 from windlass.runtime.optimizers.schedule_free import NewestShares
+from windlass.runtime.optimizers.scratch import Scratch
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
@@ -172,11 +173,12 @@ class Optimizer(GradientNorms):
     ) -> Iterator[Callable[["ParameterPart"], None]]:
         """The passes of an update that reads sums over whole weights."""
         parts: dict[str, ParameterPart] = {}
+        scratch = Scratch()
 
         def new_step(name: str) -> WeightStep:
             part = parts[name]
             own = hyper(part.name, part.decays)
-            return weight_step(self._law, own, part.factors, decays=part.decays)
+            return weight_step(self._law, own, part.factors, scratch, decays=part.decays)
 
         def visit(one_pass: Callable[[Chunk], None], part: ParameterPart) -> None:
             chunk = _chunk_of(part)
@@ -193,8 +195,11 @@ class Optimizer(GradientNorms):
     ) -> None:
         """Takes one step of an update that reads sums over whole weights."""
         kind = step_type(self._law)
+        scratch = Scratch()
         steps = {
-            w.name: weight_step(self._law, hyper(w.name, w.decays), w.factors, decays=w.decays)
+            w.name: weight_step(
+                self._law, hyper(w.name, w.decays), w.factors, scratch, decays=w.decays
+            )
             for w in weights
         }
         chunks = [(steps[weight.name], tuple(self._chunks(weight))) for weight in weights]
@@ -208,7 +213,7 @@ class Optimizer(GradientNorms):
                         chunk.working.copy_(chunk.master)
             if index < last:
                 sums = {name: step.own_sums() for name, step in steps.items()}
-                totals = ranks.sum(sums, partial(kind.sum_length, index))
+                totals = ranks.sum(sums, partial(self._law.summed_elements, index))
                 for name, step in steps.items():
                     step.take(index, totals[name])
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizers.adafactor import AdafactorStep
 from windlass.runtime.optimizers.lamb import LambStep
+from windlass.runtime.optimizers.scratch import Scratch
 from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
 from windlass.schema import OptimizerLaw
 
@@ -18,10 +19,6 @@ class WeightStep(Protocol):
 
     reads_gradient: ClassVar[tuple[bool, ...]]
     """Whether each pass reads gradients."""
-
-    @staticmethod
-    def sum_length(index: int, shape: tuple[int, ...]) -> int:
-        """How many numbers a pass sums over all ranks, for a weight of this full shape."""
 
     def visit(self, index: int, chunk: Chunk, gradient: Tensor) -> None:
         """Sees a chunk in a pass, counted from 0; the last pass updates it.
@@ -42,7 +39,12 @@ def step_type(law: OptimizerLaw) -> type[AdafactorStep] | type[LambStep]:
 
 
 def weight_step(
-    law: OptimizerLaw, hyper: Hyperparameters, factors: FactoredMoment | None, *, decays: bool
+    law: OptimizerLaw,
+    hyper: Hyperparameters,
+    factors: FactoredMoment | None,
+    scratch: Scratch,
+    *,
+    decays: bool,
 ) -> WeightStep:
     """A step of one weight.
 
@@ -50,9 +52,12 @@ def weight_step(
         law: the optimizer.
         hyper: hyperparameters.
         factors: second moment by rows and columns; None if the weight has none.
+        scratch: memory for what is made of a piece, shared by the weights of a layer.
         decays: whether weight decay applies.
     """
-    return AdafactorStep(hyper, factors) if law.factored else LambStep(hyper, scales=decays)
+    if law.factored:
+        return AdafactorStep(hyper, factors, scratch)
+    return LambStep(hyper, scratch, scales=decays)
 
 
 def whole_weight_passes(

@@ -174,7 +174,7 @@ class Graph(Document):
         {
             "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
             "kinds.fused_costs", "kinds.chooses_attention", "kinds.is_hidden", "looks_ahead",
-            "kinds.sliding_window",
+            "kinds.sliding_window", "base",
         }
     )  # fmt: skip
 
@@ -187,6 +187,9 @@ class Graph(Document):
     """What the model takes if it takes no tokens."""
     looks_ahead: str | None = None
     """A layer of a user's model in which a token sees later ones; None if none was found."""
+    base: Precision | None = None
+    """The numbers of the files in which all frozen weights stand as they are computed with, so that
+    phases may read them there; None if some stand nowhere."""
     layer_runs: tuple[LayerRun, ...]
     """All layers in order, embedding and head included."""
     kinds: dict[str, LayerKind]

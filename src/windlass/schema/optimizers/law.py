@@ -82,7 +82,8 @@ class OptimizerLaw(Document):
     calls: int = Field(ge=1)
     """Torch operations that update one piece of a weight."""
     accesses: int = Field(ge=1)
-    """Elements that these operations read or write for each element of the weight."""
+    """Elements that the kernel of AdamW reads or writes while these operations update one: 7 are
+    its own. Without a fused kernel it is measured beside AdamW, on one thread."""
     passes: int = 1
     """Times that an update goes through offloaded state."""
     gradient_passes: int = 1
@@ -139,6 +140,22 @@ class OptimizerLaw(Document):
         if matrix and self.matrix_moments is not None:
             return self.matrix_moments
         return self.moments
+
+    def summed_elements(self, index: int, shape: tuple[int, ...]) -> int:
+        """How many numbers the ranks that hold parts of a weight sum after a pass of its update.
+
+        Adafactor sums squares and number of the weight's elements, and squares of gradients over
+        rows and columns, then squares of the update; LAMB squares of the weight and of its update.
+
+        Args:
+            index: number of the pass, from 0.
+            shape: full shape of the weight.
+        """
+        if self.scope != "tensor" or index >= self.passes - 1:
+            return 0
+        if not self.factored:
+            return 2
+        return 1 if index else 2 + self.factor_elements(shape)
 
     def matrix_flop(self, rows: int, columns: int) -> int:
         """FLOP of the products that update one whole matrix, beside its elements.

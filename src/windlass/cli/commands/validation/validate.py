@@ -27,8 +27,10 @@ def validate(
 
     Args:
         what: `here` (the default) trains a few steps under plans drawn at random, each in a fresh
-            process, about 15 s each; a run that was measured is kept, and an interrupted
-            validation goes on with the rest. `TABLE.csv ...` predicts the runs of these tables.
+            process, about half a minute each, or a minute where layers are compiled; what runs is
+            named on stderr with its predicted step. A run that was measured is kept, and an
+            interrupted validation goes on with the rest. `TABLE.csv ...` predicts the runs of these
+            tables.
         count: With `here`: number of plans, one of each sort (10) by default.
         seed: With `here`: which plans are drawn, 0 by default.
         as_json: Print the rows as JSON.

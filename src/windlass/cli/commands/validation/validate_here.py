@@ -7,18 +7,28 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
+from windlass.cli.console import (
+    ProgressBars,
+    console,
+    error_console,
+    print_json,
+    print_line,
+    print_written,
+)
 
 Rows = Sequence[api.ValidatedRun]
 
 
 def validate_here(count: int, seed: int, *, as_json: bool) -> None:
-    """Prints each run as it ends, then the errors by sort of plan, the worst sort first."""
+    """Names each run as it begins, prints it as it ends, then the errors by sort of plan.
+
+    The worst sort comes first.
+    """
     rows: list[api.ValidatedRun] = []
     with ProgressBars() as progress:
         progress("validating", 0, count)
         try:
-            for row in api.validate_random_plans(count, seed):
+            for row in api.validate_random_plans(count, seed, _print_begun):
                 rows.append(row)
                 progress("validating", len(rows), count)
                 if not as_json:
@@ -33,9 +43,19 @@ def validate_here(count: int, seed: int, *, as_json: bool) -> None:
     if measured:
         console.print(_summary(measured))
         print_line("error: |predicted / measured - 1|; bias: median of predicted / measured - 1")
+    cut = sum(row.cut is not None for row in rows)
+    if cut:
+        print_line(
+            f"cut: {cut} plans, whose steps as drawn are predicted to take longer than a second"
+        )
     failed = len(rows) - len(measured)
     print_line(f"{len(rows)} plans of seed {seed}" + (f", {failed} did not run" if failed else ""))
     print_written(api.validated_runs_file(seed))
+
+
+def _print_begun(run: str) -> None:
+    """Says on stderr what runs now: a row may take a minute."""
+    error_console.print(f"running {run}", soft_wrap=True)
 
 
 def _line(row: api.ValidatedRun) -> str:
@@ -50,7 +70,7 @@ def _line(row: api.ValidatedRun) -> str:
         f"{run.measured_seconds * 1e3:6.0f} ({run.seconds_error:+6.1%}{mark[run.is_time_inside]}); "
         f"{run.predicted_bytes / 2**20:5.0f} MiB, measured {run.measured_bytes / 2**20:5.0f} "
         f"({run.bytes_error:+6.1%}{mark[run.is_memory_inside]}); machine {run.drift - 1:+4.0%}; "
-        f"{row.model} {run.plan}"
+        f"{row.model} {run.plan}{' (cut)' if row.cut else ''}"
     )
 
 
