@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, count, pairwise
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -116,6 +117,7 @@ class RankPool:
         processes: the processes, if another pool has started them.
         examples: what is trained on in place of text.
         lora: adapters beside the model, which freeze it; None trains all weights.
+        dials: changes to the model; None makes a small one of text.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class RankPool:
         processes: "RankProcesses | None" = None,
         examples: ExampleDataset | None = None,
         lora: LoraRequest | None = None,
+        dials: dict[str, Any] | None = None,
     ) -> None:
         self._folder = folder
         self.processes = processes or RankProcesses(size)
@@ -139,14 +142,16 @@ class RankPool:
         write_documents(source)
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
         tokens = prepare_dataset(DataRequest(**data), cache=folder / "cache")
-        self.dials = dials = {
+        self.dials = dials = dials or {
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
         self.stack: LayerStack = build_layer_stack(model, dials, device="meta", lora=lora)
+        shape = self.stack.examples
+        self.sequence = SEQUENCE if shape is None else shape.positions
         self.graph: Graph = (
             catalog_graph(model, *degrees, **dials)
-            if has_config(model) and lora is None
+            if has_config(model) and lora is None and shape is None
             else capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
         )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
@@ -196,7 +201,7 @@ class RankPool:
         """The run on a single device."""
         if precision not in self._references:
             plan = tiny_plan(
-                self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=SEQUENCE,
+                self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=self.sequence,
                 precision=precision,
             )  # fmt: skip
             self._references[precision] = self.run(plan)

@@ -179,20 +179,30 @@ def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str
 
 
 def head_notes(model: ModelIdentity) -> tuple[str, ...]:
-    """A note where a request asks for other classes than a Hugging Face folder's head has."""
+    """A note where a request asks for classes that a Hugging Face folder's head does not have."""
+    notes = tuple(_whole_notes(model))
     classes = model_arguments(model).get("classes")
     if classes is None or not is_huggingface(model.name):
-        return ()
+        return notes
     from windlass.models import pretrained_classes
 
     stored = pretrained_classes(model.name)
     if stored in (None, classes):
-        return ()
-    note = (
-        f"draws the head anew, for {classes} classes: that of `{model.name}` has {stored:,}, and "
-        "all other weights are the folder's"
-    )
-    return (note,)
+        return notes
+    why = f"that of `{model.name}` has {stored:,}, and all other weights are the folder's"
+    if not stored:
+        why = (
+            f"`{model.name}` has none of classes, and the body (with the pooler, where it has one) "
+            "has the folder's weights"
+        )
+    return (f"draws the head anew, for {classes} classes: {why}", *notes)
+
+
+def _whole_notes(model: ModelIdentity) -> Iterator[str]:
+    """What is trained whole beside adapters, a sentence if there is any."""
+    if model.lora is not None and model.lora.trained:
+        names = " and ".join(f"`{name}`" for name in model.lora.trained)
+        yield f"trains {names} whole, beside the adapters (`lora.trained`)"
 
 
 def _with_look_ahead(graph: Graph, model: ModelIdentity, objects: PlannedObjects) -> Graph:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from windlass import planner
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
+from windlass.api.fine_tuning.trained_head import with_trained_head
 from windlass.api.kept.kept_code import load_kept_code
 from windlass.api.kept.kept_plans import keep_plan, load_kept_plan, plan_key
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
@@ -139,7 +140,7 @@ def make_request(
         InputErrors: every key and value that is not valid.
     """
     overrides = _all_overrides(model, overrides, machine, memory, stack)
-    return with_peft_adapters(Request.resolve(file, overrides))
+    return with_trained_head(with_peft_adapters(Request.resolve(file, overrides)))
 
 
 def request_origins(

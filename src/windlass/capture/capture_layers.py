@@ -144,12 +144,6 @@ def check_tensor_degrees(stack: LayerStack, graph: Graph, degrees: Iterable[int]
             *sharding_errors(stack, rank.degree, columns=rank.columns),
             *sequence_errors(stack, rank),
         )
-        if stack.examples is not None:
-            error = (
-                f"model `{stack.name}` takes {stack.examples.noun}, and only models of tokens are "
-                "cut by tensor parallelism so far; set `parallel.tensor=1`"
-            )
-            errors = (error,)
         if errors:
             unshardable[degree] = errors
     return graph.model_copy(update={"unshardable": unshardable})

@@ -15,9 +15,10 @@ from windlass.atomic_files import (
     read_regular_file,
     storage_errors,
 )
-from windlass.data.build_dataset import CorpusReader, train_corpus_tokenizer, write_token_files
+from windlass.data.build_dataset import train_corpus_tokenizer, write_token_files
 from windlass.data.chat import ChatRows, find_chat_template
 from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
+from windlass.data.corpus_split import CorpusReader
 from windlass.data.readers import RowFormat, TextRows
 from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
 from windlass.data.token_files import TokenDataset, open_dataset

@@ -7,6 +7,7 @@ from .adapter_files.peft_adapter import (
     fitting_adapters,
     linear_layers,
     peft_adapter,
+    saved_classes,
 )
 from .adapter_files.peft_folder import (
     open_peft_folder,
@@ -81,6 +82,10 @@ from .fine_tuning.adapter_names import (
 )
 from .fine_tuning.lora import (
     Adapted,
+    LoraLinear,
+)
+from .float8.linears import (
+    use_float8,
 )
 from .fused_loss.projection import (
     can_fuse_loss,
@@ -214,6 +219,7 @@ __all__ = [
     "HeadLosses",
     "HeadOutputs",
     "LayerStack",
+    "LoraLinear",
     "MixtureOfExperts",
     "ModelArgument",
     "ParamShard",
@@ -294,6 +300,7 @@ __all__ = [
     "refuse_sparse_experts",
     "resnet_config",
     "running_statistics",
+    "saved_classes",
     "set_attention_backend",
     "set_balance_scale",
     "set_first_positions",
@@ -306,4 +313,5 @@ __all__ = [
     "token_output",
     "token_targets",
     "tokenizer_file",
+    "use_float8",
 ]

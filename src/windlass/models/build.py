@@ -108,16 +108,6 @@ def build_layer_stack(
     if is_pretrained:
         own = {key: arguments[key] for key in arguments if key != _CLASSES}
         _require_own_shape(name, own, sparsity)
-    if (
-        lora is not None
-        and lora.base is None
-        and _has_new_classes(config, is_pretrained=is_pretrained)
-    ):
-        raise ModelError(
-            f"`lora` trains adapters alone, and the head of `{name}` for {config.text_classes} "
-            "classes of texts is new, so it has to be trained whole; leave out `lora`, or freeze "
-            "the rest by `train.frozen`"
-        )
     with torch.device("meta"):
         module = build_transformer(config)
     _make_trainable(module, name, sparsity, lora, frozen, seed=seed)
@@ -250,13 +240,6 @@ def _split_examples(
     )
 
 
-def _has_new_classes(config: TransformerConfig, *, is_pretrained: bool) -> bool:
-    """Whether a model has a head for classes of texts that no folder has trained."""
-    if config.text_classes is None:
-        return False
-    return not is_pretrained or model_config(config.name).text_classes != config.text_classes
-
-
 def _require_own_shape(
     name: str, arguments: Mapping[str, ModelArgument], sparsity: SparsityRequest | None
 ) -> None:
@@ -276,14 +259,19 @@ def _require_own_shape(
 
 
 def pretrained_classes(name: str) -> int | None:
-    """The classes of a Hugging Face folder of images with weights; None for any other model.
+    """The classes that the head of a Hugging Face folder with weights tells apart.
+
+    Returns:
+        0 if its head says no class; None for any other model.
 
     Raises:
         ModelError: there is no such folder.
     """
     if not is_huggingface(name) or find_model_folder(name).weights is None:
         return None
-    return classes_of(resnet_config(name) or model_config(name))
+    config = resnet_config(name) or model_config(name)
+    of_texts = config.text_classes if isinstance(config, TransformerConfig) else None
+    return of_texts or classes_of(config) or 0
 
 
 def _with_pretrained_weights(

@@ -11,6 +11,7 @@ from windlass.models.experts.arguments import EXPERTS_IN_NO_GRID
 from windlass.models.experts.expert_linear import ExpertLinear
 from windlass.models.experts.routing import Router
 from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.images.vit import ClassHead
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
 from windlass.models.shape_inference import fake_state
@@ -48,6 +49,12 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
     """
     if degree == 1:
         return ()
+    if stack.examples is not None and not isinstance(stack.layers[-1], ClassHead):
+        error = (
+            f"model `{stack.name}` takes {stack.examples.noun}, and tensor parallelism cuts models "
+            "of tokens and vision transformers (`vit-b16`) alone; set `parallel.tensor=1`"
+        )
+        return (error,)
     if has_own_loss(stack.layers[-1]):
         return (f"model `{stack.name}` has a loss of its own, which is not sharded",)
     tp_rank = TensorParallelRank(degree=degree, columns=columns)

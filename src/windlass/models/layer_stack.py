@@ -100,7 +100,11 @@ class LayerStack:
 def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
     """The tensor-parallel rules of one layer of a stack."""
     return resolve_sharding(
-        stack.layers[index], stack.names[index], stack.sharding_rules, is_first=index == 0
+        stack.layers[index],
+        stack.names[index],
+        stack.sharding_rules,
+        is_first=index == 0,
+        positions=None if stack.examples is None else stack.examples.positions,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
-from windlass.schema import Graph, Machine, ModelIdentity, Plan, optimizer_law
+from windlass.schema import Graph, Machine, ModelIdentity, Plan, grid_columns, optimizer_law
 
 
 def step_graph_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -58,15 +58,14 @@ def float8_errors(tensor: int, model: ModelIdentity | None) -> Iterator[str]:
 
     Args:
         tensor: tensor-parallel degree.
-        model: the model with its sparsity and adapters; None if it has neither.
+        model: the model with its sparsity; None if all of its weights are kept.
     """
     excluded = {
-        f"`parallel.tensor` = {tensor}, whose ranks have parts of the rows that a scale is taken "
-        "over": tensor > 1,
+        f"`parallel.tensor` = {tensor}, whose grid of ranks divides inputs and outputs": (
+            grid_columns(tensor) > 1
+        ),
         "`sparsity`, whose kept blocks have a kernel of their own": model is not None
         and model.sparsity is not None,
-        "`lora`, whose frozen products stay as they are": model is not None
-        and model.lora is not None,
     }
     for what, is_asked in excluded.items():
         if is_asked:

@@ -90,12 +90,13 @@ def tensor_parallel_errors(degree: int, sequence: int, graph: Graph) -> Iterator
     """Why a graph's layers cannot be split over a tensor-parallel degree or grid.
 
     Between layers each rank holds its own tokens (sequence parallelism), inside them whole heads
-    and features.
+    and features. Ranks may share the tokens of an image, of which there are always as many,
+    unequally.
     """
     if degree == 1:
         return
     rows = grid_rows(degree)
-    if sequence % rows:
+    if sequence % rows and graph.examples is None:
         which = f"the {rows} rows of " if grid_columns(degree) > 1 else ""
         yield (
             f"`batch.sequence` = {sequence} is not a multiple of {which}`parallel.tensor` = "

@@ -6,8 +6,7 @@ parallelism each rank has a template of its shard of the layer, whose passes com
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from windlass.models import (
     shard_layer,
     token_output,
     token_targets,
+    use_float8,
 )
 from windlass.runtime.block_scores import BlockScores
 from windlass.runtime.keyed_dropout import (
@@ -48,7 +48,7 @@ from windlass.runtime.keyed_dropout import (
 )
 from windlass.runtime.parameters import is_hidden
 from windlass.schema import AttentionBackend
-from windlass.torch_ext import device_for, use_float8
+from windlass.torch_ext import compile_method, device_for
 
 
 class LayerTemplate:
@@ -111,11 +111,9 @@ class LayerTemplate:
             _use_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
         if self.compiled:
-            # Shapes never change within a run, so none is dynamic but that of exchanged rows.
-            run = torch.compile(
-                MethodType(_with_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
+            self._run = compile_method(
+                LayerTemplate._call, self, unknown_rows=exchanges_rows(self._module)
             )
-            self._run = _with_unknown_sizes(run) if exchanges_rows(self._module) else run
 
     def score_blocks(self, device: torch.device) -> None:
         """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
@@ -378,25 +376,3 @@ def _use_sparse_gradients(layer: nn.Module) -> None:
     for module in layer.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True
-
-
-def _with_unknown_sizes(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A compiled function in which an operator may give as many rows as it finds in a run."""
-    # Importing the compiler takes a second, which eager runs would take too.
-    from torch._dynamo import config as dynamo_config
-
-    def call(*arguments: object) -> Tensor:
-        with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
-            return run(*arguments)
-
-    return call
-
-
-def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function with a code object of its own.
-
-    torch.compile caches compiled code per code object, checks the guards of all its entries at each
-    call, and gives up after eight entries: templates must not share a code object.
-    """
-    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return cast("Callable[..., Tensor]", copy)

@@ -44,9 +44,13 @@ class LoraRequest(RequestTable):
     none."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability that an input of an adapter is dropped in training."""
+    trained: tuple[Name, ...] | None = None
+    """Patterns of full names of weights that are trained whole beside the adapters, such as
+    `head.*`; PEFT calls their modules `modules_to_save`. None means the head of new classes, where
+    there is one."""
     adapter: Name | None = None
-    """A folder of PEFT whose adapters training begins with; rank, alpha, targets and dropout are
-    then the folder's. None means new adapters."""
+    """A folder of PEFT whose adapters training begins with; rank, alpha, targets, dropout and
+    trained are then the folder's. None means new adapters."""
     base: Name | None = None
     """A checkpoint of a run, or a safetensors file that `windlass export` wrote, whose weights the
     adapters stand beside; None means the model's own."""

@@ -1,6 +1,9 @@
 from .compile_cache import (
     sealed_compile_cache,
 )
+from .compiled_methods import (
+    compile_method,
+)
 from .cpu_allocator import (
     FREE_MEMORY_BYTES,
     allocator_stats,
@@ -16,10 +19,6 @@ from .device_kinds import (
     CudaDevice,
     accelerator_device,
     device_for,
-)
-from .float8_products import (
-    takes_float8,
-    use_float8,
 )
 from .numeric_settings import (
     missing_deterministic_kernel,
@@ -67,6 +66,7 @@ __all__ = [
     "allocator_stats",
     "block_count",
     "bytes_left_under_limits",
+    "compile_method",
     "device_for",
     "dither_key",
     "install_allocator",
@@ -77,7 +77,5 @@ __all__ = [
     "sealed_compile_cache",
     "set_deterministic_libraries",
     "set_memory_limit",
-    "takes_float8",
     "trim_heap",
-    "use_float8",
 ]

@@ -98,13 +98,9 @@ def test_a_sentence_head_learns_what_follows_where_words_tell(home: Path) -> Non
     assert last.held_out_loss > last.held_out_sentence_loss
 
 
-def test_what_has_no_class_or_a_new_head_beside_adapters_is_refused(
-    home: Path, films: Path
-) -> None:
+def test_what_has_no_class_is_refused(home: Path, films: Path) -> None:
     data = ("data.format=classes", f"data.source={films}")
     with pytest.raises(DataError, match=r"says no class of a text; set `model\.classes`"):
         windlass.train(*SMALL, *data, folder=home / "run")
-    with pytest.raises(ModelError, match=r"3 classes of texts is new.*leave out `lora`"):
-        windlass.plan(*SMALL, *data, "model.classes=3", "lora.rank=2")
     with pytest.raises(ModelError, match="`sentence_head` is of masked tokens, not of `classes`"):
         windlass.plan(*SMALL, *data, "model.classes=3", "model.sentence_head=true")

@@ -8,6 +8,7 @@ from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.tensor_parallel.collectives import TensorParallelRank, local_tokens
+from windlass.models.tensor_parallel.parallel_modules import GatherTokens, fill_tokens
 from windlass.models.tensor_parallel.shard_module import shard_layer
 
 DEGREE = 4
@@ -37,6 +38,20 @@ def operations(stack: LayerStack, index: int, columns: int, rank_index: int) -> 
 
     recorded = record_layer(sharded, make_input, dtype=torch.float32, target_shape=None)
     return [call.name for call in recorded.trace.calls]
+
+
+def test_the_zeros_behind_the_last_tokens_of_an_image_reach_no_region():
+    arguments = {"layers": 1, "width": 32, "heads": 4, "ffn": 64}
+    stack = build_layer_stack("vit-tiny", arguments, device="cpu")
+    assert stack.examples is not None
+    x = torch.randn(2, stack.examples.positions, 32)
+    assert x.shape[1] % 2  # two ranks cannot share them equally
+    region = GatherTokens(TensorParallelRank(degree=1), stack.examples.positions)
+    seen = region(stack.layers[1], (fill_tokens(x, 2),), {})[0][0]
+    assert torch.equal(seen, x)
+    filled = fill_tokens(x, 2)
+    assert filled.shape[1] == x.shape[1] + 1
+    assert not filled[:, -1].any()
 
 
 def test_sharding_leaves_the_layer_as_it_was():

@@ -90,6 +90,11 @@ def run_jobs(rank: int, jobs: int, answers: int) -> NoReturn:
 def load_model(home: Path) -> tuple[dict, Graph, TokenDataset]:
     """The model of a pool: its description, its graph and its data."""
     model = json.loads((home / "model.json").read_text())
+    # A shape is a tuple, which JSON does not know.
+    model["dials"] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in model["dials"].items()
+    }
     tokens = prepare_dataset(DataRequest(**model["data"]), cache=home / "cache")
     return model, Graph.load(home / "graph.json"), tokens
 

@@ -1,6 +1,7 @@
 """Linear layers that multiply 8-bit factors take the same steps under every plan."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.schema import LoraRequest
 
 PHASES = ((0, 2), (2, 4), (4, LAYERS))
 PLANS: dict[str, dict[str, Any]] = {
@@ -16,6 +18,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "sharded": {"micro": 1, "accumulation": 4, "data": 2, "sharding": (2, 2)},
     "pipeline": {"micro": 1, "accumulation": 8, "pipeline": 2},
     "zero-bubble": {"micro": 2, "accumulation": 4, "pipeline": 2, "schedule": "zero-bubble"},
+    "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
     "selective": {"micro": 4, "accumulation": 2, "recompute": "selective"},
     "phases": {
         "micro": 4, "accumulation": 2, "recompute": "full", "precision": "float32",
@@ -39,7 +42,11 @@ def run(pool: RankPool, **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywor
 
 @pytest.mark.parametrize(
     "name",
-    ["sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in PLANS if n != "sharded")],
+    [
+        "sharded",
+        "tensor",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in PLANS if n not in ("sharded", "tensor")),
+    ],
 )
 def test_float8_under_any_plan_equals_one_device(pool: RankPool, name: str):
     plan = PLANS[name]
@@ -59,3 +66,15 @@ def test_float8_under_any_plan_equals_one_device(pool: RankPool, name: str):
         [a.loss / b.loss - 1 for a, b in zip(alone.steps, exact.steps, strict=True)]
     )
     assert error.abs().max() > 1e-7  # the factors are rounded
+
+
+@pytest.mark.slow
+def test_adapters_beside_float8_products_equal_one_device(tmp_path: Path):
+    two = RankPool(tmp_path, 2, (2,), lora=LoraRequest(rank=4))
+    try:
+        alone = run(two, micro=1, accumulation=BATCH)
+        divided = run(two, micro=2, accumulation=4, tensor=2)
+        result = compare_to_single_device(divided, alone, two.stack, SETTINGS, precision="float64")
+        assert result.passed, result.first_mismatch
+    finally:
+        two.close()

@@ -32,13 +32,21 @@ def with_peft_adapters(request: Request) -> Request:
             f"`lora.adapter` with `{name}`, a model of your own, which PEFT does not know; "
             "leave it out"
         )
-    from windlass.models import fitting_adapters
+    from windlass.models import fitting_adapters, saved_classes
 
     folder = Path(lora.adapter).expanduser().resolve()
     config = apply_model_arguments(model_config(name), model_arguments(base))
+    classes = saved_classes(config, folder)
+    if classes is not None and base.classes is None:
+        # The folder has a head of its own, whose classes its configuration does not count.
+        base = base.model_copy(update={"classes": classes})
+        config = apply_model_arguments(config, {"classes": classes})
     adapters = fitting_adapters(config, NO_OBJECTS.stack(base, seed=None), folder)
     read = adapters.request(lora.dropout if "dropout" in lora.model_fields_set else None)
-    return request.model_copy(update={"lora": read.model_copy(update={"base": lora.base})})
+    update: dict[str, object] = {"lora": read.model_copy(update={"base": lora.base})}
+    if base.classes != request.model.classes:
+        update["model"] = request.model.model_copy(update={"classes": base.classes})
+    return request.model_copy(update=update)
 
 
 def base_of_adapters(folder: Path) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
-from windlass.data.build_dataset import hash_fraction
 from windlass.data.content_hashes import DataProgress, hash_files
+from windlass.data.corpus_split import hash_fraction
 from windlass.data.examples import ExampleDataset
 from windlass.data.images.image_sources import ImageSource, decode_image, find_images
 from windlass.data.pixels import Images, PixelScale, channel_statistics

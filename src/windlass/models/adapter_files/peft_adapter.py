@@ -18,6 +18,7 @@ from windlass.models.adapter_files.peft_weights import PeftWeights, fit_adapters
 from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import Experts
+from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
@@ -38,6 +39,8 @@ class PeftAdapter:
     """Content of `adapter_config.json` but for the modules with an adapter and their ranks."""
     scale: float
     """What the output of each adapter is multiplied with."""
+    whole: tuple[str, ...]
+    """Full names of our weights that are trained whole beside the adapters."""
     expert_rank: int
     """The largest rank of an adapter of experts, to which PEFT's other ones are filled up with
     zeros: it stacks them, and reads one rank for all. 0 if there are none."""
@@ -71,6 +74,11 @@ class PeftAdapter:
                 yield f"{module}.lora_A.weight", a
                 yield f"{module}.lora_B.weight", part
 
+    def whole_tensors(self, weight: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of one weight of ours that is trained whole."""
+        for name, part in self.names.split(weight, value):
+            yield PEFT_PREFIX + name, part
+
     def content(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The content of `adapter_config.json` for adapters of these ranks."""
         end = ".lora_A.weight"
@@ -87,6 +95,7 @@ class PeftAdapter:
             "rank_pattern": others,
             "alpha_pattern": {name: self.scale * other for name, other in others.items()},
             "target_modules": _target_modules(frozenset(ranks), self.modules - ranks.keys()),
+            "modules_to_save": sorted({*_modules_of(self.names, self.whole)}) or None,
         }
 
 
@@ -111,9 +120,10 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
             "none of it; leave `gate` and `input` of the feed-forward out of "
             "`lora.targets`, or export the merged model (`--to hf:DIR`)"
         )
+    whole = _whole_weights(names, stack)
     content = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if config.causal else None,
+        "task_type": _task_type(config, whole),
         "base_model_name_or_path": base,
         "lora_dropout": request.dropout,
         "bias": "none",
@@ -122,7 +132,7 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
     }
     modules = frozenset(_sources(names, linears))
     return PeftAdapter(
-        names=names, modules=modules, config=content, scale=request.scale,
+        names=names, modules=modules, config=content, scale=request.scale, whole=whole,
         expert_rank=_expert_rank(stack),
     )  # fmt: skip
 
@@ -153,8 +163,32 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
         InputErrors: everything that makes an adapter more than two factors beside a product.
     """
     linears = {name: tuple(module.weight.shape) for name, module in _linear_modules(stack)}
-    adapters = open_peft_folder(folder)
-    return fit_adapters(adapters, adapter_names(config)[0], linears, model=config.name)
+    weights = {
+        weight: tuple(parameter.shape)
+        for weight, parameter in _parameters(stack).items()
+        if weight not in stack.tied_weights
+    }
+    names = adapter_names(config)[0]
+    return fit_adapters(open_peft_folder(folder), names, linears, weights, model=config.name)
+
+
+def saved_classes(config: TransformerConfig, folder: Path) -> int | None:
+    """The classes of the head that a folder of PEFT has whole; None if it has no such head.
+
+    Args:
+        config: the configuration of the base, which may have another head.
+        folder: the folder.
+
+    Raises:
+        ModelError: it is no folder of PEFT.
+        InputErrors: everything that our adapters do not compute.
+    """
+    if config.image is None and config.block_layout != "post_norm":
+        return None
+    weight = "head.projection" if config.image is not None else "head.texts.classes"
+    (source,) = adapter_names(config)[0].sources(f"{weight}.weight")
+    stored = open_peft_folder(folder).whole(source)
+    return None if stored is None else stored.shape[0]
 
 
 def linear_layers(stack: LayerStack, *, adapted: bool) -> list[str]:
@@ -162,6 +196,49 @@ def linear_layers(stack: LayerStack, *, adapted: bool) -> list[str]:
     return [
         name for name, module in _linear_modules(stack) if isinstance(module, Adapted) == adapted
     ]
+
+
+def _parameters(stack: LayerStack) -> dict[str, nn.Parameter]:
+    """Every parameter by its full name, adapters left out."""
+    return {
+        f"{name}.{path}": parameter
+        for name, layer in zip(stack.names, stack.layers, strict=True)
+        for path, parameter in layer.named_parameters(remove_duplicate=False)
+        if not is_adapter(path)
+    }
+
+
+def _whole_weights(names: TensorNames, stack: LayerStack) -> tuple[str, ...]:
+    """Full names of the weights that are trained whole.
+
+    Raises:
+        ModelError: another weight of the same module of theirs is frozen.
+    """
+    weights = {n: p for n, p in _parameters(stack).items() if n not in stack.tied_weights}
+    whole = tuple(name for name, parameter in weights.items() if parameter.requires_grad)
+    modules = {*_modules_of(names, whole)}
+    for name, parameter in weights.items():
+        if not parameter.requires_grad and modules & {*_modules_of(names, (name,))}:
+            raise ModelError(
+                f"`{name}` is frozen, and PEFT keeps each module whole of which a weight is "
+                "trained; add it to `lora.trained`, or export the merged model (`--to hf:DIR`)"
+            )
+    return whole
+
+
+def _modules_of(names: TensorNames, weights: Iterable[str]) -> Iterator[str]:
+    """Names of the modules of Hugging Face that have the tensors of weights of ours."""
+    for weight in weights:
+        for source in names.sources(weight):
+            yield source.rpartition(".")[0]
+
+
+def _task_type(config: TransformerConfig, whole: Iterable[str]) -> str | None:
+    """What PEFT calls the task. It looks for a trained head beside adapters of classes of texts."""
+    if config.causal:
+        return "CAUSAL_LM"
+    trains_head = any(weight.startswith("head.texts.classes.") for weight in whole)
+    return "SEQ_CLS" if trains_head else None
 
 
 def _linear_modules(stack: LayerStack) -> Iterator[tuple[str, nn.Linear | Adaptable]]:

@@ -28,7 +28,7 @@ from windlass.models.huggingface.weight_files import StoredTensor, list_file, re
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _UNKNOWN = (
-    "use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication",
+    "use_dora", "lora_bias", "trainable_token_indices", "layer_replication",
     "alora_invocation_tokens", "use_qalora",
 )  # fmt: skip
 """Keys of a configuration with which an adapter is more than two factors beside a product."""
@@ -68,6 +68,22 @@ class PeftFolder:
         if isinstance(factor, ExpertFactor):
             return factor.read()
         return read_tensor(f"{PEFT_PREFIX}{module}{FACTORS[which]}", factor)
+
+    def whole(self, tensor: str) -> StoredTensor | None:
+        """Where a tensor of the base stands that was trained whole; None if it was not."""
+        stored = self.stored.get(f"{PEFT_PREFIX}{tensor}")
+        return stored if isinstance(stored, StoredTensor) else None
+
+    def read_whole(self, tensor: str) -> Tensor:
+        """The values of a tensor of the base that was trained whole.
+
+        Raises:
+            ModelError: there is none, or the file cannot be read any more.
+        """
+        stored = self.whole(tensor)
+        if stored is None:
+            raise ModelError(f"`{self.path}` has no `{tensor}` any more")
+        return read_tensor(f"{PEFT_PREFIX}{tensor}", stored)
 
     def with_factors_of_experts(
         self, experts: Mapping[str, Sequence[tuple[str, int]]]

@@ -51,14 +51,17 @@ class PeftWeights:
     """Full names of those that are of experts, each of which is a part."""
     scale: float
     """What the output of each adapter is multiplied with."""
+    whole: frozenset[str]
+    """Full names of the weights that were trained whole beside the adapters."""
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Full names of the adapters' weights."""
-        return frozenset(f"{linear}.lora_{each}" for linear in self.parts for each in "ab")
+        """Full names of the adapters' weights, and of those that were trained whole."""
+        factors = frozenset(f"{linear}.lora_{each}" for linear in self.parts for each in "ab")
+        return factors | self.whole
 
     def read(self, parameter: str) -> Tensor:
-        """The values of one factor, in the type they are stored in.
+        """The values of one factor, or of one whole weight, in the type they are stored in.
 
         They are `[rank in]` or `[out rank]`; of experts `[E rank in]` or `[E out rank]`, with zeros
         where one has a lower rank than others.
@@ -66,6 +69,9 @@ class PeftWeights:
         Raises:
             ModelError: a file cannot be read any more.
         """
+        if parameter in self.whole:
+            tensors = [self.folder.read_whole(name) for name in self.names.sources(parameter)]
+            return self.names.join(parameter, tensors)
         linear, _, factor = parameter.rpartition(".lora_")
         parts = self.parts[linear]
         if linear in self.experts:
@@ -107,7 +113,11 @@ class PeftWeights:
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives."""
         linear, _, factor = parameter.rpartition(".lora_")
-        stored = [self.folder.factor(part.module, factor == "b") for part in self.parts[linear]]
+        stored = (
+            [self.folder.whole(name) for name in self.names.sources(parameter)]
+            if (parameter in self.whole)
+            else [self.folder.factor(part.module, factor == "b") for part in self.parts[linear]]
+        )
         types = [FLOAT_TYPES[each.dtype] for each in stored if each is not None]
         return reduce(torch.promote_types, types)
 
@@ -115,7 +125,7 @@ class PeftWeights:
         """None: adapters are made of several tensors, and are trained."""
 
     def request(self, dropout: float | None = None) -> LoraRequest:
-        """The request of these adapters: their ranks, scale and layers.
+        """The request of these adapters: their ranks, scale and layers, and what else is trained.
 
         Args:
             dropout: rate of their inputs in training; None means the folder's.
@@ -131,7 +141,7 @@ class PeftWeights:
         return LoraRequest(
             rank=rank, alpha=self.scale * rank, targets=tuple(short), dropout=dropout,
             ranks={name: other for name, other in short.items() if other != rank} or None,
-            adapter=str(self.folder.path),
+            adapter=str(self.folder.path), trained=tuple(sorted(self.whole)) or None,
         )  # fmt: skip
 
 
@@ -166,7 +176,11 @@ class AdaptedWeights:
 
 
 def fit_adapters(
-    folder: PeftFolder, names: TensorNames, linears: Mapping[str, tuple[int, ...]], model: str
+    folder: PeftFolder,
+    names: TensorNames,
+    linears: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, tuple[int, ...]],
+    model: str,
 ) -> PeftWeights:
     """The adapters of a folder beside the linear layers of a model.
 
@@ -175,6 +189,7 @@ def fit_adapters(
         names: the model's tensors in Hugging Face.
         linears: shape of the weight of each of its linear layers, `[out in]` or `[E out in]` of
             experts, by full name.
+        weights: shape of each of its weights, adapters left out, by full name.
         model: its name in messages.
 
     Raises:
@@ -199,6 +214,18 @@ def fit_adapters(
         for module, _ in parts
         for end in FACTORS
     }
+    parts_of_whole = {
+        weight: names.split(weight, torch.empty(shape, device="meta"))
+        for weight, shape in weights.items()
+        if names.half(weight) is None
+    }
+    whole = {
+        weight: parts
+        for weight, parts in parts_of_whole.items()
+        if any(folder.whole(name) for name, _ in parts)
+    }
+    wrong += [text for parts in whole.values() for text in _wrong_wholes(folder, parts)]
+    known |= {f"{PEFT_PREFIX}{name}" for parts in whole.values() for name, _ in parts}
     wrong += [f"`{name}`, no such layer" for name in folder.stored if name not in known]
     adapted = {
         linear: parts
@@ -222,7 +249,7 @@ def fit_adapters(
     others = frozenset(linears.keys() - adapted.keys())
     return PeftWeights(
         folder=folder, names=names, parts=parts, others=others,
-        experts=frozenset(experts) & adapted.keys(), scale=scale,
+        experts=frozenset(experts) & adapted.keys(), scale=scale, whole=frozenset(whole),
     )  # fmt: skip
 
 
@@ -248,6 +275,16 @@ def _wrong_shapes(folder: PeftFolder, module: str, sizes: tuple[int, int]) -> It
                 f"`{module}.lora_{name}` {factor.dtype} {list(factor.shape)} where {list(shape)} "
                 "fits"
             )
+
+
+def _wrong_wholes(folder: PeftFolder, parts: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
+    """Tensors of a weight that was trained whole which are missing, or of another shape."""
+    for name, part in parts:
+        stored = folder.whole(name)
+        if stored is None:
+            yield f"no `{name}`, though others of its layer are trained whole"
+        elif stored.shape != tuple(part.shape) or stored.dtype not in FLOAT_TYPES:
+            yield f"`{name}` {stored.dtype} {list(stored.shape)} where {list(part.shape)} fits"
 
 
 def _part(folder: PeftFolder, module: str, rows: int, scale: float) -> PeftPart:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.errors import ModelError
+from windlass.errors import ModelError, did_you_mean
 from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import LoraRequest
@@ -116,27 +116,56 @@ class RowLoraLinear(LoraLinear):
 def add_adapters(
     model: nn.Module, name: str, layers: Sequence[str], request: LoraRequest, *, seed: int
 ) -> None:
-    """Puts adapters beside linear layers and freezes all other weights, in place.
+    """Puts adapters beside linear layers, in place, and freezes what is not to be trained whole.
 
     Args:
         model: a sequence of layers, on the meta device or with real weights.
         name: the model's name in messages.
         layers: names of the layers in order; those between the first and the last are blocks.
-        request: rank, scale, and which layers.
+        request: rank, scale, which layers, and which other weights are trained.
         seed: random seed of all weights of the model.
 
     Raises:
-        ModelError: a pattern matches no linear layer, or one without its usual product; or experts
-            should get adapters with dropout.
+        ModelError: a pattern matches nothing, or a linear layer without its usual product; experts
+            should get adapters with dropout; or a weight would be trained beside its adapter.
     """
     model.requires_grad_(requires_grad=False)
-    for path in _targets(model, name, layers[1:-1], request):
+    targets = _targets(model, name, layers[1:-1], request)
+    _train_whole(model, name, targets, request.trained or ())
+    for path in targets:
         base = model.get_submodule(path)
         adapted = _adapted(base, path, name, request)
         with keyed_generator(seed, f"{path}.lora"):
             adapted.reset_adapter()
         owner, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(owner), leaf, adapted.train(base.training))
+
+
+def _train_whole(
+    model: nn.Module, name: str, targets: Sequence[str], patterns: Sequence[str]
+) -> None:
+    """Lets the weights train whose names match a pattern.
+
+    Raises:
+        ModelError: a pattern matches no weight, or one of a layer with an adapter.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        matching = [path for path in parameters if fnmatchcase(path, pattern)]
+        if not matching:
+            raise ModelError(
+                f"`lora.trained` has `{pattern}`, and no weight of `{name}` has such a name"
+                f"{did_you_mean(pattern, list(parameters))}; write full names such as "
+                f"`{list(parameters)[-1]}`, with `*` for any part"
+            )
+        adapted = [path for path in matching if path.rpartition(".")[0] in targets]
+        if adapted:
+            raise ModelError(
+                f"`lora.trained` has `{pattern}`, and beside `{adapted[0]}` stands an adapter; "
+                "leave the layer out of `lora.targets` or of `lora.trained`"
+            )
+        for path in matching:
+            parameters[path].requires_grad = True
 
 
 def _adapted(base: nn.Module, path: str, model: str, request: LoraRequest) -> Adapted:

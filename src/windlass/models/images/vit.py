@@ -4,11 +4,15 @@ Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1. Shape letters: c
 pixels; s one class token and the patches of an image.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from windlass.models.config import TransformerConfig
 from windlass.models.modules import INIT_STD, Projection, build_norm
+from windlass.models.sentences.first_tokens import FirstTokens
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 
 class PatchProjection(nn.Conv2d):
@@ -47,14 +51,19 @@ class PatchEmbedding(nn.Module):
         return self.dropout(torch.cat((class_token, patches), dim=1) + self.positions)
 
 
-class ClassHead(nn.Module):
+class ClassHead(nn.Module, TensorShardable):
     """Final norm of the class token, and its projection to the classes."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.class_token = FirstTokens()
         self.norm = build_norm(config)
         self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b v]`."""
-        return self.projection(self.norm(x[:, 0]))
+        return self.projection(self.norm(self.class_token(x)[:, 0]))
+
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Every rank has all of it."""
+        return {"": ShardingRule(style="tokenwise")}

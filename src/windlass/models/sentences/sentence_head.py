@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.models.packing.documents import SeesDocuments
-from windlass.schema import SENTENCES_PER_ROW
+from windlass.models.sentences.first_tokens import FirstTokens
 
 
 class HeadOutputs(NamedTuple):
@@ -22,7 +21,7 @@ class HeadOutputs(NamedTuple):
     """Logits `[b p c]`."""
 
 
-class SentenceHead(SeesDocuments):
+class SentenceHead(nn.Module):
     """The pooler of BERT, a linear layer and a tanh, and a projection to the classes.
 
     Args:
@@ -42,6 +41,7 @@ class SentenceHead(SeesDocuments):
     ) -> None:
         super().__init__()
         self.is_alone = is_alone
+        self.first_tokens = FirstTokens()
         self.pooler = pooler
         self.dropout = nn.Dropout(dropout)
         self.classes = classes
@@ -49,25 +49,6 @@ class SentenceHead(SeesDocuments):
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b p c]`; without documents a row is one, and p is 1."""
         return self.classes(self.dropout(torch.tanh(self.pooler(self.first_tokens(x)))))
-
-    def first_tokens(self, x: Tensor) -> Tensor:
-        """The vectors of the first tokens of a row's documents, `[b p d]`."""
-        if self.documents is None:
-            return x[:, :1]
-        places = first_places(self.documents)
-        return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-
-
-def first_places(documents: Tensor) -> Tensor:
-    """Where the first documents of each row begin, `Int[b p]`, with p of `SENTENCES_PER_ROW`.
-
-    Args:
-        documents: which document of its row each token belongs to, `Int[b s]`, from 0 on; of those
-            that a row does not have, place 0 is given.
-    """
-    numbers = torch.arange(SENTENCES_PER_ROW, device=documents.device)
-    is_of = documents.unsqueeze(1) == numbers.unsqueeze(-1)  # [b p s]
-    return is_of.int().argmax(dim=-1)
 
 
 def has_sentence_head(layer: nn.Module) -> bool:

@@ -8,7 +8,7 @@ The process group is looked up by name, and only when the tensors are real.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,20 @@ class TensorParallelRank:
         """
         first_row = replicated_over in (None, "features") or self.row == 0
         return first_row and (replicated_over in (None, "tokens") or self.column == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSplit:
+    """Which features of a linear layer are a part of those of all tensor-parallel ranks."""
+
+    side: Literal["inputs", "outputs"]
+    group: TensorParallelGroup
+    """The ranks that have the other parts."""
+
+    @property
+    def words(self) -> tuple[Literal["inputs", "outputs"], int, str]:
+        """The side, the number of ranks and the name of their process group."""
+        return self.side, self.group.degree, self.group.name
 
 
 def all_gather_autograd(x: Tensor, group: TensorParallelGroup) -> Tensor:

@@ -269,16 +269,22 @@ class GatherTokens:
     """Forward pre-hook that all-gathers the tokens of a region's first argument."""
 
     tp_rank: TensorParallelRank
+    positions: int | None
+    """Tokens of a sample, of which ranks may have more with those that fill them up; None takes
+    all."""
 
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with all tokens in the first tensor."""
-        group = self.tp_rank.token_group
         if args:
-            return (all_gather_autograd(args[0], group), *args[1:]), kwargs
+            return (self._all_tokens(args[0]), *args[1:]), kwargs
         first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-        return args, kwargs | {first: all_gather_autograd(kwargs[first], group)}
+        return args, kwargs | {first: self._all_tokens(kwargs[first])}
+
+    def _all_tokens(self, x: Tensor) -> Tensor:
+        gathered = all_gather_autograd(x, self.tp_rank.token_group)
+        return gathered if self.positions is None else gathered[:, : self.positions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +295,13 @@ class ScatterTokens:
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
         """The reduce-scattered output; of a tuple only its first tensor."""
-        group = self.tp_rank.token_group
         if isinstance(output, tuple):
-            return (reduce_scatter_autograd(output[0], group), *output[1:])
-        return reduce_scatter_autograd(output, group)
+            return (self._own_tokens(output[0]), *output[1:])
+        return self._own_tokens(output)
+
+    def _own_tokens(self, x: Tensor) -> Tensor:
+        filled = fill_tokens(x, self.tp_rank.rows)
+        return reduce_scatter_autograd(filled, self.tp_rank.token_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,4 +313,13 @@ class KeepLocalPart:
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
         """The rank's part of the output, contiguous."""
         # A copy, because a view would keep all tokens alive as long as later layers need its own.
-        return local_part(output, self.tp_rank).clone(memory_format=torch.contiguous_format)
+        filled = fill_tokens(output, self.tp_rank.rows)
+        return local_part(filled, self.tp_rank).clone(memory_format=torch.contiguous_format)
+
+
+def fill_tokens(x: Tensor, rows: int) -> Tensor:
+    """`[b s ... d]` with zeros behind its tokens, so that as many rows share them equally."""
+    missing = -x.shape[1] % rows
+    if not missing:
+        return x
+    return torch.cat((x, x.new_zeros(len(x), missing, *x.shape[2:])), dim=1)

@@ -2,8 +2,9 @@
 
 Between layers each rank holds its own tokens `[b s/t d]`, on which norms, dropout and residual sums
 run (sequence parallelism). A *region*, attention or feed-forward, all-gathers the tokens, shards
-features, and reduce-scatters the partial sums. Sources: Shoeybi et al. 2019, arXiv:1909.08053,
-section 3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
+features, and reduce-scatters the partial sums. Where ranks cannot share the tokens of an image
+equally, zeros fill up the last ones; regions never see them. Sources: Shoeybi et al. 2019,
+arXiv:1909.08053, section 3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
 
 In a grid of r x c ranks each holds `[b s/r d/c]`, and the tokens of a region are gathered and
 scattered within a column. Its column-parallel and row-parallel linears also communicate within a
@@ -14,19 +15,19 @@ that far, the column-parallel linear all-reduces, and each rank has all f/r feat
 its outputs. Source: Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 """
 
+from typing import Literal
+
 import torch
 from torch import nn
 
 from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import IGNORE_INDEX, set_layer_loss
+from windlass.models.sentences.first_tokens import FirstTokens
 from windlass.models.sentences.head_losses import ClassLoss, HeadLosses
-from windlass.models.sentences.sentence_head import (
-    SentenceHead,
-    gives_text_classes,
-    has_sentence_head,
-)
-from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
+from windlass.models.tensor_parallel.collectives import FeatureSplit, TensorParallelRank
+from windlass.models.tensor_parallel.first_tokens import ExchangedFirstTokens
 from windlass.models.tensor_parallel.norms import (
     ShardedZeroCenteredRMSNorm,
     ZeroCenteredRMSNorm,
@@ -47,7 +48,6 @@ from windlass.models.tensor_parallel.parallel_modules import (
     VocabParallelLinear,
     VocabParallelLora,
 )
-from windlass.models.tensor_parallel.sentences import ReplicatedSentenceHead
 from windlass.models.tensor_parallel.shard_params import (
     EqualShard,
     ParamShard,
@@ -93,7 +93,11 @@ def shard_layer(
     shards = param_shards(layer, sharding, tp_rank)
     _replace_parameters(local, shards)
     for path, rule in sharding.rules.items():
-        _shard_submodule(local, path, rule, tp_rank, inner_shard(layer, sharding, path, tp_rank))
+        if rule.style == "region":
+            _exchange_tokens(local.get_submodule(path), tp_rank, sharding.positions)
+        else:
+            shard = inner_shard(layer, sharding, path, tp_rank)
+            _shard_submodule(local, path, rule, tp_rank, shard)
     if tp_rank.columns > 1:
         for path in sharded_norm_paths(layer, sharding):
             norm = local.get_submodule(path)
@@ -108,18 +112,17 @@ def shard_layer(
 
 
 def _set_loss(local: nn.Module, loss: TensorParallelLoss) -> None:
-    """Attaches the loss of the last layer, which a sentence head adds to on every rank."""
-    if not (has_sentence_head(local) or gives_text_classes(local)):
-        set_layer_loss(local, loss)
-        return
-    for module in local.modules():
-        if isinstance(module, SentenceHead):
-            _change_class(module, ReplicatedSentenceHead, tp_rank=loss.tp_rank)
+    """Attaches the loss of the last layer; what is said of first tokens, every rank computes."""
+    first_tokens = [module for module in local.modules() if isinstance(module, FirstTokens)]
+    for module in first_tokens:
+        _change_class(module, ExchangedFirstTokens, tp_rank=loss.tp_rank)
     degree = loss.tp_rank.degree
-    if gives_text_classes(local):
+    if has_sentence_head(local):
+        set_layer_loss(local, HeadLosses(tokens=loss, ignored=IGNORE_INDEX, ranks=degree))
+    elif first_tokens:
         set_layer_loss(local, ClassLoss(ignored=IGNORE_INDEX, ranks=degree))
-        return
-    set_layer_loss(local, HeadLosses(tokens=loss, ignored=IGNORE_INDEX, ranks=degree))
+    else:
+        set_layer_loss(local, loss)
 
 
 def _replace_parameters(local: nn.Module, shards: dict[str, ParamShard]) -> None:
@@ -134,6 +137,12 @@ def _replace_parameters(local: nn.Module, shards: dict[str, ParamShard]) -> None
         set_parameter(local, name, new[id(old)])
 
 
+def _exchange_tokens(region: nn.Module, tp_rank: TensorParallelRank, positions: int | None) -> None:
+    """Gives a region the tokens of all ranks, and this rank its own of what the region gives."""
+    region.register_forward_pre_hook(GatherTokens(tp_rank, positions), with_kwargs=True)
+    region.register_forward_hook(ScatterTokens(tp_rank))
+
+
 def _shard_submodule(
     local: nn.Module, path: str, rule: ShardingRule, tp_rank: TensorParallelRank, shard: EqualShard
 ) -> None:
@@ -144,10 +153,7 @@ def _shard_submodule(
         setattr(module, name, getattr(module, name) // shard.total)
         return
     module = local.get_submodule(path)
-    if rule.style == "region":
-        module.register_forward_pre_hook(GatherTokens(tp_rank), with_kwargs=True)
-        module.register_forward_hook(ScatterTokens(tp_rank))
-    elif is_sparse(module) and rule.style in ("column", "row"):
+    if is_sparse(module) and rule.style in ("column", "row"):
         shard_sparse_module(module, SparseShard(rule, shard.number, shard.total))
     elif isinstance(module, nn.Embedding) and rule.style == "vocabulary":
         _shard_embedding(module, rule, tp_rank)
@@ -164,6 +170,9 @@ def _shard_linear(
             _change_class(module, GridLinear, tp_rank=tp_rank)
     elif rule.style in _SHARDED_LINEARS:
         module.out_features, module.in_features = module.weight.shape
+        if rule.style != "vocabulary" and tp_rank.columns == 1:
+            side: Literal["inputs", "outputs"] = "inputs" if rule.style == "row" else "outputs"
+            vars(module)["split"] = FeatureSplit(side=side, group=tp_rank.all_group)
         if isinstance(module, LoraLinear):
             if rule.style == "row":
                 _change_class(module, RowLoraLinear, ranks=tp_rank.degree)

@@ -141,7 +141,11 @@ class LayerSharding:
     rules: Mapping[str, ShardingRule]
     """Rules by path inside the layer, of modules and of counts; the empty path is the layer."""
     is_first: bool
-    """Whether the layer takes tokens: each rank gets all of them and continues with its own."""
+    """Whether the layer takes what the data give: each rank gets all of it and continues with its
+    own tokens."""
+    positions: int | None = None
+    """Tokens of every sample, which the ranks may share unequally: the last ones then hold zeros
+    behind theirs. None if a sequence is shared equally."""
 
     def regions(self) -> tuple[str, ...]:
         """Paths of the regions."""
@@ -195,7 +199,12 @@ def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
 
 
 def resolve_sharding(
-    layer: "nn.Module", name: str, rules: Mapping[str, ShardingRule], *, is_first: bool
+    layer: "nn.Module",
+    name: str,
+    rules: Mapping[str, ShardingRule],
+    *,
+    is_first: bool,
+    positions: int | None = None,
 ) -> LayerSharding:
     """The rules of one layer.
 
@@ -204,7 +213,8 @@ def resolve_sharding(
         name: name of the layer in the stack.
         rules: rules by pattern of full names, `*` for one name between dots; they override those
             that modules define themselves, and later ones override earlier ones.
-        is_first: whether the layer takes tokens.
+        is_first: whether the layer takes what the data give.
+        positions: tokens of every sample, where these are no sequences of any length.
     """
     resolved: dict[str, ShardingRule] = {}
     for path, module in layer.named_modules():
@@ -221,7 +231,7 @@ def resolve_sharding(
         if leaf == ADAPTER_DROPOUT and around != "vocabulary":
             style: ShardingStyle = "sharded" if around == "row" else "replicated"
             resolved.setdefault(path, ShardingRule(style=style))
-    return LayerSharding(rules=resolved, is_first=is_first)
+    return LayerSharding(rules=resolved, is_first=is_first, positions=positions)
 
 
 def matching_paths(

@@ -38,6 +38,7 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
+    grid_columns,
     optimizer_law,
 )
 
@@ -108,9 +109,10 @@ class OpenChoices:
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
         own, context = self.machine.stack is None, self.request.parallel.context or 1
-        runs_whole = own and self.request.precision == "float8"
-        if self.request.loss == "fused" or runs_whole:
+        if self.request.loss == "fused":
             candidates = (1,)
+        elif own and self.request.precision == "float8":
+            candidates = tuple(degree for degree in candidates if grid_columns(degree) == 1)
         return tuple(
             degree
             for degree in candidates

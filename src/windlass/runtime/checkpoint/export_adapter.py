@@ -1,4 +1,4 @@
-"""Adapters of a checkpoint as a folder of PEFT."""
+"""Adapters of a checkpoint, and what is trained whole beside them, as a folder of PEFT."""
 
 import json
 import shutil
@@ -33,10 +33,10 @@ def export_adapter(
     require_new_folder(to)
     tensors: dict[str, Tensor] = {}
     for linear in linear_layers(stack, adapted=True):
-        index = next(i for i, name in enumerate(stack.names) if f"{linear}.".startswith(f"{name}."))
-        file = checkpoint.path / layer_file(index)
-        a, b = (read_tensor(file, f"weight/{linear}.lora_{each}") for each in "ab")
+        a, b = (_weight(checkpoint, stack, f"{linear}.lora_{each}") for each in "ab")
         tensors |= adapter.tensors(linear, a, b)
+    for weight in adapter.whole:
+        tensors |= adapter.whole_tensors(weight, _weight(checkpoint, stack, weight))
     partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
     with storage_errors(to):
         try:
@@ -48,3 +48,9 @@ def export_adapter(
             fsync_folder(to.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _weight(checkpoint: Checkpoint, stack: LayerStack, name: str) -> Tensor:
+    """The values of a weight by its full name."""
+    index = next(i for i, layer in enumerate(stack.names) if name.startswith(f"{layer}."))
+    return read_tensor(checkpoint.path / layer_file(index), f"weight/{name}")

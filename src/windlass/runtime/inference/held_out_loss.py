@@ -94,13 +94,13 @@ def evaluate(
         return _forward(layers, passes, x, targets, all_documents[index], no_grad_layers)
 
     is_last, correct = passes.run(values, output), 0
-    if is_last and classifies:
+    # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
+    has_loss = is_last and not dist.coord.tensor_rank
+    if has_loss and classifies:
         loss_of = layer_loss(passes.templates[-1].module)
         for index, targets in enumerate(all_targets):
             correct += int((values[index].argmax(dim=-1) == targets).sum())
             values[index] = loss_of(values[index], targets)
-    # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
-    has_loss = is_last and not dist.coord.tensor_rank
     results = HEAD_RESULTS if has_sentences else 1
     sums, totals = np.zeros(results), np.zeros(results)
     for value, count in zip(values, counts, strict=True) if has_loss else ():

@@ -25,10 +25,21 @@ def add_gradients(
     copied: list[tuple[Tensor, Tensor]] = []
     added: list[tuple[Tensor, Tensor]] = []
     elements = 0
+    taken: set[int] = set()
     for weight in reversed(weights):
         gradient = gradients.pop()
         if gradient is None:
             continue
+        if (
+            weight.gradient is None
+            and type(gradient) is Tensor
+            and gradient.layout == torch.strided
+        ):
+            # Where nothing is summed over (one sample, to which two weights are added), autograd
+            # gives both the same memory: one that is added to would change the other.
+            memory = gradient.untyped_storage().data_ptr()
+            gradient = gradient.clone() if memory in taken else gradient
+            taken.add(memory)
         elements += gradient.numel()
         wide = wide_dtype(gradient.dtype) if accumulated else gradient.dtype
         takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide

@@ -2,12 +2,13 @@
 
 The output and the gradient of the input multiply float8 factors, which are made before each of
 these products; gradients of weights, attention and all else stay in bfloat16. See
-`windlass.torch_ext.float8_products`, which runs them.
+`windlass.models.float8`, which runs them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
-from windlass.schema.graph.layer_cost import LayerCost, MatmulShape, Op, Polynomial
+from windlass.schema.graph.layer_cost import Collective, LayerCost, MatmulShape, Op, Polynomial
 
 _TILE = 16
 """Sides of float8 products are multiples of it."""
@@ -16,23 +17,30 @@ _EAGER_READ, _EAGER_WRITTEN, _EAGER_CALLS = 13, 11, 11
 magnitude, largest, scale, product, clamp, two casts and the division back."""
 _FUSED_READ, _FUSED_WRITTEN, _FUSED_CALLS = 5, 3, 2
 """The same of compiled code: a reduction, and one kernel that rounds."""
+_LARGEST_BYTES = 2
+"""Bytes of a largest value, in bfloat16."""
 _LIVE_BYTES = 3
 """Bytes for each element of a factor while a product runs: in float8, and scaled back."""
 
 
-def float8_cost(cost: LayerCost) -> LayerCost:
+def float8_cost(
+    cost: LayerCost,
+    adapters: Collection[tuple[int, ...]] = (),
+    shared: Collection[tuple[int, ...]] = (),
+) -> LayerCost:
     """The cost of a hidden layer in float8.
 
     Args:
         cost: its cost in bfloat16.
+        adapters: shapes of the factors of adapters, whose products stay in bfloat16.
+        shared: `(k, n)` of products whose sums tensor-parallel ranks share, which exchange the
+            largest values of their rows.
     """
-    return cost.model_copy(
-        update={
-            "precision": "float8",
-            "forward": tuple(_in_float8(cost.forward, compiled=cost.compiled)),
-            "backward": tuple(_in_float8(cost.backward, compiled=cost.compiled)),
-        }
-    )
+    passes = {
+        name: tuple(_in_float8(ops, adapters, shared, compiled=cost.compiled))
+        for name, ops in (("forward", cost.forward), ("backward", cost.backward))
+    }
+    return cost.model_copy(update={"precision": "float8", **passes})
 
 
 def bfloat16_in_float8(cost: LayerCost) -> LayerCost:
@@ -42,12 +50,20 @@ def bfloat16_in_float8(cost: LayerCost) -> LayerCost:
     return cost.model_copy(update=update)
 
 
-def _in_float8(ops: Iterable[Op], *, compiled: bool) -> Iterator[Op]:
+def _in_float8(
+    ops: Iterable[Op],
+    adapters: Collection[tuple[int, ...]],
+    shared: Collection[tuple[int, ...]],
+    *,
+    compiled: bool,
+) -> Iterator[Op]:
     for op in ops:
-        elements = None if op.shape is None or op.kept is not None else _factors(op.shape)
-        if elements is None:
+        product = None if op.shape is None or op.kept is not None else _linear_product(op.shape)
+        if product is None or {product.weight, product.weight[::-1]} & {*adapters}:
             yield _stays(op)
             continue
+        summed, other = product.weight
+        elements = _sum(_scaled(product.tokens, summed), Polynomial(summed * other))
         read, written, calls = (
             (_FUSED_READ, _FUSED_WRITTEN, _FUSED_CALLS)
             if compiled
@@ -58,11 +74,26 @@ def _in_float8(ops: Iterable[Op], *, compiled: bool) -> Iterator[Op]:
             name="float8", kind="memory", read_bytes=_scaled(elements, read),
             written_bytes=_scaled(elements, written), live_bytes=live, calls=2 * calls,
         )  # fmt: skip
+        if product.weight in shared:
+            largest = _scaled(_sum(product.tokens, Polynomial(other)), _LARGEST_BYTES)
+            yield Op(
+                name="float8 largest", kind="collective", read_bytes=largest,
+                written_bytes=largest, live_bytes=live,
+                collective=Collective("all_reduce", largest),
+            )  # fmt: skip
         yield op.model_copy(update={"precision": "float8", "live_bytes": live})
 
 
-def _factors(shape: MatmulShape) -> Polynomial | None:
-    """Elements of both factors of a linear layer's product; None for any other product.
+class _LinearProduct(NamedTuple):
+    """A product of tokens with a weight."""
+
+    tokens: Polynomial
+    weight: tuple[int, int]
+    """Sides of the weight; the product sums over the first."""
+
+
+def _linear_product(shape: MatmulShape) -> _LinearProduct | None:
+    """A linear layer's product whose sides are multiples of 16; None for any other product.
 
     One factor is a weight, whose sides are fixed, and the other has a row for each token.
     """
@@ -73,8 +104,7 @@ def _factors(shape: MatmulShape) -> Polynomial | None:
         return None
     wide = shape.n if shape.m not in fixed else shape.m
     tokens = shape.m if shape.m not in fixed else shape.n
-    weight = Polynomial(wide.constant * shape.k.constant)
-    return _sum(_scaled(tokens, shape.k.constant), weight)
+    return _LinearProduct(tokens, (int(shape.k.constant), int(wide.constant)))
 
 
 def _stays(op: Op) -> Op:

@@ -75,6 +75,18 @@ class LayerKind(Document):
     shows."""
 
     @cached_property
+    def _float8_shapes(self) -> tuple[frozenset[tuple[int, ...]], frozenset[tuple[int, ...]]]:
+        """Shapes of adapters' factors, and of weights whose ranks share sums over features.
+
+        The latter are `(summed, other)` features.
+        """
+        adapters = {p.shape for p in self.parameters if ".lora_" in p.name}
+        matrices = [p for p in self.parameters if len(p.shape) == 2 and p.shape not in adapters]
+        shared = {p.shape for p in matrices if p.shard_dim == 0}
+        shared |= {p.shape[::-1] for p in matrices if p.shard_dim == 1}
+        return frozenset(adapters), frozenset(shared)
+
+    @cached_property
     def parameter_count(self) -> int:
         """Number of elements that the layer owns; tied parameters count where they are owned."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
@@ -155,7 +167,9 @@ class LayerKind(Document):
         if captured != precision:
             plain = self.cost(captured, compiled=compiled, selective=selective)
             if precision == "float8":
-                return float8_cost(plain) if self.is_hidden else bfloat16_in_float8(plain)
+                if not self.is_hidden:
+                    return bfloat16_in_float8(plain)
+                return float8_cost(plain, *self._float8_shapes)
             return plain.model_copy(update={"precision": precision})
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 

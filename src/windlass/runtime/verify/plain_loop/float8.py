@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.models import LoraLinear
+
+_FORWARDS = (nn.Linear.forward, LoraLinear.forward)
 _LARGEST, _LEAST_EXPONENT, _MANTISSA_BITS = 448.0, -6, 3
 """Numbers of the format e4m3. Source: Micikevicius et al. 2022, arXiv:2209.05433, table 1."""
 
@@ -15,7 +18,7 @@ def use_plain_float8(layers: Iterable[nn.Module]) -> None:
     """Makes plain linear layers multiply 8-bit factors where both sides are multiples of 16."""
     for layer in layers:
         for module in layer.modules():
-            if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+            if not isinstance(module, nn.Linear) or type(module).forward not in _FORWARDS:
                 continue
             if module.in_features % 16 == 0 == module.out_features % 16:
                 module.forward = MethodType(_linear, module)  # type: ignore[method-assign]
@@ -30,7 +33,10 @@ def _linear(self: nn.Linear, x: Tensor) -> Tensor:
         of_input.register_hook(lambda gradient: _rounded(gradient, by_row=True))
     # Each product gives its own gradient, and none but the first a value.
     output = value.detach() + sum(each - each.detach() for each in (of_weight, of_input))
-    return output if self.bias is None else output + self.bias
+    output = output if self.bias is None else output + self.bias
+    if isinstance(self, LoraLinear):
+        output = torch.add(output, self.adapter_output(x), alpha=self.scale)
+    return output
 
 
 @torch.no_grad()

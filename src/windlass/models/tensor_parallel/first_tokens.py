@@ -1,23 +1,23 @@
-"""The sentence head that each tensor-parallel rank has in full."""
+"""First tokens of documents and images, which each rank gets from the rank that has them."""
 
 import torch
 from torch import Tensor
 
-from windlass.models.sentences.sentence_head import SentenceHead, first_places
+from windlass.models.sentences.first_tokens import FirstTokens, first_places
 from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
 
 
-class ReplicatedSentenceHead(SentenceHead):
-    """A sentence head whose rank has some of the tokens.
+class ExchangedFirstTokens(FirstTokens):
+    """First tokens of rows of which a rank has some of the tokens.
 
-    The ranks exchange the vectors of first tokens alone and all compute the same; the loss gives
-    each an equal part of the gradient.
+    The ranks exchange these vectors alone, and all compute the same of them; the loss gives each an
+    equal part of the gradient.
     """
 
     tp_rank: TensorParallelRank
 
-    def first_tokens(self, x: Tensor) -> Tensor:
-        """The vectors of the first tokens of a row's documents, `[b p d]`, of `[b s/t d]`."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps the rank's tokens, `[b s/t d]`, to `[b p d]`."""
         count = x.shape[1]
         if self.documents is None:
             places = torch.zeros((len(x), 1), dtype=torch.int64, device=x.device)
