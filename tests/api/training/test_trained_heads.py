@@ -26,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit": {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 7},
     "bert": {"vocab_size": 260, "max_position_embeddings": 32, "num_labels": 3},
 }
+TARGETS = {"vit": ["q_proj", "v_proj", "fc2"], "bert": ["query", "value"]}
 TRAINED = {
     "vit": ("head.projection.bias", "head.projection.weight"),
     "bert": ("head.texts.classes.bias", "head.texts.classes.weight"),
@@ -74,7 +75,7 @@ def test_a_head_that_peft_saved_whole_is_read_and_written_as_it_was(home: Path, 
     folder = base(home / "base", kind)
     model = get_peft_model(
         classifier(folder, num_labels=CLASSES),
-        LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"]),
+        LoraConfig(r=2, target_modules=TARGETS[kind], modules_to_save=["classifier"]),
     )
     with torch.no_grad():
         for name, weight in model.named_parameters():

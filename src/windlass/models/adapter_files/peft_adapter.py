@@ -58,7 +58,7 @@ class PeftAdapter:
         """
         parts = self.names.split_rows(f"{linear}.weight", b)
         for index, (name, part) in enumerate(parts):
-            module = PEFT_PREFIX + name.removesuffix(".weight")
+            module = PEFT_PREFIX + self.names.family.module_name(name.removesuffix(".weight"))
             if a.ndim > 2:
                 more = self.expert_rank - a.shape[1]
                 yield f"{module}.lora_A.weight", pad(a[index], (0, 0, 0, more)).contiguous()
@@ -77,7 +77,7 @@ class PeftAdapter:
     def whole_tensors(self, weight: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The tensors of one weight of ours that is trained whole."""
         for name, part in self.names.split(weight, value):
-            yield PEFT_PREFIX + name, part
+            yield PEFT_PREFIX + self.names.family.module_name(name), part
 
     def content(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The content of `adapter_config.json` for adapters of these ranks."""
@@ -169,7 +169,8 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
         if weight not in stack.tied_weights
     }
     names = adapter_names(config)[0]
-    return fit_adapters(open_peft_folder(folder), names, linears, weights, model=config.name)
+    adapters = open_peft_folder(folder).with_names_of_tensors(names.family)
+    return fit_adapters(adapters, names, linears, weights, model=config.name)
 
 
 def saved_classes(config: TransformerConfig, folder: Path) -> int | None:
@@ -230,7 +231,7 @@ def _modules_of(names: TensorNames, weights: Iterable[str]) -> Iterator[str]:
     """Names of the modules of Hugging Face that have the tensors of weights of ours."""
     for weight in weights:
         for source in names.sources(weight):
-            yield source.rpartition(".")[0]
+            yield names.family.module_name(source).rpartition(".")[0]
 
 
 def _task_type(config: TransformerConfig, whole: Iterable[str]) -> str | None:
@@ -277,7 +278,7 @@ def _sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
     """Names of the modules of Hugging Face that linear layers of ours are made of."""
     for linear in linears:
         for source in names.sources(f"{linear}.weight"):
-            yield source.removesuffix(".weight")
+            yield names.family.module_name(source).removesuffix(".weight")
 
 
 def _shared_sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:

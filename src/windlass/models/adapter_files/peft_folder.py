@@ -4,7 +4,7 @@ Source: peft 0.21, `LoraConfig` and `get_peft_model_state_dict`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from re import (
@@ -23,6 +23,7 @@ from windlass.models.adapter_files.stacked_experts import (
     ExpertFactor,
     split_stacked,
 )
+from windlass.models.huggingface.families import Family
 from windlass.models.huggingface.model_folder import ADAPTER_CONFIG, is_peft_folder, read_json
 from windlass.models.huggingface.weight_files import StoredTensor, list_file, read_tensor
 
@@ -45,6 +46,8 @@ class PeftFolder:
     """Content of `adapter_config.json`; `Any` because it is not validated."""
     stored: Mapping[str, StoredTensor | ExpertFactor]
     """Every tensor by its name; one of all experts stands for a factor of each."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors in the file, by those that they have here where these differ."""
 
     @property
     def base(self) -> str | None:
@@ -67,7 +70,8 @@ class PeftFolder:
             raise ModelError(f"`{self.path}` has no adapter of `{module}` any more")
         if isinstance(factor, ExpertFactor):
             return factor.read()
-        return read_tensor(f"{PEFT_PREFIX}{module}{FACTORS[which]}", factor)
+        name = f"{PEFT_PREFIX}{module}{FACTORS[which]}"
+        return read_tensor(self.written.get(name, name), factor)
 
     def whole(self, tensor: str) -> StoredTensor | None:
         """Where a tensor of the base stands that was trained whole; None if it was not."""
@@ -83,7 +87,14 @@ class PeftFolder:
         stored = self.whole(tensor)
         if stored is None:
             raise ModelError(f"`{self.path}` has no `{tensor}` any more")
-        return read_tensor(f"{PEFT_PREFIX}{tensor}", stored)
+        name = f"{PEFT_PREFIX}{tensor}"
+        return read_tensor(self.written.get(name, name), stored)
+
+    def with_names_of_tensors(self, family: Family) -> "PeftFolder":
+        """The folder, whose tensors are called as those in a folder of the base are."""
+        written = {family.tensor_name(name): name for name in self.stored}
+        stored = {name: self.stored[own] for name, own in written.items()}
+        return replace(self, stored=stored, written=written)
 
     def with_factors_of_experts(
         self, experts: Mapping[str, Sequence[tuple[str, int]]]
@@ -107,7 +118,10 @@ class PeftFolder:
     def scale(self, module: str) -> float:
         """What the output of a module's adapter is multiplied with."""
         alpha, rank, factor = self.config["lora_alpha"], self.rank(module), self.factor(module, 0)
-        name = factor.parameter if isinstance(factor, ExpertFactor) else module
+        tensor = f"{PEFT_PREFIX}{module}{FACTORS[0]}"
+        written = self.written.get(tensor, tensor)
+        name = written.removeprefix(PEFT_PREFIX).removesuffix(FACTORS[0])
+        name = factor.parameter if isinstance(factor, ExpertFactor) else name
         for pattern, value in (self.config.get("alpha_pattern") or {}).items():
             if fullmatch(rf"(.*\.)?({pattern})", name):
                 alpha = value

@@ -115,8 +115,23 @@ class Family:
     """By name of our parameter, in which `block` stands for each block."""
     older_names: Mapping[str, str]
     """Ends of names that folders of earlier versions have, by today's."""
+    module_names: Mapping[str, str]
+    """Parts of the names of modules, by those of tensors in a folder where these differ. PEFT has
+    the names of modules."""
     gguf: GgufTable | None = None
     """None if no GGUF file of this type can be written."""
+
+    def module_name(self, tensor: str) -> str:
+        """What a tensor of a folder, or its module, is called among the modules."""
+        for stored, live in self.module_names.items():
+            tensor = tensor.replace(stored, live)
+        return tensor
+
+    def tensor_name(self, module: str) -> str:
+        """The inverse of `module_name`."""
+        for stored, live in self.module_names.items():
+            module = module.replace(live, stored)
+        return module
 
     def head_fields(self, architectures: object) -> Mapping[str, Any]:
         """What a folder's class says of our fields, as in `heads`.
@@ -229,6 +244,7 @@ def _family(model_type: str) -> Family:
         unread_beside_classes=table.get("unread_beside_classes"),
         tensors=_tensor_rules(table["tensors"]),
         older_names=table.get("older_names", {}),
+        module_names=table.get("module_names", {}),
         gguf=_gguf_table(table["gguf"]) if table.get("gguf") else None,
     )
 
