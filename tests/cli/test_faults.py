@@ -189,7 +189,7 @@ class Frail(nn.Module):
 
     def forward(self, x):
         self.calls += 1
-        if self.calls > 40 and "--rank" in open("/proc/self/cmdline").read():
+        if self.calls > 40 and open("/proc/self/comm").read().startswith("rank "):
             raise ValueError("the frail one breaks")
         return x + self.lin(x)
 
