@@ -23,6 +23,10 @@ os.environ.setdefault(
     str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"),
 )
 
+# Processes that tests start keep their compiled code, as those of a user do: without it each
+# compiles all of Windlass anew, for almost a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A busy machine is no fault of the code.
 settings.register_profile("windlass", deadline=None)
 settings.load_profile("windlass")
