@@ -58,7 +58,7 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
     weights = draw(st.sampled_from(_divisors(optimizer)))
     accumulation, virtual_stages = draw(st.integers(1, 4)), 1
     expert = draw(st.sampled_from(_divisors(replicas))) if graph.experts else 1
-    offloads = expert == 1 and draw(st.booleans())
+    offloads = draw(st.booleans())
     schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
     can_freeze = not trained
     if can_freeze and (front := draw(st.sampled_from([0, 0, 1, 3]))):
@@ -79,9 +79,7 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
         sharding=(weights, optimizer),
         schedule=schedule,
         virtual_stages=virtual_stages,
-        offload=offload
-        if offloads
-        else draw(st.sampled_from(RESIDENT_OFFLOADS[:: 1 if expert == 1 else 2])),
+        offload=offload if offloads else draw(st.sampled_from(RESIDENT_OFFLOADS)),
         stages=_phased(draw, pipeline) if offloads else _chunks(draw, pipeline * virtual_stages),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "full"])),

@@ -6,7 +6,9 @@ are kept, and the backward pass recomputes the latter from them. Products of two
 recomputed as well: the scores of unfused attention are as large as they are cheap.
 
 In a tensor-parallel layer the outputs of reductions are kept, but not the partial sums that go into
-them, which are as large as the full tensor; gathered tensors, as large too, are gathered again.
+them, which are as large as the full tensor; gathered tensors, as large too, are gathered again. So
+it is where ranks divide experts: rows that came back are kept, and not the experts' results that
+were sent; rows are sent to their experts again, in the numbers that ranks told each other before.
 
 Source: Korthikanti et al. 2022, arXiv:2205.05198, section 5.
 """
@@ -29,9 +31,13 @@ _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
 _OWN_PRODUCTS = frozenset(
     {"windlass::block_linear", "windlass::block_feed_forward", "windlass::grouped_linear"}
 )
+_ROW_COUNTS = "windlass::exchange_expert_counts"
+"""Numbers that the host waits for, a few bytes."""
 _COUNTERS = frozenset({"windlass::add_expert_load", "windlass::add_dropped_choices"})
 """What counts a forward pass, and so runs in one only."""
-_REDUCTIONS = frozenset({torch.ops.windlass.reduce_scatter, torch.ops.windlass.all_reduce})
+_REDUCTIONS = frozenset(
+    {"windlass::reduce_scatter", "windlass::all_reduce", "windlass::return_expert_rows"}
+)
 _FUSED_ATTENTION = "_scaled_dot_product_"
 """Prefix of the names of torch's fused attention kernels on every device."""
 
@@ -123,7 +129,7 @@ class _KeepOutputs(_KeptOutputMode):
 
     def _kept_output(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
         output = run()
-        if func.overloadpacket in _REDUCTIONS:
+        if func.name() in _REDUCTIONS:
             self._drop_partial_sum(args[0])
         self._kept.append(_KeptOutput.detached(output))
         return output
@@ -143,7 +149,6 @@ class _ReplayOutputs(_KeptOutputMode):
 
 
 def _is_kept(func: OpOverload) -> bool:
-    packet = func.overloadpacket
-    kept = packet in _PRODUCTS or packet in _REDUCTIONS
-    kept = kept or func.name() in _OWN_PRODUCTS or func.name() in _COUNTERS
-    return kept or packet.__name__.startswith(_FUSED_ATTENTION)
+    packet, name = func.overloadpacket, func.name()
+    is_own = name in _OWN_PRODUCTS | _COUNTERS | _REDUCTIONS or name == _ROW_COUNTS
+    return is_own or packet in _PRODUCTS or packet.__name__.startswith(_FUSED_ATTENTION)

@@ -6,6 +6,7 @@ from pathlib import Path
 from windlass.data import TrainingBatches
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.composite_store import sharded_offloaded_store
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
@@ -18,7 +19,6 @@ from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
-from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue, transfer_queue_for
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers.optimizer import Optimizer
@@ -195,7 +195,9 @@ def _store_for(
     """The store that the plan asks for: in memory, offloaded, sharded, or sharded and offloaded."""
     offloaded = context.plan.is_offloaded("optimizer")
     if queue is not None and offloaded and groups:
-        return ShardedOffloadedStore(context, optimizer, queue, groups, before_update=before_update)
+        return sharded_offloaded_store(
+            context, optimizer, queue, groups, before_update=before_update
+        )
     if queue is not None and offloaded:
         return OffloadedStore(context, optimizer, queue, before_update=before_update)
     if groups:

@@ -60,6 +60,9 @@ def trained(home: Path, folder: Path, *overrides: str) -> Path:
         ("llama", ()),
         pytest.param("gpt2", ('lora.targets=["attention.*"]',), marks=pytest.mark.slow),
         pytest.param("mixtral", (), marks=pytest.mark.slow),
+        pytest.param(
+            "mixtral", ('lora.targets=["router", "input", "output"]',), marks=pytest.mark.slow
+        ),
         pytest.param("qwen3_moe", ('lora.ranks={"down" = 2}',), marks=pytest.mark.slow),
     ],
 )

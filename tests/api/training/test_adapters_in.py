@@ -106,6 +106,8 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gate and up alone": ("mixtral", {"target_parameters": PAIRS[:1]}),
     "down alone": ("qwen3_moe", {"target_parameters": PAIRS[1:]}),
     "names of transformers 4": ("mixtral", {"target_modules": ["q_proj", "w1", "w2", "w3"]}),
+    "a router": ("mixtral", {"target_parameters": ["mlp.gate.weight"]}),
+    "a router and experts": ("qwen3_moe", {"target_parameters": [*PAIRS, "mlp.gate.weight"]}),
 }  # fmt: skip
 """Adapters beside experts, as peft stacks them beside transformers 5."""
 

@@ -95,7 +95,7 @@ EXPERTS = (
 
 
 def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
-    """A random plan whose replicas divide experts, sharded or not."""
+    """A random plan whose replicas divide experts, sharded or not, offloaded or not."""
     replicas = chance.choice([2, 4, 8])
     expert = chance.choice([each for each in divisors(replicas) if 1 < each <= graph.experts[0]])
     context = chance.choice([1, 1, *divisors(replicas)])  # powers of two divide each other
@@ -108,10 +108,14 @@ def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> 
         accumulation=chance.choice([1, 2, 5]), sequence=32, clip=chance.random() < 0.5,
         precision=chance.choice(["float32", "bfloat16"]),
         schedule=chance.choice(["1f1b", "gpipe", "zero-bubble"]),
+        offload=Offload(optimizer=chance.choice(machine.device.tiers).name),
     )  # fmt: skip
     if graph.tensor_shards and plan.parallel.schedule != "zero-bubble":
         plan = plan.model_copy(update={"compile": chance.random() < 0.5})
-    return with_recompute(plan, [chance.choice([0, 1, 2]) for _ in plan.stages])
+    full = [chance.choice([0, 1, 2]) for _ in plan.stages]
+    if any(selective_recompute_errors(plan, graph)):
+        return with_recompute(plan, full)
+    return with_recompute(plan, full, [chance.choice([0, 1, 5]) for _ in plan.stages])
 
 
 def draw(chance: random.Random, graph: Graph, machine: Machine, *, accumulation: int = 0) -> Plan:

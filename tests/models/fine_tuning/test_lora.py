@@ -10,6 +10,7 @@ from windlass.capture.capture_layers import capture_graph
 from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.experts.expert_linear import LoraExpertLinear
+from windlass.models.experts.routing import LoraRouter
 from windlass.models.fine_tuning.lora import LoraLinear
 from windlass.models.layer_stack import LayerStack
 from windlass.schema.model_request import LoraRequest
@@ -64,6 +65,23 @@ def test_an_adapter_adds_its_scaled_product_to_the_weight():
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
 
 
+def test_an_adapter_beside_a_router_adds_its_product_and_stands_where_it_is_named():
+    unasked = dict(weights(moe(LoraRequest(rank=4))))
+    assert not any("router.lora" in name for name in unasked)
+    adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("router",)))
+    assert torch.equal(logits(moe()), logits(adapted))
+    merged = moe()
+    for name, layer in zip(adapted.names, adapted.layers, strict=True):
+        for path, module in layer.named_modules():
+            if isinstance(module, LoraRouter):
+                nn.init.normal_(module.lora_b, std=0.5)
+                target = merged.layers[merged.names.index(name)].get_submodule(path)
+                with torch.no_grad():
+                    target.weight += 3 / 4 * module.lora_b @ module.lora_a
+    torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
+    assert (logits(moe()) - logits(merged)).abs().max() > 1e-3
+
+
 def test_each_expert_has_an_adapter_that_adds_its_product_to_the_experts_weight():
     adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("experts.*",)))
     assert torch.equal(logits(moe()), logits(adapted))
@@ -83,9 +101,11 @@ def test_each_expert_has_an_adapter_that_adds_its_product_to_the_experts_weight(
     assert (logits(adapted) - logits(moe())).abs().max() > 1e-3
 
 
-def test_adapters_of_experts_have_no_dropout():
-    with pytest.raises(ModelError, match=r"`lora.dropout` = 0.1 with adapters beside the experts"):
+def test_adapters_of_experts_and_routers_have_no_dropout():
+    with pytest.raises(ModelError, match=r"`lora.dropout` = 0.1 with adapters beside `block0"):
         moe(LoraRequest(dropout=0.1))
+    with pytest.raises(ModelError, match="routers and experts have none"):
+        moe(LoraRequest(dropout=0.1, targets=("router",)))
     moe(LoraRequest(dropout=0.1, targets=("attention.*",)))
 
 

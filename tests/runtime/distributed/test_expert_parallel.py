@@ -40,6 +40,13 @@ MORE_PLANS: dict[str, dict[str, Any]] = {
     "two groups": {"data": 4, "expert": 2, "micro": 2},
     "pipeline": {"data": 2, "expert": 2, "micro": 1, "accumulation": 4, "pipeline": 2},
     "recompute": {"data": 2, "expert": 2, "micro": 2, "accumulation": 2, "recompute": "full"},
+    "selective recompute": {
+        "data": 4, "expert": 2, "micro": 1, "accumulation": 2, "recompute": "selective",
+    },
+    "selective recompute, sharded and cut": {
+        "data": 2, "expert": 2, "micro": 1, "accumulation": 4, "recompute": "selective",
+        "sharding": (2, 2), "pipeline": 2,
+    },
     "zero-bubble": {
         "data": 2, "expert": 2, "micro": 1, "accumulation": 4, "pipeline": 2,
         "schedule": "zero-bubble",

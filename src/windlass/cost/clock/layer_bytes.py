@@ -31,6 +31,7 @@ class StateBytes(NamedTuple):
     """Bytes of a layer's model state; names as in `LayerSizes`."""
 
     weights: Floats
+    gathered: Floats
     weight_shard: Floats
     optimizer: Floats
     gradients: Floats

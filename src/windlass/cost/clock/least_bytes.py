@@ -267,7 +267,7 @@ class LeastBytes:
         shards = np.minimum(state.gradient_shard, gradients)
         made, made_shards, sent = gradients.copy(), shards.copy(), np.zeros_like(gradients)
         gathers = batch.is_sharded & ~batch.reshards & layout.trains[:, None]
-        gathered = np.where(gathers, state.weights, 0.0)
+        gathered = np.where(gathers, state.gathered, 0.0)
         for tied in batch.tied:
             gathered[tied.user] += tied.weight_bytes
             for each in (gradients, made, sent):

@@ -100,7 +100,7 @@ class StackBytes(LeastBytes):
 
     def _gathered(self, columns: PlanColumns) -> Floats:
         """Whole parameters beside the shards that stay, `[stage, plan]`."""
-        weights = np.where(columns.parameters > 1, self._state.weights, 0.0)
+        weights = np.where(columns.parameters > 1, self._state.gathered, 0.0)
         return np.where(
             self._batch.reshards,
             self._fullest(weights, GATHERED_LAYERS),

@@ -3,7 +3,7 @@
 Source: peft 0.21, `LoraConfig` and `get_peft_model_state_dict`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -97,18 +97,19 @@ class PeftFolder:
         return replace(self, stored=stored, written=written)
 
     def with_factors_of_experts(
-        self, experts: Mapping[str, Sequence[tuple[str, int]]]
+        self, experts: Mapping[str, Sequence[tuple[str, int]]], routers: Iterable[str]
     ) -> "PeftFolder":
         """The folder, with a factor for each expert of those that stand together.
 
         Args:
             experts: by full name of our layers of experts, each expert's module and its outputs.
+            routers: modules that are routers.
         """
         modules = {name: tuple(module for module, _ in each) for name, each in experts.items()}
         targets = self.config.get("target_parameters")
         # A folder that was read from a file has tensors alone.
         stored = {n: t for n, t in self.stored.items() if isinstance(t, StoredTensor)}
-        return replace(self, stored=split_stacked(stored, modules, targets))
+        return replace(self, stored=split_stacked(stored, modules, routers, targets))
 
     def rank(self, module: str) -> int:
         """The rank of a module's adapter; 0 if it has none."""

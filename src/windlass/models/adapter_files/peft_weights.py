@@ -201,7 +201,8 @@ def fit_adapters(
         if names.half(f"{linear}.weight") is None
     }
     experts = {linear: modules[linear] for linear, shape in linears.items() if len(shape) > 2}
-    folder = folder.with_factors_of_experts(experts)
+    routers = [parts[0][0] for linear, parts in modules.items() if linear.endswith(".router")]
+    folder = folder.with_factors_of_experts(experts, routers)
     wrong = [
         text
         for linear, parts in modules.items()

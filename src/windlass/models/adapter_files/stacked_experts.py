@@ -5,7 +5,7 @@ share one. A is `[E*rank in]`, expert by expert; B is `[out rank*E]`, whose colu
 Source: peft 0.21, `ParamWrapper`; transformers 5, `conversion_mapping`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -61,20 +61,24 @@ class ExpertFactor:
 
 
 def split_stacked(
-    stored: Mapping[str, StoredTensor], experts: Mapping[str, tuple[str, ...]], targets: object
+    stored: Mapping[str, StoredTensor],
+    experts: Mapping[str, tuple[str, ...]],
+    routers: Iterable[str],
+    targets: object,
 ) -> dict[str, StoredTensor | ExpertFactor]:
     """The tensors of a folder, where experts that stand together have a factor each.
 
     Args:
         stored: all tensors by name.
         experts: by full name of our layer of experts, the module that each expert would be.
+        routers: modules that are routers.
         targets: names of the parameters that have adapters, as the configuration says.
     """
     used: set[str] = set()
-    factors: dict[str, StoredTensor | ExpertFactor] = {}
+    factors: dict[str, StoredTensor | ExpertFactor] = dict(_of_routers(stored, routers))
+    used.update(each.name for each in factors.values() if isinstance(each, ExpertFactor))
     for linear, modules in experts.items():
-        # Transformers 5 has one name for the branch of every type.
-        place = modules[0].rsplit(".", 2)[0].replace(".block_sparse_moe.", ".mlp.")
+        place = _name_in_five(modules[0].rsplit(".", 2)[0])
         role = linear.rpartition(".")[2]
         parameter = _DOWN if role == "down" else _GATE_UP
         adapter = _adapter_of(stored, place, parameter, str(targets))
@@ -90,6 +94,27 @@ def split_stacked(
                     expert=number, experts=len(modules), half=half,
                 )  # fmt: skip
     return {name: tensor for name, tensor in stored.items() if name not in used} | factors
+
+
+def _of_routers(
+    stored: Mapping[str, StoredTensor], routers: Iterable[str]
+) -> Iterator[tuple[str, ExpertFactor]]:
+    """The factors beside routers that stand under another name there, by the name that we know."""
+    for module in routers:
+        own = _name_in_five(module)
+        for end in FACTORS if own != module else ():
+            name = f"{PEFT_PREFIX}{own}{end}"
+            if name in stored and len(stored[name].shape) == _FACTOR_DIMENSIONS:
+                factor = ExpertFactor(
+                    name=name, tensor=stored[name], parameter=f"{own}.weight",
+                    expert=0, experts=1, half=None,
+                )  # fmt: skip
+                yield f"{PEFT_PREFIX}{module}{end}", factor
+
+
+def _name_in_five(module: str) -> str:
+    """The name of a module in transformers 5, which has one name for the branch of every type."""
+    return module.replace(".block_sparse_moe.", ".mlp.")
 
 
 def _adapter_of(

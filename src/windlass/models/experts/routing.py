@@ -3,7 +3,7 @@
 Shape letters: b micro-batch, s sequence, n = b s tokens, E experts, k experts of a token, d width.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from windlass.models.experts.routing_ops import (
     choose_experts,
     drop_late_tokens,
 )
+from windlass.models.fine_tuning.lora import Adaptable, Adapted
 
 _BALANCE_SCALE = "balance_scale"
 
@@ -30,7 +31,7 @@ class Routing(NamedTuple):
     """`Float[n k]`, 0 where an expert has no room."""
 
 
-class Router(nn.Module):
+class Router(Adaptable):
     """Scores experts for each token and picks the k best.
 
     Four buffers are no parameters. `load`, `Int[E]`, sums the tokens that chose each expert over
@@ -45,6 +46,7 @@ class Router(nn.Module):
         std: standard deviation of the weights that it begins with.
     """
 
+    adapted_unasked: ClassVar[bool] = False
     balance_scale: Tensor | None
     balance_bias: Tensor | None
     load: Tensor
@@ -77,8 +79,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         """Maps tokens `[b s d]` to their experts."""
-        config = self.config
-        logits = functional.linear(x, self.weight)
+        config, logits = self.config, self.logits(x)
         experts, weights = choose_experts(
             logits, self.balance_bias, self.balance_scale if self.training else None, config,
             balances=self.training, context=self.context,
@@ -92,6 +93,45 @@ class Router(nn.Module):
                 add_dropped(self.dropped, experts, config.count)
             weights = weights.masked_fill(experts == config.count, 0)
         return Routing(experts.flatten(0, 1), weights.flatten(0, 1))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What scores are made of, `[b s d]` to `[b s E]`."""
+        return functional.linear(x, self.weight)
+
+    def with_adapters(self, *, rank: int, scale: float) -> "LoraRouter":
+        """The same router with an adapter beside its product."""
+        return LoraRouter(self, rank=rank, scale=scale)
+
+
+class LoraRouter(Router, Adapted):
+    """A frozen router with an adapter: its logits are `x W^T + scale (x A^T) B^T`.
+
+    Args:
+        base: the router, whose weight and buffers it takes over under the same names.
+        rank: rank of the adapter.
+        scale: what the adapter's output is multiplied with.
+    """
+
+    def __init__(self, base: Router, *, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(base))
+        # The base keeps its own table.
+        self._parameters = dict(base._parameters)  # noqa: SLF001
+        self.rank, self.scale = rank, scale
+        experts, width = base.weight.shape
+        self.lora_a = nn.Parameter(base.weight.new_empty(rank, width))
+        self.lora_b = nn.Parameter(base.weight.new_empty(experts, rank))
+
+    def reset_parameters(self) -> None:
+        """Draws the weights of the base, then those of the adapter."""
+        super().reset_parameters()
+        self.reset_adapter()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What scores are made of, `[b s d]` to `[b s E]`."""
+        inner = functional.linear(x, self.lora_a)
+        adapter = functional.linear(inner, self.lora_b)
+        return torch.add(super().logits(x), adapter, alpha=self.scale)
 
 
 def has_capacity(layer: nn.Module) -> bool:

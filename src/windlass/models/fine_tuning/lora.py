@@ -43,6 +43,8 @@ class Adaptable(nn.Module):
     """Linear layers in one module, which knows what they are with an adapter beside each."""
 
     weight: nn.Parameter
+    adapted_unasked: ClassVar[bool] = True
+    """Whether adapters stand beside them too where a request names no layers."""
 
     def with_adapters(self, *, rank: int, scale: float) -> Adapted:
         """The same layers with new adapters, an `Adapted` that shares their weight."""
@@ -174,9 +176,9 @@ def _adapted(base: nn.Module, path: str, model: str, request: LoraRequest) -> Ad
     if isinstance(base, Adaptable):
         if request.dropout:
             raise ModelError(
-                f"`lora.dropout` = {request.dropout:g} with adapters beside the experts of "
-                f"`{model}`, whose rows are no longer in the order of their samples (PEFT has none "
-                "there either); set `lora.dropout` = 0, or name other layers in `lora.targets`"
+                f"`lora.dropout` = {request.dropout:g} with adapters beside `{path}` of `{model}`: "
+                "those of routers and experts have none, as in PEFT; set `lora.dropout` = 0, or "
+                "name other layers in `lora.targets`"
             )
         return base.with_adapters(rank=rank, scale=scale)
     if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
@@ -193,10 +195,16 @@ def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRe
     Raises:
         ModelError: a pattern matches none, or there is none.
     """
-    linears = [path for path, module in model.named_modules() if isinstance(module, LINEARS)]
+    modules = {p: module for p, module in model.named_modules() if isinstance(module, LINEARS)}
+    linears = list(modules)
     if request.targets is None:
         inner = tuple(f"{block}." for block in blocks)
-        targets = [path for path in linears if path.startswith(inner) or path in blocks]
+        targets = [
+            path
+            for path, module in modules.items()
+            if (path.startswith(inner) or path in blocks)
+            and (not isinstance(module, Adaptable) or module.adapted_unasked)
+        ]
         if not targets:
             raise ModelError(
                 f"model `{name}` has no linear layer between its first and its last layer; name "

@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd
 from typing import Literal, get_args
 
-from windlass.cost import KeptCode, LayerConfig
+from windlass.cost import KeptCode
 from windlass.planner.space.options import (
     divisors,
     is_captured,
@@ -208,14 +208,15 @@ class OpenChoices:
             each if each > 1 else None for each in degrees if pin in (None, each)
         )  # fmt: skip
 
-    def divides_experts(self, mode: LayerConfig, data: int) -> bool:
-        """Whether layers that run so can divide their experts over replicas.
+    def divides_experts(self, degree: int | None, data: int, context: int | None = None) -> bool:
+        """Whether so many of all replicas can divide experts.
 
         Args:
-            mode: how layers run.
+            degree: the replicas that divide experts.
             data: data-parallel degree.
+            context: context-parallel degree.
         """
-        degree, context = mode.expert or 1, mode.context or 1
+        degree, context = degree or 1, context or 1
         is_even = not (degree % context and context % degree)
         return degree == 1 or (is_even and not (data * context % degree or self._whole_state))
 

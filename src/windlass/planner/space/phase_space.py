@@ -37,12 +37,13 @@ def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
     """
     context = pinned_parallelism(space.request).context
     candidates = [
-        Parallelism(pipeline=pipeline, tensor=tensor, data=data, context=context)
-        for pipeline, tensor, data in product(
-            space.pipeline_degrees, space.tensor_degrees, space.data_degrees
+        Parallelism(pipeline=pipeline, tensor=tensor, data=data, context=context, expert=expert)
+        for pipeline, tensor, data, expert in product(
+            space.pipeline_degrees, space.tensor_degrees, space.data_degrees, space.expert_degrees
         )
         if pipeline * tensor * data * (context or 1) <= space.machine.devices
         and pipeline <= space.graph.layers
+        and space.divides_experts(expert, data, context)
     ]
     most: dict[int | None, int] = {}
     groups = [each.tensor if space.every_grid else None for each in candidates]
@@ -81,7 +82,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
         for (micro, micros), (compiled, mode), degrees in product(
             reversed(space.microbatches(parallel.data)),
             modes,
-            space.sharding_degrees(parallel.replicas),
+            space.sharding_degrees(parallel.replicas, parallel.expert_degree),
         ):
             yield space.base.model_copy(
                 update={

@@ -263,9 +263,6 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
         yield f"`parallel.schedule` = {parallel.schedule}", own
     elif parallel.virtual_stages not in (None, 1):
         yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
-    if (parallel.expert or 1) > 1:
-        pin = f"`parallel.expert` = {parallel.expert}"
-        yield pin, "in phases all experts of a layer lie together"
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):

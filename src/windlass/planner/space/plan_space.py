@@ -20,7 +20,6 @@ from windlass.planner.space.open_choices import OpenChoices
 from windlass.planner.space.options import is_captured, vary
 from windlass.program import with_recompute
 from windlass.schema import (
-    DEVICE_TIER,
     Batch,
     Offload,
     Parallelism,
@@ -117,7 +116,12 @@ class PlanSpace(OpenChoices):
         kept = ranks[mode] * sizes[size, 0] <= self.machine.devices
         if any(each.expert for each in modes):
             pairs = zip(mode.tolist(), sizes[size, 0].tolist(), strict=True)
-            kept &= np.array([self.divides_experts(modes[each], data) for each, data in pairs])
+            kept &= np.array(
+                [
+                    self.divides_experts(modes[each].expert, data, modes[each].context)
+                    for each, data in pairs
+                ]
+            )
         mode, size = mode[kept], size[kept]
         data, micro, accumulation = sizes[size].T
         return ConfigTable(modes, mode, data, micro, accumulation, ranks[mode] * data)
@@ -142,12 +146,7 @@ class PlanSpace(OpenChoices):
     def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
         """Recompute modes of such layers; none if they cannot run so at all."""
         modes = self.modes(option.schedule, mode.precision, mode.tensor)
-        never = "selective" if mode.expert else None
-        return tuple(
-            recompute
-            for compiled, recompute in modes
-            if compiled == mode.compiled and recompute != never
-        )
+        return tuple(recompute for compiled, recompute in modes if compiled == mode.compiled)
 
     def columns(self, option: PipelineOption, configs: Ints) -> Iterator[tuple[PlanColumns, Ints]]:
         """The plans of some configurations with nothing recomputed, shape by shape.
@@ -210,7 +209,6 @@ class PlanSpace(OpenChoices):
             return tuple(
                 StateOption(parameters, optimizer, tier, reshard)
                 for tier in self.optimizer_tiers(precision)
-                if expert == 1 or tier == DEVICE_TIER
                 for parameters, optimizer in self.sharding_degrees(replicas, expert)
                 for reshard in self.reshards(parameters)
             )

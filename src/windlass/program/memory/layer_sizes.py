@@ -30,12 +30,17 @@ class LayerSizes:
 
     weights: int
     """Full weights that the layer computes with; flattened and padded where they are sharded."""
+    gathered: int
+    """What an all-gather brings beside the shard: all of `weights` but experts that are
+    whole in it."""
     weight_shard: int
     """Weights that stay on a device between uses: one parameter shard, or all of them."""
     updated_weights: int
     """The part of `weight_shard` that this device updates."""
     frozen: int
     """The part of `weights` that is never updated."""
+    frozen_shard: int
+    """The part of `weight_shard` that is never updated."""
     optimizer: int
     """This device's shard of the optimizer state."""
     gradients: int
@@ -75,6 +80,7 @@ class StateSizes(NamedTuple):
     weight_shard: int
     updated_weights: int
     frozen: int
+    frozen_shard: int
     optimizer: int
     gradients: int
     gradient_shard: int
@@ -96,6 +102,13 @@ class StateSizes(NamedTuple):
         """These sizes, of all other weights, with those of experts."""
         total = map(sum, zip(self.numbers, experts.numbers, strict=True))
         return StateSizes._make((*total, experts))
+
+    @property
+    def gathered(self) -> int:
+        """As in `LayerSizes`: experts may be whole where others are sharded."""
+        experts = self.experts
+        is_whole = experts is not None and experts.weight_shard == experts.weights
+        return self.weights - (experts.weights if experts and is_whole else 0)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -146,10 +159,10 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
     micro, sequence = micro_of_rank(plan), plan.batch.sequence
     saved = round(cost.saved_bytes.at(micro, sequence))
     pass_gradients = kind.pass_gradient_elements(micro, sequence)
-    state = layer_kind_state_sizes(plan, kind)._asdict()
-    del state["experts"]
+    state = layer_kind_state_sizes(plan, kind)
     return LayerSizes(
-        **state,
+        **dict(zip(StateSizes._fields, state.numbers, strict=False)),
+        gathered=state.gathered,
         output=round(cost.output_bytes.at(micro, sequence)),
         saved=saved,
         forward_peak=round(
@@ -212,6 +225,7 @@ def _state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
         weight_shard=weights // plan.sharding.parameters * plan.parameter_itemsize,
         updated_weights=updated * plan.parameter_itemsize,
         frozen=frozen * plan.parameter_itemsize,
+        frozen_shard=frozen // plan.sharding.parameters * plan.parameter_itemsize,
         optimizer=_optimizer_bytes(plan, kind, updated),
         gradients=padded * plan.gradient_itemsize,
         gradient_shard=updated * plan.gradient_itemsize,

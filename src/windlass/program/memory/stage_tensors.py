@@ -66,6 +66,8 @@ class StageTensors:
         self._weights_name: TensorName = (
             "weight shard" if plan.sharding.parameters > 1 else "weights"
         )
+        self._keeps_shards = plan.sharding.parameters > 1 and not plan.is_offloaded("parameters")
+        """Whether the shard of a layer stays beside its unsharded weights."""
         self._gradient_name: TensorName = (
             "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
         )
@@ -134,7 +136,7 @@ class StageTensors:
             return self._tied_elements[layer][1] * self.plan.gradient_itemsize
         sizes = self.sizes[layer]
         by_name: dict[TensorName, int] = {
-            "weights": sizes.weights,
+            "weights": sizes.gathered if self._keeps_shards else sizes.weights,
             "weight shard": sizes.weight_shard,
             "optimizer state": sizes.optimizer,
             "gradients": sizes.gradients + sizes.sparse_rows,

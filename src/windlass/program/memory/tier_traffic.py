@@ -8,7 +8,6 @@ from windlass.program.memory.base_in_place import read_frozen_bytes
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
 from windlass.program.memory.offloaded_bytes import update_state_bytes
 from windlass.program.phases import deferred_update_layers
-from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
@@ -89,8 +88,8 @@ class TierTraffic:
             return (("gradients", TransferBytes(written=sizes.gradient_shard)),)
         if kind == "all_gather_params":  # parts that other replicas have updated are written too
             writes = stored or layer not in self._deferred
-            others = updates_per_shard(self._plan) - 1
-            written = others * sizes.updated_weights if writes else 0
+            others = sizes.weight_shard - sizes.frozen_shard - sizes.updated_weights
+            written = others if writes else 0
             return (("parameters", TransferBytes(written=written)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)
@@ -111,9 +110,8 @@ class TierTraffic:
 
     def _weights(self, sizes: LayerSizes) -> int:
         """Bytes that are read for all of a layer's weights: frozen ones as files have them."""
-        frozen = sizes.frozen // self._plan.sharding.parameters
         read = read_frozen_bytes(self._plan, self._graph, sizes)
-        return sizes.weight_shard - frozen + read
+        return sizes.weight_shard - sizes.frozen_shard + read
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
         """State is read and written; weights are read only if they are the master weights."""

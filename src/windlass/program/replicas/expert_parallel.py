@@ -11,7 +11,6 @@ rank computes as many products with experts as without this parallelism: with e 
 
 from collections.abc import Callable, Iterator, Mapping
 
-from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.replicas.context_parallel import gathered_kinds
 from windlass.program.replicas.zero_sharding import expert_sharding
 from windlass.schema import (
@@ -34,6 +33,8 @@ _EXPERT_PRODUCTS = frozenset(
     ("grouped_linear", "grouped_linear_input_grad", "grouped_linear_weight_grad")
 )
 """Names of the products with experts' weights, one for each expert."""
+_ROWS = "rows_by_expert"
+"""Name of the op that brings tokens into the order of their experts."""
 _COUNT_BYTES = 8
 """Bytes in which a rank says how many tokens it sends to an expert."""
 
@@ -82,9 +83,7 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
             )
     law = optimizer_law(plan.optimizer)
     excluded = {
-        "`recompute` = selective": bool(selective_layers(plan)),
         f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
-        f"`offload.optimizer` = {plan.offload.optimizer}": plan.is_offloaded("optimizer"),
     }
     for what, is_asked in excluded.items():
         if is_asked:
@@ -189,6 +188,8 @@ def _with_exchange(
 ) -> tuple[Op, ...]:
     """The ops of a pass of one rank: tokens go to their experts before the first product and back.
 
+    A backward pass that begins with recomputed ops sends tokens to their experts again.
+
     Args:
         ops: the ops of a rank that has all experts.
         sent: bytes of the vectors that all tokens send to their experts.
@@ -199,6 +200,10 @@ def _with_exchange(
     if not places:
         return ops
     first, last = places[0], places[-1]
+    again = next((index for index, op in enumerate(ops) if op.name == _ROWS), first) + 1
+    if again < first:
+        sent_again = _exchange(sent, ops[again - 1].live_bytes)
+        ops, first, last = (*ops[:again], sent_again, *ops[again:]), first + 1, last + 1
     before = ops[first - 1].live_bytes if first else Polynomial()
     there = [_exchange(sent, before)]
     if counts:

@@ -1,6 +1,6 @@
 """What an offloaded layer begins with: weights that are drawn or read, or those of a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,6 +96,18 @@ class OffloadedLayer:
             load_frozen(self.frozen, file, partial(_saved_weight, file))
 
 
+def offloaded_layers(
+    layers: Sequence[LayerParameters],
+    states: Mapping[int, OffloadedLayerState],
+    frozen: Mapping[int, FrozenWeights],
+) -> Iterator[OffloadedLayer]:
+    """What is offloaded of each layer, by the states and the frozen weights of layers."""
+    for index, state in states.items():
+        yield OffloadedLayer(
+            index=index, parameters=layers[index], state=state, frozen=frozen.get(index)
+        )
+
+
 def load_frozen(frozen: FrozenWeights, file: Path, full_weight: Callable[[str], Tensor]) -> None:
     """Takes frozen weights from beside a layer's file, or copies them.
 
@@ -130,8 +142,10 @@ def leave_shard_in(
 
     Returns:
         False if they must be stored: parts that tensor-parallel ranks have are in no order of a
-        file.
+        file, and a checkpoint names the places of the weights that every replica has.
     """
+    if shard.part.experts is not None:
+        return False
     pieces = {weight.name: shard.pieces[weight.name] for weight in shard.frozen}
     # Whole shapes are compared, so that all ranks decide alike.
     shapes = {name: piece.full_shape for name, piece in pieces.items()}

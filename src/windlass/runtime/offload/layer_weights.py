@@ -98,11 +98,21 @@ def set_weights_aside(layers: Sequence[LayerParameters]) -> Callable[[], None]:
     return bring_back
 
 
-def layers_between_steps(plan: Plan, stage: int) -> Sequence[int]:
-    """The layers of a stage in device memory between steps: all, or its first phase."""
-    if not plan.is_offloaded("parameters"):
-        return layers_of_stage(plan, stage)
-    return range(*plan.stages[stage].phases[0])
+def owners_between_steps(
+    plan: Plan, stage: int, weight_layers: Sequence[Sequence[int]]
+) -> frozenset[int]:
+    """The layers whose weights a stage has between steps: all that it uses, or its first phase.
+
+    Args:
+        plan: the plan.
+        stage: the stage.
+        weight_layers: for each layer, the layers that own the weights it computes with.
+    """
+    if plan.is_offloaded("parameters"):
+        layers: Sequence[int] = range(*plan.stages[stage].phases[0])
+    else:
+        layers = layers_of_stage(plan, stage)
+    return frozenset(owner for layer in layers for owner in weight_layers[layer])
 
 
 def present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -115,3 +125,11 @@ def grad_layers(program: Program) -> frozenset[int]:
     instructions = program.instructions
     offloaded = (layer for kind, layer, _ in instructions if kind == "offload_grads")
     return frozenset(layer for layer in offloaded if layer is not None)
+
+
+def take_gradients(weights: Sequence[ModelParameter]) -> list[Tensor | None]:
+    """The gradients of weights, handed over."""
+    gradients = [weight.gradient for weight in weights]
+    for weight in weights:
+        weight.clear_gradient()
+    return gradients

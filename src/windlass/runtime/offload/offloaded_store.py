@@ -22,17 +22,18 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.frozen_weights import FrozenWeights, places_of_base
-from windlass.runtime.offload.initial_state import OffloadedLayer
+from windlass.runtime.offload.initial_state import offloaded_layers
 from windlass.runtime.offload.layer_state import OffloadedLayerState
 from windlass.runtime.offload.layer_update import LayerUpdate
 from windlass.runtime.offload.layer_weights import (
     LoadedLayer,
     grad_layers,
-    layers_between_steps,
+    owners_between_steps,
     owners_of_weights,
     present,
     set_weights_aside,
     shapes_of,
+    take_gradients,
     unloaded_layer,
     with_buffers,
 )
@@ -54,6 +55,7 @@ class OffloadedStore:
         optimizer: optimizer, applied in the transfer queue.
         queue: the queue of all transfers.
         before_update: called with a layer's index before its state changes.
+        staging: buffers that state passes through; None for new ones.
     """
 
     def __init__(
@@ -63,13 +65,14 @@ class OffloadedStore:
         queue: TransferQueue,
         *,
         before_update: Callable[[int], None],
+        staging: StagingBuffers | None = None,
     ) -> None:
         self._context, self._plan, self._stack = context, context.plan, context.stack
-        self._folder, self._device = context.state_folder, context.device
+        self._device = context.device
         self._optimizer, self._queue, self._before_update = optimizer, queue, before_update
         self._step = 0
         self._stores = BackingStores(self._folder, self._device)
-        self._staging = StagingBuffers(self._device, context.plan)
+        self._staging = staging or StagingBuffers(self._device, context.plan)
         self._loaded: dict[int, LoadedLayer] = {}
         self._gradients = OffloadedGradients()
         self._averaging: Averaging | None = None
@@ -81,11 +84,7 @@ class OffloadedStore:
         self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
         self._weight_layers = owners_of_weights(self.layers)
         """For each layer, the layers of this stage that own the weights it computes with."""
-        self._resident = frozenset(
-            owner
-            for layer in layers_between_steps(self._plan, self._stage)
-            for owner in self._weight_layers[layer]
-        )
+        self._resident = owners_between_steps(self._plan, self._stage, self._weight_layers)
         """The layers whose weights are in device memory between steps."""
 
     def initialize(self, checkpoint: Checkpoint | None) -> None:
@@ -95,12 +94,20 @@ class OffloadedStore:
             CheckpointError: the checkpoint is of another model.
             StorageError: the disk is full, or cannot be written to.
         """
+        self.create_states(checkpoint)
+        self.load_first_layers()
+
+    def create_states(self, checkpoint: Checkpoint | None) -> None:
+        """The first half of `initialize`: all state in its tiers, none of it in device memory."""
         with storage_errors(self._folder):
             self._stores.allocate_host_memory()
             if checkpoint is None:
                 self._create_states()
             else:
                 self._load_states(checkpoint)
+
+    def load_first_layers(self) -> None:
+        """The second half: the layers that stay in device memory between steps are there."""
         for layer in self._stack.layers:
             layer.to_empty(device="meta")  # frees a model built in full: it is offloaded now
         self._load_resident()
@@ -140,21 +147,18 @@ class OffloadedStore:
     def _stage(self) -> int:
         return 0
 
+    @property
+    def _folder(self) -> Path:
+        return self._context.state_folder
+
     def _create_states(self) -> None:
         places = places_of_base(self._stack, self._plan)
-        for layer in self._offloaded_layers():
+        for layer in offloaded_layers(self.layers, self._states, self._frozen):
             layer.create(self._stack, places, self._context.seed, self._staging)
 
     def _load_states(self, checkpoint: Checkpoint) -> None:
-        for layer in self._offloaded_layers():
+        for layer in offloaded_layers(self.layers, self._states, self._frozen):
             layer.load(checkpoint, self._staging)
-
-    def _offloaded_layers(self) -> Iterator[OffloadedLayer]:
-        for index, state in self._states.items():
-            yield OffloadedLayer(
-                index=index, parameters=self.layers[index], state=state,
-                frozen=self._frozen.get(index),
-            )  # fmt: skip
 
     # Instructions.
 
@@ -318,9 +322,11 @@ class OffloadedStore:
     def flush_deferred_updates(self, program: Program) -> None:
         """Applies the updates that were deferred, so that the offloaded state is up to date."""
         for kind, layer, _ in program.flush_deferred_updates:
-            if kind == "update" and layer is not None:
+            if layer is None or layer not in self._states:
+                continue
+            if kind == "update":
                 self.update(layer, 0, None)
-            elif kind in ("free_weights", "free_shard") and layer is not None:
+            elif kind in ("free_weights", "free_shard"):
                 self._free_local_weights(layer)
         self.wait()
 
@@ -351,17 +357,11 @@ class OffloadedStore:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _submit(self, transfer: Callable[[TransferStats], None], *uses: Tensor) -> TransferHandle:
-        def run(stats: TransferStats) -> None:
-            with storage_errors(self._folder):
-                transfer(stats)
-
-        return self._queue.submit(run, *uses)
+        return self._queue.submit(storage_errors(self._folder)(transfer), *uses)
 
     def _take_gradients(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
         """A layer's gradients, handed over, and whether each weight has one."""
-        gradients = [weight.gradient for weight in self.layers[layer].owned]
-        for weight in self.layers[layer].owned:
-            weight.clear_gradient()
+        gradients = take_gradients(self.layers[layer].owned)
         return gradients, tuple(gradient is not None for gradient in gradients)
 
     def _updated_weights(self, layer: int) -> list[Tensor]:

@@ -4,9 +4,13 @@ With parameter sharding, a prefetch brings the shard, `unshard_weights` all-gath
 and the shard is freed at once. Where weights stay in device memory, the optimizer state may be
 sharded over more ranks than the weights: then a rank updates a part of what it holds, and
 `all_gather_params` combines the parts.
+
+Experts that ranks divide have a store of their own. It may keep them whole where others are
+sharded: then they compute as they came, and are freed with the unsharded weights of the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,6 +34,7 @@ from windlass.runtime.offload.initial_state import leave_shard_in, load_frozen_s
 from windlass.runtime.offload.layer_state import OffloadedLayerState
 from windlass.runtime.offload.layer_weights import with_buffers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
+from windlass.runtime.offload.staging_buffers import StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferQueue
 from windlass.runtime.optimizer_state.dtypes import DTYPES, stored_dtype
 from windlass.runtime.optimizer_state.state_format import state_format
@@ -52,24 +57,26 @@ class ShardedOffloadedStore(OffloadedStore):
         optimizer: optimizer, applied in the transfer queue.
         queue: the queue of all transfers.
         groups: the rank's process groups.
+        part: the weights to keep, and who shares them.
         before_update: called with a layer's index before its state changes.
+        staging: buffers that state passes through; None for new ones.
     """
 
     def __init__(
-        self,
-        context: RankContext,
-        optimizer: Optimizer,
-        queue: TransferQueue,
-        groups: ProcessGroups,
-        *,
-        before_update: Callable[[int], None],
-    ) -> None:
-        self._groups = groups
-        self._shards_params = context.plan.sharding.parameters > 1
+        self, context: RankContext, optimizer: Optimizer, queue: TransferQueue,
+        groups: ProcessGroups, part: WeightPart, *,
+        before_update: Callable[[int], None], staging: StagingBuffers | None = None,
+    ) -> None:  # fmt: skip
+        self._groups, self._part = groups, part
+        self._shards_params = part.plan.sharding.parameters > 1
+        self._program_shards = context.plan.sharding.parameters > 1
+        """Whether the program unshards and frees layers, be these weights sharded or not."""
+        self._in_use: set[int] = set()
+        """Layers that the program has unsharded, where these weights are whole already."""
         self._layer_shards: dict[int, LayerShard] = {}
         self._segments: dict[int, Sequence[Tensor]] = {}
         """Weights of the segments that this rank updates, in device memory, by layer."""
-        self._shares_updates = updates_per_shard(context.plan) > 1
+        self._shares_updates = updates_per_shard(part.plan) > 1
         """Whether this rank updates a part of the weights it holds; they stay in device memory."""
         self._param_shards: dict[int, Tensor] = {}
         """Flat weight shard of each layer, `[param_shard_elements]`, where it shares updates."""
@@ -77,7 +84,10 @@ class ShardedOffloadedStore(OffloadedStore):
         """Frozen weights of the segments that this rank keeps, in device memory, by layer."""
         self._reduced: dict[int, list[Tensor | None]] = {}
         """Reduced gradients of the segments, by layer."""
-        super().__init__(context, optimizer, queue, before_update=before_update)
+        super().__init__(
+            replace(context, plan=part.plan), optimizer, queue,
+            before_update=before_update, staging=staging,
+        )  # fmt: skip
 
     # The state at the start.
 
@@ -120,6 +130,10 @@ class ShardedOffloadedStore(OffloadedStore):
     def _stage(self) -> int:
         return self._groups.coord.stage
 
+    @property
+    def _folder(self) -> Path:
+        return super()._folder / "experts" if self._part.experts else super()._folder
+
     def _create_layers(self) -> Iterator[LayerParameters]:
         local_layers = layers_of_stage(self._plan, self._stage)
         by_name: dict[str, ModelParameter] = {}
@@ -128,7 +142,10 @@ class ShardedOffloadedStore(OffloadedStore):
                 yield remote_layer_parameters(name)
                 continue
             real = with_buffers(self._context, index)
-            shard = LayerShard(self._context, self._groups, index, real)
+            shard = LayerShard(self._context, self._groups, index, real, self._part)
+            if self._part.experts and not shard.pieces:
+                yield remote_layer_parameters(name)
+                continue
             self._layer_shards[index] = shard
             weights = {shard.checkpoint_name(s): tuple(s.shape) for s in shard.segments}
             buffers = persistent_buffers(name, real) if shard.is_first_shard else {}
@@ -148,9 +165,10 @@ class ShardedOffloadedStore(OffloadedStore):
             whole = {w.name: places[w.name] for w in shard.frozen if w.name in places}
             left = frozen is not None and leave_shard_in(frozen, shard, whole)
             name = self._stack.names[index]
+            unused = {*shard.shapes} - {*shard.pieces} | {*(whole if left else ())}
             layer = materialize_layer(
                 self._stack, index, seed=self._context.seed, device="cpu",
-                empty=[each.removeprefix(f"{name}.") for each in whole] if left else (),
+                empty=[each.removeprefix(f"{name}.") for each in unused],
             )  # fmt: skip
             masters = [weight.master for weight in self._master_parameters(index, layer)]
             state.create(masters, self._staging)
@@ -165,11 +183,10 @@ class ShardedOffloadedStore(OffloadedStore):
                 continue
             weights = self._master_parameters(index, None)
             load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
-            masters = [weight.master.detach() for weight in weights]
-            moments = [weight.moments for weight in weights]
-            updates = [int(weight.steps) for weight in weights]
             state.create(
-                masters, self._staging, moments, updates=updates,
+                [weight.master.detach() for weight in weights], self._staging,
+                [weight.moments for weight in weights],
+                updates=[int(weight.steps) for weight in weights],
                 averages=[weight.average for weight in weights],
                 factors=[weight.factors for weight in weights],
             )  # fmt: skip
@@ -203,45 +220,52 @@ class ShardedOffloadedStore(OffloadedStore):
         """The handlers of transfers, and of collectives on weights and gradients."""
         return {
             **super().handlers(),
-            "unshard_weights": self._unshard_weights,
-            "free_shard": lambda layer, _: self._free_local_weights(layer),
+            "unshard_weights": (
+                self._unshard_weights
+                if self._shards_params
+                else lambda layer, _: self._in_use.add(layer)
+            ),
+            "free_shard": self._free_shard,
             "reduce_grads": self._reduce_grads,
             "all_gather_params": self._all_gather_params,
         }
 
     def free_weights(self, layer: int, micro: int) -> None:
         """Frees a layer's full weights in device memory; with parameter sharding not the shard."""
-        if not self._shards_params:
-            super().free_weights(layer, micro)
-        else:
+        if self._shards_params:
             self._layer_shards[layer].free_full_weights()
+        elif self._plan.is_offloaded("parameters") or not self._program_shards:
+            self._in_use.discard(layer)
+            super().free_weights(layer, micro)
+
+    def _free_shard(self, layer: int, _: int) -> None:
+        if layer not in self._in_use:
+            self._free_local_weights(layer)
 
     def _free_local_weights(self, layer: int) -> None:
         if not self._shards_params:
             super()._free_local_weights(layer)
-            return
-        self._loaded.pop(layer).transfer.wait()
-        self._segments.pop(layer, None)
-        self._frozen_shards.pop(layer, None)
+        else:
+            self._loaded.pop(layer).transfer.wait()
+            self._segments.pop(layer, None)
+            self._frozen_shards.pop(layer, None)
 
     def _unshard_weights(self, layer: int, _: int) -> None:
         shard = self._layer_shards[layer]
         self._loaded[layer].transfer.wait()
         if shard.elements:
             own = self._flat_param_shard(layer, shard)
-            shard.use_full_weights(self._gather(own, shard.elements, shard.part))
+            shard.use_full_weights(self._gather(own, shard.elements))
         if shard.frozen_elements:
             own = self._flat_shard(shard.frozen_shard_elements)
             views = self._frozen_shards.get(layer, ())
             for segment, values in zip(shard.frozen_segments, views, strict=True):
                 own[segment.shard_slice] = values.view(-1)
-            shard.use_full_frozen(self._gather(own, shard.frozen_elements, shard.part))
+            shard.use_full_frozen(self._gather(own, shard.frozen_elements))
 
-    def _gather(self, own: Tensor, elements: int, part: WeightPart) -> Tensor:
+    def _gather(self, own: Tensor, elements: int) -> Tensor:
         """The flat weights `[elements]` of which this rank has its own."""
-        full = own.new_empty(elements)
-        gathered: Tensor = self._groups.unshard_weights(full, own, part).wait()
-        return gathered
+        return self._groups.unshard_weights(own.new_empty(elements), own, self._part).wait()
 
     def _flat_shard(self, elements: int) -> Tensor:
         dtype, device = DTYPES[self._plan.precision], self._device.torch_device
@@ -261,9 +285,8 @@ class ShardedOffloadedStore(OffloadedStore):
         if layer in self._param_shards:
             self._loaded[layer].transfer.wait()
             flat = self._param_shards[layer]
-            shard = self._layer_shards[layer]
-            updated = self._updated_part(flat, shard)
-            self._groups.all_gather_params(flat, updated, shard.part)
+            updated = self._updated_part(flat, self._layer_shards[layer])
+            self._groups.all_gather_params(flat, updated, self._part)
 
     def wait_for_layer(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are in device memory.
@@ -334,7 +357,7 @@ class ShardedOffloadedStore(OffloadedStore):
     @property
     def counts_in_norm(self) -> bool:
         """Whether this rank's shards count in the norm: several ranks hold each shard."""
-        return self._groups.coord.data_rank < self._plan.sharding.optimizer
+        return self._part.is_first_copy
 
     def _take_gradients(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
         gradients = self._reduced_grads(layer)
@@ -358,10 +381,15 @@ class ShardedOffloadedStore(OffloadedStore):
         else:
             super()._use_frozen_views(layer, views)
 
+    def has_layer(self, layer: int) -> bool:
+        """Whether this rank has weights of a layer here."""
+        return layer in self._layer_shards
+
     def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Saves this rank's shard of a layer, unless another rank saves the same."""
-        is_local = layer in self._layer_shards
-        if not is_local or not writes_checkpoint(layer, self._layer_shards[layer].part):
+        if not self.has_layer(layer) or not writes_checkpoint(
+            layer, self._layer_shards[layer].part
+        ):
             return ()
         shard = self._layer_shards[layer]
         frozen, whole = self._frozen.get(layer), to

@@ -124,11 +124,10 @@ class LayerShard:
         """First element of that shard in the flat frozen weights."""
         self.saves_frozen = optim_shard % updates_per_shard(plan) == 0
         """Whether this rank saves its shard of frozen weights, which others may have too."""
-        self.file_part = (
-            tensor_parallel.label, groups.coord.data_rank if divided else optim_shard
-        )  # fmt: skip
+        apart = 2 * groups.coord.data_rank + (self.part.experts is not None)
+        self.file_part = (tensor_parallel.label, apart if divided else optim_shard)
         """Label of the tensor-parallel rank, and a number for what it has that others have not: of
-        the optimizer shard, or of the replica where experts are divided."""
+        the optimizer shard, or of the part and the replica where experts are divided."""
         self.is_first_shard = tensor_parallel.index == 0 == optim_shard and not self.part.experts
         """Whether this is the first optimizer shard of the first tensor-parallel rank."""
         is_whole = plan.sharding.optimizer * tensor_parallel.degree == 1

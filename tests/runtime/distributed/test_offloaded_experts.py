@@ -1,0 +1,94 @@
+"""Replicas that divide experts and offload their state train the model that one device trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factories import tiny_plan
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, RankPool, RankProcesses
+from windlass.schema import LoraRequest
+from windlass.schema.plan import Offload, Plan
+
+pytestmark = pytest.mark.slow
+
+MODEL = f"{Path(__file__).with_name('expert_model.py')}:experts"
+
+PHASES = ((0, 2), (2, 4), (4, LAYERS))
+ON_DISK = {"offload": OFFLOADED[0], "stages": (PHASES,), "recompute": "full"}
+ON_HOST = {**ON_DISK, "offload": OFFLOADED[1]}
+
+PLANS: dict[str, dict[str, Any]] = {
+    "replicas": {"data": 2, "expert": 2, **ON_DISK},
+    "experts whole, others sharded": {"data": 2, "expert": 2, "sharding": (2, 2), **ON_HOST},
+    "both sharded": {"data": 4, "expert": 2, "sharding": (4, 4), **ON_DISK},
+    "pipeline": {
+        "data": 2, "expert": 2, "pipeline": 2, "sharding": (2, 2), **ON_DISK,
+        "stages": (((0, 1), (1, 3)), ((3, 4), (4, LAYERS))),
+    },
+    "tensor": {"data": 2, "expert": 2, "tensor": 2, **ON_DISK},
+    "state alone": {"data": 2, "expert": 2, "offload": Offload(optimizer="disk")},
+    "state alone, ZeRO-1": {
+        "data": 4, "expert": 2, "sharding": (1, 4), "offload": Offload(optimizer="host"),
+    },
+    "state alone, HSDP": {
+        "data": 4, "expert": 2, "sharding": (2, 4), "offload": Offload(optimizer="disk"),
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(tmp_path_factory.mktemp("offloaded"), 4, (2,), model=MODEL, processes=ranks)
+
+
+def plan_of(pool: RankPool, **plan: Any) -> Plan:  # noqa: ANN401  keywords of a plan
+    words = {"micro": 1, "precision": "float32", "accumulation": BATCH // plan.get("data", 1)}
+    return tiny_plan(pool.graph, MACHINE, sequence=SEQUENCE, **words | plan)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_every_output_gradient_and_weight_is_that_of_one_device(
+    pool: RankPool, plan: dict[str, Any]
+):
+    result, _ = pool.verify(plan_of(pool, **plan))
+    assert result.passed, result.first_mismatch
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        PLANS["experts whole, others sharded"],
+        PLANS["both sharded"],
+        {"data": 2, "expert": 2, "clip": False, **ON_HOST},
+    ],
+    ids=["experts whole", "both sharded", "not clipped"],
+)
+def test_phases_change_no_bit_of_what_the_same_ranks_train_in_memory(
+    pool: RankPool, words: dict[str, Any]
+):
+    kept = {key: value for key, value in words.items() if key not in ("offload", "stages")}
+    offloaded, in_memory = (pool.run(plan_of(pool, **plan)).steps for plan in (words, kept))
+    assert [step.loss for step in offloaded] == [step.loss for step in in_memory]
+
+
+def test_a_run_on_disk_goes_on_in_memory_and_alone(pool: RankPool):
+    begun = pool.run(plan_of(pool, **PLANS["both sharded"]))
+    checkpoint, losses = pool.merged_checkpoint(begun, 1), [step.loss for step in begun.steps[1:]]
+    resumed = pool.run(plan_of(pool, **PLANS["both sharded"]), resume=checkpoint).steps
+    assert [step.loss for step in resumed] == losses
+    for plan in (PLANS["state alone"], {"data": 4, "expert": 4}, {"micro": 4, "accumulation": 2}):
+        others = pool.run(plan_of(pool, **plan), resume=checkpoint).steps
+        assert [step.loss for step in others] == pytest.approx(losses, rel=1e-5)  # float32
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    folder, lora = tmp_path_factory.mktemp("adapted"), LoraRequest(rank=2)
+    return RankPool(folder, 4, (), model=MODEL, processes=ranks, lora=lora)
+
+
+@pytest.mark.parametrize("name", ["replicas", "experts whole, others sharded", "both sharded"])
+def test_so_are_adapters_beside_frozen_experts(adapted: RankPool, name: str):
+    result, _ = adapted.verify(plan_of(adapted, **PLANS[name]))
+    assert result.passed, result.first_mismatch
