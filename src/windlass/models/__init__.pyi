@@ -60,7 +60,6 @@ from .context_parallel_layers import (
     divide_sequence,
 )
 from .experts.arguments import (
-    EXPERTS_IN_NO_GRID,
     refuse_sparse_experts,
 )
 from .experts.exchange import (
@@ -200,7 +199,6 @@ from .transformer import (
 )
 
 __all__ = [
-    "EXPERTS_IN_NO_GRID",
     "HEAD_RESULTS",
     "IGNORE_INDEX",
     "PLACES_SUFFIX",

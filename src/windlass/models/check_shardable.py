@@ -7,10 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from windlass.models.experts.arguments import EXPERTS_IN_NO_GRID
 from windlass.models.experts.expert_linear import ExpertLinear
-from windlass.models.experts.routing import Router
-from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.fine_tuning.lora import LINEARS, Adapted, LoraLinear
 from windlass.models.images.vit import ClassHead
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
@@ -30,6 +28,8 @@ from windlass.models.tensor_parallel.sparse_shards import is_sparse, sparse_shar
 _TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 """Modules of torch that compute each token's vector from that vector only."""
 _NORM_FORWARDS = (nn.LayerNorm.forward, nn.RMSNorm.forward, ZeroCenteredRMSNorm.forward)
+_FEATURE_STYLES = ("column", "row", "linear", "scores")
+"""Rules of modules that take or give the features between layers, which a grid shards."""
 _RULES_HINT = (
     "name its regions, columns and rows in `model.sharding_rules`, or make it `tokenwise` if it "
     "treats each token by itself"
@@ -73,10 +73,8 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
 
 def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) -> list[str]:
     layer, sharding = stack.layers[index], layer_sharding(stack, index)
-    if tp_rank.columns > 1 and any(isinstance(each, LoraLinear) for each in layer.modules()):
+    if tp_rank.columns > 1 and any(isinstance(each, Adapted) for each in layer.modules()):
         return ["adapters are not cut over a grid of ranks; set `parallel.tensor` to one number"]
-    if tp_rank.columns > 1 and any(isinstance(each, Router) for each in layer.modules()):
-        return [EXPERTS_IN_NO_GRID]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
         return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1
@@ -114,7 +112,7 @@ def _feature_errors(
         name, rule = f"`{path or type(module).__name__}`", sharding.rules.get(path)
         if path in norms and type(module).forward not in _NORM_FORWARDS:
             yield f"{name} is a norm with its own `forward`; a grid can only shard torch's norms"
-        elif path in norms or (rule is not None and rule.style in ("column", "row", "linear")):
+        elif path in norms or (rule is not None and rule.style in _FEATURE_STYLES):
             uneven = (width for width in _outer_widths(module, rule) if width % columns)
             if width := next(uneven, None):
                 yield (
@@ -132,12 +130,10 @@ def _feature_errors(
 
 def _outer_widths(module: nn.Module, rule: ShardingRule | None) -> tuple[int, ...]:
     """Numbers of features between layers that a norm, column, row or `linear` takes or gives."""
-    if isinstance(module, nn.Linear) and rule is not None:
-        widths = {
-            "row": (module.out_features,),
-            "linear": (module.in_features, module.out_features),
-        }
-        return widths.get(rule.style, (module.in_features,))
+    if isinstance(module, LINEARS) and rule is not None:
+        names = {"row": ("out_features",), "linear": ("in_features", "out_features")}
+        ends = names.get(rule.style, ("in_features",))
+        return tuple(getattr(module, name) for name in ends)
     shape: tuple[int, ...] = getattr(module, "normalized_shape", (1,))
     return shape[:1]
 
@@ -165,6 +161,9 @@ def _rule_errors(
         yield from _column_or_row_errors(sharding, path, module, rule, degree)
     elif rule.style == "linear":
         yield from _linear_errors(sharding, path, module, last=last)
+    elif rule.style == "scores":
+        if not isinstance(module, LINEARS) or sharding.enclosing_region(path) is None:
+            yield "is not a linear in a region; only those can be `scores`"
     elif rule.style == "vocabulary":
         yield from _vocabulary_errors(module, rule, degree, first=sharding.is_first, last=last)
     elif rule.style in ("sharded", "replicated"):

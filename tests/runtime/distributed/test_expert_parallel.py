@@ -19,6 +19,7 @@ from windlass.models.layer_stack import LayerStack, materialize_layer
 from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.runtime.verify.plain_loop.training import PlainRun, train_plainly
 from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import TensorGrid
 
 TOLERANCE = 1e-12
 """Relative, in float64: three steps of a dozen layers round some thousand sums of 1e-16 each."""
@@ -56,6 +57,11 @@ MORE_PLANS: dict[str, dict[str, Any]] = {
     "FSDP": {"data": 4, "expert": 2, "micro": 1, "accumulation": 2, "sharding": (4, 4)},
     "FSDP of all": {"data": 4, "expert": 4, "micro": 1, "accumulation": 2, "sharding": (4, 4)},
     "tensor": {"tensor": 2, "micro": 2, "accumulation": 4},
+    "grid": {"tensor": TensorGrid(2, 2), "micro": 2, "accumulation": 4},
+    "grid, experts and FSDP": {
+        "tensor": TensorGrid(1, 2), "data": 2, "expert": 2, "micro": 2, "accumulation": 2,
+        "sharding": (2, 2), "recompute": "selective",
+    },
     "tensor, experts and FSDP": {
         "tensor": 2, "data": 2, "expert": 2, "micro": 2, "accumulation": 2, "sharding": (2, 2),
     },
@@ -110,7 +116,12 @@ class DenseLoop(MixtureOfExperts):
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
     return RankPool(
-        tmp_path_factory.mktemp("experts"), 4, (2,), model=MODEL, examples=EXAMPLES, processes=ranks
+        tmp_path_factory.mktemp("experts"),
+        4,
+        (2, TensorGrid(2, 2), TensorGrid(1, 2)),
+        model=MODEL,
+        examples=EXAMPLES,
+        processes=ranks,
     )
 
 

@@ -10,7 +10,7 @@ from windlass.capture.analytic.record import layer_scope, record_layer
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
 from windlass.capture.trace import NamedTrace
-from windlass.models import EXPERTS_IN_NO_GRID, TransformerConfig
+from windlass.models import TransformerConfig
 from windlass.schema import (
     Graph,
     LayerCost,
@@ -142,9 +142,6 @@ def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
         scope = layer_scope(layer, rank, "float32")
         layer.build(scope)
         prefix = f"layer `{layer.name}` of model `{config.name}`: "
-        if rank.columns > 1 and layer.place == "inner" and layer.config.experts is not None:
-            yield f"{prefix}{EXPERTS_IN_NO_GRID}"
-            continue
         for path, rule, total, ranks in scope.rules:
             if error := rule.divisibility_error(total, ranks):
                 yield f"{prefix}`{path}` has {error}"

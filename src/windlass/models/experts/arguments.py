@@ -10,9 +10,6 @@ from windlass.models.config import ExpertConfig
 if TYPE_CHECKING:
     from windlass.models.config import TransformerConfig
 
-EXPERTS_IN_NO_GRID = "experts are not cut over a grid of ranks; set `parallel.tensor` to one number"
-"""Why the ranks of a grid cannot share a block with experts."""
-
 _USUAL_BALANCE_LOSS = 0.01
 """Factor for a dense model that gets experts. Source: Fedus et al. 2021, arXiv:2101.03961."""
 

@@ -5,9 +5,16 @@ from torch import Tensor, nn
 
 from windlass.models.experts.grouped_products import grouped_linear
 from windlass.models.fine_tuning.lora import Adaptable, Adapted
+from windlass.models.tensor_parallel.collectives import (
+    TensorParallelRank,
+    all_gather_autograd,
+    all_reduce_autograd,
+    reduce_scatter_autograd,
+)
+from windlass.models.tensor_parallel.sharding_rules import GridShardable, ShardingStyle
 
 
-class ExpertLinear(Adaptable):
+class ExpertLinear(Adaptable, GridShardable):
     """A linear layer without bias of each expert; `weight` is `[E outputs inputs]`."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, std: float) -> None:
@@ -38,6 +45,38 @@ class ExpertLinear(Adaptable):
     def with_adapters(self, *, rank: int, scale: float) -> "LoraExpertLinear":
         """The same layers with an adapter beside each expert's."""
         return LoraExpertLinear(self, rank=rank, scale=scale)
+
+    def grid_class(self, style: ShardingStyle) -> type[nn.Module]:
+        """The class with a rank's part of the products."""
+        return GridExpertColumn if style == "column" else GridExpertRow
+
+
+class GridExpertColumn(ExpertLinear):
+    """Column-parallel linears of experts in a grid: they take a rank's features of each row."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+    """Whether the ranks of one row shard the outputs; otherwise each has all of them."""
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Maps `[rows d/c]` to `[rows f/t]`, or `[rows f/r]` if each has all of its row."""
+        partial_sum = super().forward(rows, counts).unsqueeze(0)
+        reduce = reduce_scatter_autograd if self.is_sharded else all_reduce_autograd
+        return reduce(partial_sum, self.tp_rank.feature_group).squeeze(0)
+
+
+class GridExpertRow(ExpertLinear):
+    """Row-parallel linears of experts in a grid: they give a partial sum of a rank's features."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+    """Whether the ranks of one row shard the inputs; otherwise each has all of them."""
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Maps `[rows f/t]` to a partial sum of `[rows d/c]`."""
+        if self.is_sharded:
+            rows = all_gather_autograd(rows.unsqueeze(0), self.tp_rank.feature_group).squeeze(0)
+        return super().forward(rows, counts)
 
 
 class LoraExpertLinear(ExpertLinear, Adapted):

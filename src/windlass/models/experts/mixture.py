@@ -115,11 +115,14 @@ class MixtureOfExperts(nn.Module, TensorShardable):
         What it gives is a partial sum, weighted as the whole is, so that the gradient of a router
         is the sum over the ranks, as that of any weight that all have. The balance loss, which all
         ranks compute alike, counts by `balance_scale`, of which each is given its share.
+        In a grid each has its own features of a token, and what routes is summed over its row.
         """
         column, row = ShardingRule(style="column"), ShardingRule(style="row")
         inward = {} if self.experts.gate is None else {"experts.gate": column}
+        scores = ShardingRule(style="scores")
+        gate = {} if self.shared_gate is None else {"shared_gate": scores}
         return {
-            "": ShardingRule(style="region"), **inward,
+            "": ShardingRule(style="region"), "router": scores, **gate, **inward,
             "experts.up": column, "experts.down": row,
         }  # fmt: skip
 

@@ -18,6 +18,8 @@ from windlass.models.experts.routing_ops import (
     drop_late_tokens,
 )
 from windlass.models.fine_tuning.lora import Adaptable, Adapted
+from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
+from windlass.models.tensor_parallel.sharding_rules import GridShardable, ShardingStyle
 
 _BALANCE_SCALE = "balance_scale"
 
@@ -31,7 +33,7 @@ class Routing(NamedTuple):
     """`Float[n k]`, 0 where an expert has no room."""
 
 
-class Router(Adaptable):
+class Router(Adaptable, GridShardable):
     """Scores experts for each token and picks the k best.
 
     Four buffers are no parameters. `load`, `Int[E]`, sums the tokens that chose each expert over
@@ -101,6 +103,27 @@ class Router(Adaptable):
     def with_adapters(self, *, rank: int, scale: float) -> "LoraRouter":
         """The same router with an adapter beside its product."""
         return LoraRouter(self, rank=rank, scale=scale)
+
+    @property
+    def in_features(self) -> int:
+        """Features of a token."""
+        return self.weight.shape[1]
+
+    def grid_class(self, style: ShardingStyle) -> type[nn.Module]:
+        """The class with a rank's part of the product."""
+        del style
+        return GridRouter
+
+
+class GridRouter(Router):
+    """A router in a grid, which takes a rank's features: all ranks of a row route alike."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What scores are made of, `[b s d/c]` to `[b s E]`."""
+        return all_reduce_autograd(super().logits(x), self.tp_rank.feature_group)
 
 
 class LoraRouter(Router, Adapted):

@@ -248,6 +248,17 @@ class GridLinear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
+class ScoreLinear(nn.Linear):
+    """Linear in a region of a grid whose outputs all ranks have: it takes the rank's features."""
+
+    tp_rank: TensorParallelRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d/c]` to `[b s o]`."""
+        y = all_reduce_autograd(functional.linear(x, self.weight), self.tp_rank.feature_group)
+        return y if self.bias is None else y + self.bias
+
+
 class RowLinear(nn.Linear):
     """Row-parallel linear: takes a rank's inputs and gives a partial sum."""
 

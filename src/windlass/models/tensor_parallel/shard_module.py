@@ -40,6 +40,7 @@ from windlass.models.tensor_parallel.parallel_modules import (
     RowLinear,
     SampleShard,
     ScatterTokens,
+    ScoreLinear,
     ShardedDropout,
     ShardedLayerNorm,
     ShardedRMSNorm,
@@ -56,6 +57,7 @@ from windlass.models.tensor_parallel.shard_params import (
     sharded_norm_paths,
 )
 from windlass.models.tensor_parallel.sharding_rules import (
+    GridShardable,
     LayerSharding,
     ShardingRule,
     ShardingStyle,
@@ -71,6 +73,8 @@ _SHARDED_LINEARS: dict[ShardingStyle, type[nn.Linear]] = {
     "row": RowLinear,
     "vocabulary": VocabParallelLinear,
 }
+_GRID_LINEARS: dict[ShardingStyle, type[nn.Linear]] = {"linear": GridLinear, "scores": ScoreLinear}
+"""Linears that a grid alone changes."""
 
 
 def shard_layer(
@@ -157,6 +161,10 @@ def _shard_submodule(
         shard_sparse_module(module, SparseShard(rule, shard.number, shard.total))
     elif isinstance(module, nn.Embedding) and rule.style == "vocabulary":
         _shard_embedding(module, rule, tp_rank)
+    elif isinstance(module, GridShardable) and tp_rank.columns > 1:
+        is_sharded = shard.total == tp_rank.degree
+        new_class = module.grid_class(rule.style)
+        _change_class(module, new_class, tp_rank=tp_rank, is_sharded=is_sharded)
     elif isinstance(module, nn.Linear):
         _shard_linear(module, rule, tp_rank, shard)
 
@@ -164,10 +172,10 @@ def _shard_submodule(
 def _shard_linear(
     module: nn.Linear, rule: ShardingRule, tp_rank: TensorParallelRank, shard: EqualShard
 ) -> None:
-    if rule.style == "linear":
+    if rule.style in _GRID_LINEARS:
         if tp_rank.columns > 1:
             module.in_features = module.weight.shape[1]
-            _change_class(module, GridLinear, tp_rank=tp_rank)
+            _change_class(module, _GRID_LINEARS[rule.style], tp_rank=tp_rank)
     elif rule.style in _SHARDED_LINEARS:
         module.out_features, module.in_features = module.weight.shape
         if rule.style != "vocabulary" and tp_rank.columns == 1:

@@ -86,8 +86,9 @@ def param_shards(
 
     In a grid a column-parallel weight has the outputs of all ranks of its row, for the rank's own
     features; a row-parallel weight has the inputs of all ranks of its row, in order, for its own
-    features; a `linear` weight has its own features for all outputs; a norm has its own features.
-    Embedding tables and the head's outputs are sharded over all ranks as in one dimension.
+    features; a `linear` or `scores` weight has its own features for all outputs; a norm has its own
+    features. Embedding tables and the head's outputs are sharded over all ranks, as in one
+    dimension.
 
     Args:
         layer: the full layer, on any device.
@@ -152,6 +153,8 @@ def _param_shard(
         full_shape=shape, ranges=(None,) * len(shape), replicated_over="all"
     )  # fmt: skip
     if rule is not None and rule.style == "linear" and tp_rank.columns > 1:
+        return _feature_shard(shape, tp_rank)
+    if rule is not None and rule.style == "scores" and leaf == "weight" and tp_rank.columns > 1:
         return _feature_shard(shape, tp_rank)
     if rule is None or rule.style not in ("column", "row", "vocabulary"):
         return replicated
@@ -256,7 +259,7 @@ def _divides(layer: nn.Module, path: str, rule: ShardingRule, degree: int) -> bo
         owner, _, name = path.rpartition(".")
         return bool(getattr(layer.get_submodule(owner), name) % degree == 0)
     module = layer.get_submodule(path)
-    if rule.style not in ("column", "row") or not isinstance(module, nn.Linear):
+    if rule.style not in ("column", "row"):
         return True
-    total = module.out_features if rule.style == "column" else module.in_features
+    total: int = getattr(module, "out_features" if rule.style == "column" else "in_features")
     return rule.divisibility_error(total, degree) is None

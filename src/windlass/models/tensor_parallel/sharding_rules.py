@@ -22,6 +22,7 @@ ShardingStyle = Literal[
     "column",  # column-parallel linear: a rank has some of the outputs
     "row",  # row-parallel linear: a rank has some of the inputs and gives a partial sum
     "linear",  # a linear outside of regions; in a grid a rank has its own features
+    "scores",  # a linear in a region whose outputs all ranks have; in a grid it sums its features
     "vocabulary",  # an embedding's rows, or the head's outputs
     "count",  # an integer setting that counts sharded features, and so is divided
     "sharded",  # a dropout inside a region, on features that are sharded
@@ -155,6 +156,18 @@ class LayerSharding:
         """Path of the region that contains, or is, the module at `path`; None if there is none."""
         regions = self.regions()
         return next((r for r in regions if not r or f"{path}.".startswith(f"{r}.")), None)
+
+
+class GridShardable:
+    """A module with a product of its own, which knows how one rank of a grid computes it."""
+
+    def grid_class(self, style: ShardingStyle) -> "type[nn.Module]":
+        """The class with a rank's part of the product.
+
+        It takes `tp_rank`, and `is_sharded`: whether the ranks of one row share what the columns of
+        a rule give, or each has all of it.
+        """
+        raise NotImplementedError
 
 
 class TensorShardable:

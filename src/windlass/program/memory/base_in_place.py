@@ -11,13 +11,13 @@ def reads_base_in_place(plan: Plan, graph: Graph) -> bool:
     """Whether frozen weights stay in the files of the base, and take no space of an offload tier.
 
     They must become the plan's numbers without rounding. Tensor-parallel ranks have parts of
-    weights that are in no order of a file.
+    weights that are in no order of a file, and ranks that divide experts store theirs.
 
     Args:
         plan: the plan.
         graph: the plan's full graph.
     """
-    if graph.base is None or not plan.is_offloaded("parameters"):
+    if graph.base is None or plan.parallel.expert or not plan.is_offloaded("parameters"):
         return False
     wanted = _COMPUTED_IN.get(plan.precision, plan.precision)
     widens = graph.base == wanted or PRECISION_BYTES[graph.base] < PRECISION_BYTES[wanted]
@@ -28,16 +28,12 @@ def stored_weight_bytes(plan: Plan, graph: Graph, layer: LayerSizes) -> int:
     """Bytes of a layer's weights that one device keeps in their offload tier."""
     if not reads_base_in_place(plan, graph):
         return layer.weight_shard
-    return layer.weight_shard - _frozen_shard(plan, layer)
+    return layer.weight_shard - layer.frozen_shard
 
 
 def read_frozen_bytes(plan: Plan, graph: Graph, layer: LayerSizes) -> int:
     """Bytes of a layer's frozen weights that one device reads to have them once."""
-    frozen = _frozen_shard(plan, layer)
+    frozen = layer.frozen_shard
     if graph.base is None or not reads_base_in_place(plan, graph):
         return frozen
     return frozen * PRECISION_BYTES[graph.base] // plan.parameter_itemsize
-
-
-def _frozen_shard(plan: Plan, layer: LayerSizes) -> int:
-    return layer.frozen // plan.sharding.parameters

@@ -7,7 +7,7 @@ from typing import Literal
 
 from windlass.capture.analytic.autograd import attach, kept_outputs, new_node, only
 from windlass.capture.analytic.modules.feed_forward import FeedForward
-from windlass.capture.analytic.ops.collectives import all_gather, reduce_scatter
+from windlass.capture.analytic.ops.collectives import all_gather, all_reduce, reduce_scatter
 from windlass.capture.analytic.ops.elementwise import (
     add,
     compare,
@@ -18,7 +18,7 @@ from windlass.capture.analytic.ops.elementwise import (
     silu,
 )
 from windlass.capture.analytic.ops.matrix_products import linear
-from windlass.capture.analytic.ops.views import flatten, reshape
+from windlass.capture.analytic.ops.views import flatten, reshape, squeeze, unsqueeze
 from windlass.capture.analytic.scope import Scope
 from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import Gradients, Needs, Tensor
@@ -34,26 +34,31 @@ class MixtureOfExperts:
         config, router, inner = scope.config, scope.inner("router"), scope.inner("experts")
         self.experts = experts
         count, d, f = experts.count, config.width, experts.ffn
-        self.router = router.parameter("weight", (count, d))
+        router.feature_paths.append(router.path)
+        self.router = router.feature_parameter("weight", (count, d))
         has_bias = experts.balance_bias is not None
         self.bias = router.buffer((count,), "float32") if has_bias else None
         router.buffer((count,), "int64")
         if experts.capacity is not None:
             router.buffer((), "int64")
         self.activate = silu if config.activation == "swiglu" else gelu
-        self.rank = scope.rank
+        self.rank, degree = scope.rank, scope.rank.degree
+        self.divides = f % degree == 0 == (experts.shared_ffn or 0) % degree
         self.ups = [
-            _weight(inner.inner(name), "column", (count, f, d))
+            _weight(inner.inner(name), "column", (count, f, d), self.divides)
             for name in (("gate", "up") if config.is_gated else ("up",))
         ]
-        self.down = _weight(inner.inner("down"), "row", (count, d, f))
+        self.down = _weight(inner.inner("down"), "row", (count, d, f), self.divides)
         shared = _shared_scope(scope, experts)
-        self.shared = None if shared is None else FeedForward(shared)
-        gate = scope.inner("shared_gate")
-        self.shared_gate = gate.parameter("weight", (1, d)) if experts.shared_gate else None
+        self.shared = None if shared is None else FeedForward(shared, self.divides)
+        self.shared_gate = None
+        if experts.shared_gate:
+            gate = scope.inner("shared_gate")
+            gate.feature_paths.append(gate.path)
+            self.shared_gate = gate.feature_parameter("weight", (1, d))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[b s/t d]` to the same; the tokens are gathered, and scattered again."""
+        """`[b s/r d/c]` to the same; the tokens are gathered, and scattered again."""
         full = all_gather(x, self.rank.token_group)
         y = self._forward(full)
         return reduce_scatter(y, self.rank.token_group)
@@ -68,7 +73,7 @@ class MixtureOfExperts:
         return y if self.shared is None else add(y, self._gated(x, self.shared))
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        logits = linear(x, self.router, None)
+        logits = self._scores(x, self.router)
         experts, weights = _choose(logits, self.bias, self.experts.per_token)
         if self.experts.capacity is not None:
             experts = _like("drop_late_tokens", experts)
@@ -77,25 +82,48 @@ class MixtureOfExperts:
 
     def _feed_forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         if len(self.ups) == 1:
-            inner = self.activate(grouped_linear(rows, self.ups[0], counts))
+            inner = self.activate(self._up(rows, self.ups[0], counts))
         else:
-            gate = self.activate(grouped_linear(rows, self.ups[0], counts))
-            inner = mul(gate, grouped_linear(rows, self.ups[1], counts))
-        return grouped_linear(inner, self.down, counts)
+            gate = self.activate(self._up(rows, self.ups[0], counts))
+            inner = mul(gate, self._up(rows, self.ups[1], counts))
+        full = inner  # which stays alive beside what is gathered
+        if self.rank.columns > 1 and self.divides:
+            full = squeeze(all_gather(unsqueeze(inner, 0), self.rank.feature_group), 0)
+        return grouped_linear(full, self.down, counts)
+
+    def _up(self, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """`[n d/c]` to `[n f/t]`, or `[n f/r]` if each rank has all of its row."""
+        y = grouped_linear(rows, weight, counts)
+        if self.rank.columns == 1:
+            return y
+        reduce = reduce_scatter if self.divides else all_reduce
+        return squeeze(reduce(unsqueeze(y, 0), self.rank.feature_group), 0)
+
+    def _scores(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`[b s d/c]` to `[b s o]`, which all ranks of a row have."""
+        y = linear(x, weight, None)
+        return y if self.rank.columns == 1 else all_reduce(y, self.rank.feature_group)
 
     def _gated(self, x: Tensor, shared: FeedForward) -> Tensor:
         y = shared.partial_sum(x)
         if self.shared_gate is None:
             return y
-        return mul(y, sigmoid(linear(x, self.shared_gate, None)))
+        return mul(y, sigmoid(self._scores(x, self.shared_gate)))
 
 
-def _weight(scope: Scope, style: Literal["column", "row"], shape: Shape) -> Tensor:
+def _weight(
+    scope: Scope, style: Literal["column", "row"], sizes: tuple[int, int, int], divides: bool
+) -> Tensor:
     """A rank's part of the weight of all experts, `[E o i]`, which shares outputs or inputs."""
-    dim, degree = 1 if style == "column" else 2, scope.rank.degree
-    scope.share(ShardingRule(style=style), shape[dim], degree)
-    local = tuple(n // degree if index == dim else n for index, n in enumerate(shape))
-    return scope.parameter("weight", local, sharded=dim, replicated_over=None)
+    count, outputs, inputs = sizes
+    rows, columns, dim = scope.rank.rows, scope.rank.columns, 1 if style == "column" else 2
+    scope.share(ShardingRule(style=style), sizes[dim], scope.rank.degree if divides else rows)
+    scope.feature_paths.append(scope.path)
+    by_output, by_input = (rows, columns) if style == "column" else (columns, rows)
+    return scope.parameter(
+        "weight", (count, outputs // by_output, inputs // by_input),
+        sharded=dim if columns == 1 else None, replicated_over=None,
+    )  # fmt: skip
 
 
 def feed_forward(scope: Scope) -> MixtureOfExperts | FeedForward:

@@ -10,13 +10,19 @@ from windlass.capture.analytic.tensor import Tensor
 
 
 class FeedForward:
-    """The feed-forward branch, gated or not."""
+    """The feed-forward branch, gated or not.
 
-    def __init__(self, scope: Scope) -> None:
+    Args:
+        scope: of the branch.
+        divides: whether all ranks of a grid share its inner features, or only the rows do; None if
+            that depends on it alone.
+    """
+
+    def __init__(self, scope: Scope, divides: bool | None = None) -> None:
         config = scope.config
         self.rank, self.ffn = scope.rank, config.ffn
         self.activate = silu if config.activation == "swiglu" else gelu
-        divides = config.ffn % scope.rank.degree == 0
+        divides = config.ffn % scope.rank.degree == 0 if divides is None else divides
         linears: dict[str, LinearName] = {"input": "up"}
         if config.is_gated:
             linears = {"gate": "gate", **linears}
