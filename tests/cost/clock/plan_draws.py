@@ -19,6 +19,7 @@ from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
 from windlass.schema.machine.stack import Stack
 from windlass.schema.plan import Offload, Plan
+from windlass.schema.tensor_grid import TensorGrid
 
 GRAPHS = tuple(
     sharded_graph(graph)
@@ -89,7 +90,7 @@ MACHINES = (FAST_LINKS, SLOW_LINKS, *OVERLAPPING, BULK_SYNCHRONOUS, *OFFLOADING)
 EXPERTS = (
     expert_graph(layers=10, width=64, experts=8), expert_graph(layers=7, experts=4),
     frozen_graph(expert_graph(layers=7, experts=4), 3),
-    catalog_graph("moe-tiny", 2, layers=6, experts=4, vocabulary=500),
+    catalog_graph("moe-tiny", 2, TensorGrid(1, 2), layers=6, experts=4, vocabulary=500),
 )  # fmt: skip
 """Graphs whose experts replicas can divide; ranks can share the last one."""
 
@@ -103,7 +104,7 @@ def draw_with_experts(chance: random.Random, graph: Graph, machine: Machine) -> 
     plan = tiny_plan(
         graph, machine, pipeline=chance.choice([1, 2, 3]), data=replicas // context,
         context=context, expert=expert,
-        tensor=chance.choice([1, *(int(degree) for degree in graph.tensor_shards)]),
+        tensor=chance.choice([1, *graph.tensor_shards]),
         sharding=(chance.choice(divisors(optimizer)), optimizer), micro=chance.choice([1, 2]),
         accumulation=chance.choice([1, 2, 5]), sequence=32, clip=chance.random() < 0.5,
         precision=chance.choice(["float32", "bfloat16"]),

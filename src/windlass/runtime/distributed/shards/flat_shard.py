@@ -69,7 +69,10 @@ class LayerShard:
             groups.tensor_parallel,
             optimizer_shard_index(self.part.data_rank, plan),
         )
-        self._groups, self._name, self._layer = groups, stack.names[index], layer
+        self._groups, self._name = groups, stack.names[index]
+        # The layer itself is not kept: its weights are those of all ranks.
+        self._buffers = tuple(layer.buffers())
+        self._persistent_buffers = persistent_buffers(self._name, layer)
         self._device, self._dtype = context.device.torch_device, stored_dtype(plan)
         self._precision = plan.precision
         self._law = optimizer_law(plan.optimizer)
@@ -272,8 +275,8 @@ class LayerShard:
             owned=owned,
             frozen=frozen,
             used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
-            buffers=tuple(self._layer.buffers()),
-            persistent_buffers=persistent_buffers(self._name, self._layer),
+            buffers=self._buffers,
+            persistent_buffers=self._persistent_buffers,
         )
 
     def use_full_weights(self, flat: Tensor) -> None:
