@@ -226,7 +226,7 @@ class ShardedOffloadedStore(OffloadedStore):
                 else lambda layer, _: self._in_use.add(layer)
             ),
             "free_shard": self._free_shard,
-            "reduce_grads": self._reduce_grads,
+            "reduce_grads": lambda layer, _: self._layer_shards[layer].start_reduce(),
             "all_gather_params": self._all_gather_params,
         }
 
@@ -285,8 +285,8 @@ class ShardedOffloadedStore(OffloadedStore):
         if layer in self._param_shards:
             self._loaded[layer].transfer.wait()
             flat = self._param_shards[layer]
-            updated = self._updated_part(flat, self._layer_shards[layer])
-            self._groups.all_gather_params(flat, updated, self._part)
+            part = self._updated_part(flat, self._layer_shards[layer])
+            self._groups.all_gather_params(flat, part, self._part)
 
     def wait_for_layer(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are in device memory.
@@ -313,9 +313,6 @@ class ShardedOffloadedStore(OffloadedStore):
             self.free_weights(owner, 0)
             if owner not in self._resident:
                 self._free_local_weights(owner)
-
-    def _reduce_grads(self, layer: int, _: int) -> None:
-        self._layer_shards[layer].start_reduce()
 
     def begin_step(self, step: int) -> None:
         """Prepares for a step, and drops the gradients of one that was aborted."""
