@@ -27,9 +27,10 @@ _MEASURED_SECONDS, _MEASURED_STEPS = 3.0, 5
 """Minimal length of the measurement."""
 RUN_FOLDER = "run"
 """The subfolder of a measured run."""
-_MOST_STEP_SECONDS = 1.0
-"""Predicted step above which a run is cut: so many steps as are measured then take 8 to 10 s, and
-the run a quarter of a minute, without what a compiler takes."""
+_MOST_STEP_SECONDS = 2.0
+"""Predicted step above which a run is cut: so many steps as are measured then take 16 s, and
+the run half a minute, without what a compiler takes. No step is drawn for more than 1.6 s, but for
+products as fast as `draw` says."""
 _MOST_ATTEMPTS = 3
 """Times that a run is measured while other processes take its cores; the quietest counts."""
 _MOST_REPEATED_SECONDS = 45.0

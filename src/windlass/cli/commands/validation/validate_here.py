@@ -46,7 +46,7 @@ def validate_here(count: int, seed: int, *, as_json: bool) -> None:
     cut = sum(row.cut is not None for row in rows)
     if cut:
         print_line(
-            f"cut: {cut} plans, whose steps as drawn are predicted to take longer than a second"
+            f"cut: {cut} plans, whose steps as drawn are predicted to take longer than two seconds"
         )
     failed = len(rows) - len(measured)
     print_line(f"{len(rows)} plans of seed {seed}" + (f", {failed} did not run" if failed else ""))
