@@ -20,6 +20,7 @@ from windlass.api.training.inputs.run_data import (
 )
 from windlass.api.training.legs import request_at_step, start_of_leg
 from windlass.api.training.loop.hooks import LoopHooks, never_stop
+from windlass.api.training.loop.local_ranks import rank_server
 from windlass.api.training.loop.training_loop import make_training_loop
 from windlass.api.training.parent import remove_merged_checkpoint
 from windlass.api.training.preconditions import require_local_machine, verified_programs
@@ -101,11 +102,12 @@ def resume(
     if skip_batches:
         planned, is_new = with_skipped_batches(planned, record, skip_batches), True
     require_local_machine(planned)
+    server = rank_server(planned, planned.plan.parallel.devices)
     programs = verified_programs(planned)
     reopened = reopen_run(record, planned, progress, programs=programs if is_new else None)
     batches, hooks = make_batches(planned, reopened.tokens), LoopHooks(stop=stop or never_stop)
     steps = make_training_loop(
-        planned, batches, programs, reopened.folder, reopened.checkpoint, hooks
+        planned, batches, programs, reopened.folder, reopened.checkpoint, hooks, server
     )
     resumed = continue_run(planned, reopened, steps)
     resumed.next_leg = lambda: resume(resumed.folder, model=model, loss=loss, stop=stop)
