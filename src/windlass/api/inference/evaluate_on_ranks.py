@@ -12,7 +12,7 @@ from windlass.api.objects import NO_OBJECTS
 from windlass.api.plan import Planned, plan_request
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.loop.hooks import never_stop
-from windlass.api.training.loop.local_ranks import launch_local_ranks
+from windlass.api.training.loop.local_ranks import launch_local_ranks, rank_server
 from windlass.api.training.preconditions import require_local_machine, verified_programs
 from windlass.api.training.run_files import require_unchanged, run_documents
 from windlass.atomic_files import atomic_write, scratch_folder
@@ -82,6 +82,7 @@ class RanksModel(NamedTuple):
         from windlass.runtime import evaluation_checkpoint
 
         programs = verified_programs(self.planned)
+        server = rank_server(self.planned, len(programs))
         with scratch_folder(self.record.folder) as temporary:
             # The ranks read it as they read the folder of a run that they train.
             path = temporary / _FOLDER
@@ -94,7 +95,8 @@ class RanksModel(NamedTuple):
             into = temporary / MERGED_CHECKPOINT_FOLDER
             merged = evaluation_checkpoint(self.checkpoint, stack, into, ema=self.ema)
             options = ["--checkpoint", str(merged.path), "--score"]
-            with closing(launch_local_ranks(self.planned, programs, path, options)) as launcher:
+            launched = launch_local_ranks(self.planned, programs, path, options, server)
+            with closing(launched) as launcher:
                 for answer in launcher.steps(never_stop):
                     return [ChoiceLikelihood(*pair) for pair in answer["likelihoods"]]
         raise RunBroken("the ranks ended without an answer")
