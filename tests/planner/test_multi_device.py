@@ -111,7 +111,12 @@ def exhaustive_away(seed: int, pins: int = 3) -> str:
 
 
 def compared(
-    chance: random.Random, graph: Graph, on: Machine, smallest: float = 1.0, pins: int = 3
+    chance: random.Random,
+    graph: Graph,
+    on: Machine,
+    smallest: float = 1.0,
+    pins: int = 3,
+    named: tuple[str, ...] = (),
 ) -> Plan:
     """The plan that is chosen, which is as fast as the fastest of all that fit.
 
@@ -122,7 +127,7 @@ def compared(
          "batch.micro=1", "parallel.tensor=1", "train.clip=inf"],
         k=pins,
     )  # fmt: skip
-    asked = request(*pinned, batch=chance.choice([4, 6]))
+    asked = request(*pinned, *named, batch=chance.choice([4, 6]))
     predictions = [
         predict_plan(plan, graph, on) for plan in counted(every(asked, graph, on), asked, graph)
     ]
@@ -162,10 +167,29 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
     exhaustive(seed)
 
 
-def test_every_plan_of_the_space_is_legal():
-    asked, on = request(batch=4), machine(4, 1e9)
+@pytest.mark.slow
+def test_the_choice_is_the_fastest_of_all_plans_whose_ranks_divide_sequences():
+    plan = compared(
+        random.Random(3), GRAPHS[2], machine(4, 1e9), pins=2, named=("parallel.context=2",)
+    )
+    assert plan.parallel.context == 2
+
+
+def test_ranks_divide_sequences_in_phases_too():
+    named = ("parallel.context=2", "phases=2", "recompute=full", "precision=float32")
+    graph, on = GRAPHS[2], machine(4, 1e9, host=10**10)
+    plan = choose_plan(request(*named), graph, on).plan
+    assert plan is not None
+    assert (plan.parallel.context, plan.parallel.devices) == (2, 4)
+    assert all(len(stage.phases) == 2 for stage in plan.stages)
+    verify_programs(lower(plan, graph), plan, graph, dict.fromkeys(("device", "host"), 2**40))
+
+
+@pytest.mark.parametrize("named", [(), ("parallel.context=2",)], ids=str)
+def test_every_plan_of_the_space_is_legal(named: tuple[str, ...]):
+    asked, on = request(*named, batch=4), machine(4, 1e9)
     plans = every(asked, GRAPHS[0], on)
-    assert len(plans) > 100
+    assert len(plans) > (30 if named else 100)
     assert len({plan.label for plan in plans}) == len(plans)
     for plan in plans:
         assert plan_errors(plan, GRAPHS[0], on, global_batch=4) == ()
