@@ -354,7 +354,7 @@ SURVIVORS = {
         "it waits for the times of a step; numbers are waited for where they are read",
     "synchronize < HostStaging.blocks < _contents < write_tensors":
         "only a save that fails leaves a copy under way; a test of its own does that",
-    "synchronize < TransferQueue.close < _Run.close < train_loop":
+    "synchronize < TransferQueue.close < RankParts.close < _Run.close":
         "only a run that ends early leaves a copy under way; a test of its own does that",
     "wait < AsyncSaver._write_layers < AsyncSaver._save":
         "the timer has made the host wait for the step before",
@@ -362,7 +362,7 @@ SURVIVORS = {
         "the layer that computed with the weights has waited for them",
     "wait < TransferHandle.wait < OffloadedStore.free_weights < OffloadedStore.free_layers":
         "the layer that computed with the weights has waited for them",
-    "wait < TransferHandle.wait < OffloadedStore.wait < OffloadedStore.initialize":
+    "wait < TransferHandle.wait < OffloadedStore.wait < OffloadedStore._load_resident":
         "the host waits for the whole queue right after",
     "wait < TransferQueue._run_in < "
     "TransferQueue.pipelined.<locals>.submit_read.<locals>.read_item":

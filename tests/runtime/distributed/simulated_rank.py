@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -79,7 +81,10 @@ def run_job(
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     graph = catalog_graph("gpt-tiny", **SHAPE)
     by_name = {each.name: each for each in (AT_ONCE, *SCHEDULES)}
-    with SimulatedDevice(by_name[schedule], seed=rank, drop=drop) as device:
+    with (
+        SimulatedDevice(by_name[schedule], seed=rank, drop=drop) as device,
+        patch.object(dist, "new_group", _after_all_work(device, dist.new_group)),
+    ):
         context = RankContext(
             plan=plan, stack=build_layer_stack("gpt-tiny", SHAPE, device="meta", seed=7),
             program=lower(plan, graph)[rank], settings=SETTINGS, checkpoints=folder / "checkpoints",
@@ -97,6 +102,20 @@ def run_job(
         "sites": sorted(device.simulation.sites),
         "operations": device.simulation.operations,
     }
+
+
+def _after_all_work(device: SimulatedDevice, call: Callable[..., object]) -> Callable[..., object]:
+    """What makes a group, once the device has done its work.
+
+    A device goes on while the hosts of all ranks meet. The simulated one would not, and a rank that
+    waits for its message would never come.
+    """
+
+    def finish_and_call(*args: object, **kwargs: object) -> object:
+        device.synchronize()
+        return call(*args, **kwargs)
+
+    return finish_and_call
 
 
 if __name__ == "__main__":

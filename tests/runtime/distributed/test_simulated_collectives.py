@@ -37,6 +37,9 @@ SHARDED: dict[str, dict[str, Any]] = {
 MANY = 500
 """Operations of a run, at least: one that puts none off would prove nothing."""
 
+MESSAGES = 4
+"""Where a stage waits for one: a pass, tied weights, their gradient, a pass of an evaluation."""
+
 Job = tuple[Plan, str, Site | None]
 
 
@@ -88,3 +91,25 @@ def test_overlapped_collectives_change_no_bit(tmp_path: Path):
 @pytest.mark.parametrize("name", SHARDED)
 def test_overlapped_collectives_change_no_bit_under_any_schedule(name: str, tmp_path: Path):
     assert_unchanged([name], [schedule.name for schedule in SCHEDULES], tmp_path)
+
+
+@pytest.mark.slow
+def test_each_wait_for_a_message_that_is_left_out_is_noticed(tmp_path: Path):
+    # Clocks notice it whatever runs when; in another order the run breaks, which leaves nothing.
+    stages = plan("stages")
+    whole, others = tmp_path / "whole", tmp_path / "others"
+    whole.mkdir()
+    others.mkdir()
+    expected = run_jobs([(stages, "at once", None)], whole)[0]
+    sites = sorted(
+        {
+            tuple(site)
+            for result in expected
+            for site in result["sites"]
+            if site[0] == "wait" and site[1].startswith("ProcessGroups.receive+")
+        }
+    )
+    assert len(sites) == MESSAGES
+    results = run_jobs([(stages, "at once", site) for site in sites], others)
+    for site, ranks in zip(sites, results, strict=True):
+        assert any(result["faults"] for result in ranks), site
