@@ -67,3 +67,11 @@ def test_code_for_other_sizes_or_numbers_saves_nothing(other: dict[str, object])
     kept = frozenset([CompiledCode.of(plan)._replace(**other)])
     full = choose(on, compile=True).prediction.compile_seconds
     assert choose(on, kept, compile=True).prediction.compile_seconds == full
+
+
+def test_compiled_code_that_was_not_measured_is_taken_only_where_it_is_asked_for():
+    measured = machine(0.0)
+    on = measured.model_copy(update={"unmeasured": ("compiled code",)})
+    assert choose(measured).plan.compile
+    assert not choose(on).plan.compile
+    assert choose(on, compile=True).plan.compile

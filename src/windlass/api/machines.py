@@ -1,8 +1,9 @@
 """The machines that a request can name: the catalogue's, and this one, measured on first use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 from windlass.atomic_files import atomic_write, cache_folder, data_folder
 from windlass.errors import InputErrors, MachineError
@@ -26,11 +27,15 @@ from windlass.hardware import (
     save_user_machine,
     user_machine_names,
 )
-from windlass.schema import OWN_STACK, Machine, Stack
+from windlass.schema import OWN_STACK, Machine, MachinePart, Request, Stack
 from windlass.stacks import load_stack
 
 HERE = "here"
 """The name of the machine that this program runs on."""
+EVERY_PART: tuple[MachinePart, ...] = get_args(MachinePart)
+_LONG_SECONDS = 600.0
+"""Predicted time of a run for which compiled code is measured, unless it was. That takes about 40 s
+on two cores, and compiling a model half of it; compiled steps are 5 to 25 % shorter."""
 
 Ask = Callable[[Question, str | None], str]
 """Called with a question and what was wrong with its last answer; returns the answer."""
@@ -76,13 +81,16 @@ def on_stack(machine: Machine, stack: Stack | None) -> Machine:
     return machine if stack is None else machine.model_copy(update={"stack": stack})
 
 
-def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
+def find_machine(
+    name: str, *, progress: Progress | None = None, needs: Collection[MachinePart] = ()
+) -> Machine:
     """A machine of the catalogue, or `here`, which is measured on first use.
 
     Args:
         name: `here`, a name of the catalogue or of a machine that was added, or `NAME:N` for N
             hosts of a family.
         progress: called with how far a measurement is.
+        needs: what `here` must have been measured for beside what every plan needs.
 
     Raises:
         MachineError: the name is unknown, or this machine cannot be measured.
@@ -92,13 +100,44 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
     folder = cache_folder()
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
-    machine = load_local_machine(folder) or probe(progress=progress)
+    machine = load_local_machine(folder) or _probe(progress, needs)
+    if any(part in needs for part in machine.unmeasured):
+        from windlass.hardware import measure_parts
+
+        machine = measure_parts(machine, needs, progress)
+        save_local_machine(folder, machine)
     # To ask torch takes a second, which a machine without accelerators is spared.
     is_cpu_alone = machine.device.kind == "cpu" and not accelerator_names()
-    return machine if is_cpu_alone else _visible_part(machine, progress)
+    return machine if is_cpu_alone else _visible_part(machine, progress, needs)
 
 
-def _visible_part(machine: Machine, progress: Progress | None) -> Machine:
+def needed_parts(request: Request, run_seconds: float = 0.0) -> tuple[MachinePart, ...]:
+    """What this machine must have been measured for before a request is planned.
+
+    Args:
+        request: what is asked for.
+        run_seconds: predicted time of the whole run without compiled code.
+    """
+    compiles = request.compile or (request.compile is None and run_seconds > _LONG_SECONDS)
+    needed: dict[MachinePart, bool] = {
+        "compiled code": bool(compiles),
+        "sparse products": request.sparsity is not None,
+        "float16": request.precision == "float16",
+    }
+    return tuple(part for part, is_needed in needed.items() if is_needed)
+
+
+def unmeasured_notes(request: Request, machine: Machine) -> tuple[str, ...]:
+    """What was not considered because it was not measured, a sentence."""
+    if request.compile is not None or "compiled code" not in machine.unmeasured:
+        return ()
+    when = f"a run of more than {_LONG_SECONDS / 60:.0f} minutes"
+    return (f"compiled code is left out: it is measured for {when}, or by `windlass probe`",)
+
+
+def _visible_part(
+    machine: Machine, progress: Progress | None, needs: Collection[MachinePart]
+) -> Machine:
     """This machine with the accelerators that the process sees, which a variable may restrict.
 
     Raises:
@@ -109,7 +148,7 @@ def _visible_part(machine: Machine, progress: Progress | None) -> Machine:
     device = accelerator_device()
     is_other = device.kind != machine.device.kind
     if is_other or (device.kind != "cpu" and device.count() > machine.devices):
-        return probe(progress=progress)
+        return _probe(progress, needs)
     return machine if device.kind == "cpu" else machine.with_devices(device.count())
 
 
@@ -183,7 +222,7 @@ def _added_folder() -> Path:
 
 
 def probe(*, progress: Progress | None = None) -> Machine:
-    """Measures this machine, and keeps the result for this user.
+    """Measures all of this machine, and keeps the result for this user.
 
     Args:
         progress: called with how far the measurement is.
@@ -191,8 +230,13 @@ def probe(*, progress: Progress | None = None) -> Machine:
     Raises:
         MachineError: something cannot be measured.
     """
+    return _probe(progress, EVERY_PART)
+
+
+def _probe(progress: Progress | None, needs: Collection[MachinePart]) -> Machine:
     from windlass.hardware import probe_machine
 
-    machine = probe_machine(progress, cache_folder())
+    leave = [part for part in EVERY_PART if part not in needs]
+    machine = probe_machine(progress, cache_folder(), leave=leave)
     save_local_machine(cache_folder(), machine)
     return machine

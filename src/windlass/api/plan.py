@@ -15,7 +15,15 @@ from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.fine_tuning.trained_head import with_trained_head
 from windlass.api.kept.kept_code import load_kept_code
 from windlass.api.kept.kept_plans import keep_plan, load_kept_plan, plan_key
-from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
+from windlass.api.machines import (
+    HERE,
+    Progress,
+    find_machine,
+    find_stack,
+    needed_parts,
+    on_stack,
+    unmeasured_notes,
+)
 from windlass.api.model_graph import capture, head_notes, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
@@ -269,7 +277,8 @@ def plan_request(
     stack = find_stack(request.stack)
     model = request.model_identity
     graph = capture(model, objects, stack)
-    target = on_stack(named or here or find_machine(HERE, progress=progress), stack)
+    needs = needed_parts(request)
+    target = on_stack(named or here or find_machine(HERE, progress=progress, needs=needs), stack)
     devices = pinned_parallelism(request).devices
     if request.machine == HERE:
         target = split_machine(devices, target)
@@ -290,6 +299,11 @@ def plan_request(
         request, graph, target, most_sequences=outcome.most_sequences
     )
     result = outcome.result
+    if target.unmeasured and here is None and result.prediction is not None:
+        needs = needed_parts(resolved, resolved.train.steps * result.prediction.step_seconds)
+        if any(part in target.unmeasured for part in needs):
+            find_machine(HERE, progress=progress, needs=needs)
+            return plan_request(request, objects, progress, cache=cache)
     if result.plan is not None:
         result = replace(result, plan=result.plan.model_copy(update={"model": model}))
     if progress is not None:
@@ -300,7 +314,12 @@ def plan_request(
         machine=target,
         result=result,
         defaults=defaults,
-        notes=(*model_notes(graph, objects), *head_notes(model), *_leg_notes(resolved)),
+        notes=(
+            *model_notes(graph, objects),
+            *head_notes(model),
+            *_leg_notes(resolved),
+            *unmeasured_notes(request, target),
+        ),
         objects=objects,
         is_kept=kept is not None,
     )

@@ -4,7 +4,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windlass import planner
-from windlass.api.machines import HERE, Progress, find_machine, find_stack, on_stack
+from windlass.api.machines import (
+    HERE,
+    Progress,
+    find_machine,
+    find_stack,
+    needed_parts,
+    on_stack,
+)
 from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.errors import RequestError, StackError
@@ -71,7 +78,8 @@ def plan_context(
     agreed = planner.request_of_plan(plan, request)
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
-    machine = on_stack(find_machine(asked, progress=progress), stack)
+    decided = agreed.model_copy(update={"compile": plan.compile, "precision": plan.precision})
+    machine = on_stack(find_machine(asked, progress=progress, needs=needed_parts(decided)), stack)
     if asked == HERE:
         machine = split_machine(plan.parallel.devices, machine)
     notes: tuple[str, ...] = ()

@@ -34,6 +34,9 @@ from .probe.disk_and_network import (
     CpuContention,
     available_memory_bytes,
 )
+from .probe.machine_parts import (
+    measure_parts,
+)
 from .probe.probe import (
     probe_machine,
 )
@@ -64,6 +67,7 @@ __all__ = [
     "machine_names",
     "machine_of_report",
     "machine_text",
+    "measure_parts",
     "name_fault",
     "new_machine",
     "next_question",

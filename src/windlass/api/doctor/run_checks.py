@@ -14,7 +14,7 @@ from windlass.api.doctor.recording_checks import recorded_run, require_recording
 from windlass.api.judging.judge import judge
 from windlass.api.local_validation.isolated_process import run_isolated
 from windlass.api.local_validation.validated_run import RUN_FOLDER, measure_plan
-from windlass.api.machines import Progress, probe
+from windlass.api.machines import EVERY_PART, HERE, Progress, find_machine, probe
 from windlass.api.plan import plan
 from windlass.api.verify.check import Verifier, verification
 from windlass.atomic_files import cache_folder
@@ -106,6 +106,8 @@ def _rates(progress: Progress) -> Finding:
             machine = None
     if machine is None or machine.is_contended:
         machine, text = probe(progress=progress), "measured now"
+    else:  # what no plan needed yet
+        machine = find_machine(HERE, progress=progress, needs=EVERY_PART)
     rates = [
         f"{rate.precision} products at {format_flop_rate(rate.peak)}"
         for rate in machine.device.matmul

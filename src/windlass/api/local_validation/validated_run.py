@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from windlass.api.local_validation.draw import DrawnRun, draw_runs
 from windlass.api.local_validation.isolated_process import run_isolated
-from windlass.api.machines import HERE, find_machine
+from windlass.api.machines import EVERY_PART, HERE, find_machine
 from windlass.api.plan import Planned, plan
 from windlass.api.runs import load
 from windlass.atomic_files import cache_folder, storage_errors
@@ -89,7 +89,7 @@ def validated_runs_file(seed: int) -> Path:
     Raises:
         MachineError: this machine cannot be measured.
     """
-    machine = find_machine(HERE).fingerprint()
+    machine = find_machine(HERE, needs=EVERY_PART).fingerprint()
     return cache_folder() / "validation" / f"seed-{seed}-{machine}.jsonl"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.machines import EVERY_PART, HERE, Progress, find_machine
 from windlass.api.sweeping.trial_plan import plan_trial
 from windlass.child_processes import module_command
 from windlass.document import leaf_fields
@@ -151,7 +151,7 @@ def sweep(
     lock = folder.lock_driver()
     try:
         request = folder.adopt(request)
-        machine = find_machine(HERE, progress=progress)
+        machine = find_machine(HERE, progress=progress, needs=EVERY_PART)
         if request.jobs is None:
             request = folder.adopt(request.model_copy(update={"jobs": _jobs(request, machine)}))
         workplace = _workplace(folder, request, machine)

@@ -1,6 +1,7 @@
 """Measures in a fresh process what compiled code costs: memory, compile time and rates of ops.
 
-`python -m windlass.hardware.probe.compile_costs DEVICE PRECISION...` prints `CompileCosts` as JSON.
+`python -m windlass.hardware.probe.compile_costs DEVICE PRECISION...` prints `CompileCosts` as JSON;
+without a precision nothing is compiled, and it prints `ProcessCosts`.
 It runs in a process of its own because the compiler fills memory that the probing process would
 never free.
 """
@@ -43,12 +44,17 @@ _LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
 """Libraries that a training run loads beside torch; their memory counts too."""
 
 
-class CompileCosts(Document):
-    """Memory and times that a fresh process measured."""
+class ProcessCosts(Document):
+    """Memory that a fresh process measured."""
 
     runtime_bytes: int
     """Held by the process beside live tensors, after running both precisions, and what the
     allocator keeps free."""
+
+
+class CompileCosts(ProcessCosts):
+    """Memory and times that a fresh process measured, which compiled."""
+
     compiler_bytes: int
     """Held in addition after compiling."""
     compile_seconds: float
@@ -77,16 +83,33 @@ class _MeasuredOp(NamedTuple):
     """Bytes that it moves backward, in multiples of its input."""
 
 
+def measure_process_costs(device: Device) -> ProcessCosts:
+    """What a process costs before it allocates a tensor, measured in a fresh one.
+
+    Args:
+        device: the device that computes.
+
+    Raises:
+        MachineError: the process failed; the message holds its error.
+    """
+    return ProcessCosts.model_validate_json(_answer_of_process(device))
+
+
 def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
     """What compiled code costs on this device, measured in a fresh process.
 
     Args:
         device: the device that runs the code.
-        precisions: those in which attention is measured.
+        precisions: those in which attention is measured; at least one.
 
     Raises:
         MachineError: the process failed; the message holds its error.
     """
+    return CompileCosts.model_validate_json(_answer_of_process(device, *precisions))
+
+
+def _answer_of_process(device: Device, *precisions: Precision) -> str:
+    """What this module prints as a program."""
     module = "windlass.hardware.probe.compile_costs"
     result = subprocess.run(  # noqa: S603  our own words, no shell
         module_command(module, str(device.torch_device), *precisions),
@@ -94,8 +117,8 @@ def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> Co
     )  # fmt: skip
     if result.returncode:
         last = result.stderr.strip().splitlines()[-1:]
-        raise MachineError(f"compiled code cannot be measured here: {' '.join(last)}")
-    return CompileCosts.model_validate_json(result.stdout.splitlines()[-1])
+        raise MachineError(f"a fresh process cannot be measured here: {' '.join(last)}")
+    return result.stdout.splitlines()[-1]
 
 
 def main() -> None:
@@ -109,7 +132,7 @@ def main() -> None:
     sys.stdout.write(_measure(device, precisions).to_json() + "\n")
 
 
-def _measure(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
+def _measure(device: Device, precisions: Sequence[Precision]) -> ProcessCosts:
     waiting = CpuContention()
     watch = Stopwatch(
         device.torch_device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share
@@ -118,7 +141,15 @@ def _measure(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
     set_memory_limit(0)
     _run_eagerly(watch)
     runtime_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES
-    # This import loads much of the compiler, so it must come after the line above.
+    costs = ProcessCosts(runtime_bytes=runtime_bytes)
+    if precisions:
+        costs = _compile(precisions, watch, runtime_bytes)
+    waiting.close()
+    return costs
+
+
+def _compile(precisions: Sequence[Precision], watch: Stopwatch, runtime_bytes: int) -> CompileCosts:
+    # This import loads much of the compiler, so it must come after the memory was read.
     from torch._inductor.utils import fresh_cache
 
     # Outside the fresh cache, so that what the compiler learns about the processor is kept.
@@ -130,14 +161,12 @@ def _measure(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
         attention = {each: compiled_speed(DTYPES[each], watch) for each in precisions}
     set_memory_limit(None)
-    op_rates = tuple(ops.rates(watch))
-    waiting.close()
     return CompileCosts(
         runtime_bytes=runtime_bytes,
         compiler_bytes=max(0, compiler_bytes),
         compile_seconds=compile_seconds,
         compiled_pass_seconds=pass_seconds,
-        op_rates=op_rates,
+        op_rates=tuple(ops.rates(watch)),
         attention=attention,
     )
 

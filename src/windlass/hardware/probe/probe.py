@@ -1,4 +1,4 @@
-"""Measures this machine in a minute and a half.
+"""Measures this machine: what every plan needs, and what few do if that is asked for.
 
 It measures what training steps consist of and never a model: matrix products by size, fused
 attention, element-wise ops, slower ops one by one, the optimizer, the cost of starting an op and
@@ -7,15 +7,14 @@ the memory of the process itself.
 
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
-from windlass.hardware.probe.attention import compiled_rates
-from windlass.hardware.probe.compile_costs import CompileCosts, measure_compile_costs
+from windlass.hardware.probe.compile_costs import ProcessCosts, measure_process_costs
 from windlass.hardware.probe.disk_and_network import (
     CpuContention,
     available_memory_bytes,
@@ -24,6 +23,7 @@ from windlass.hardware.probe.disk_and_network import (
     loopback_link,
 )
 from windlass.hardware.probe.host_devices import measure_host_devices
+from windlass.hardware.probe.machine_parts import measure_parts, parts_of
 from windlass.hardware.probe.matmul import PRECISIONS, converted_precisions, matmul_rates
 from windlass.hardware.probe.memory_bandwidth import (
     elementwise_rates,
@@ -37,15 +37,16 @@ from windlass.hardware.probe.memory_bandwidth import (
     update_call_seconds,
     update_rate,
 )
-from windlass.hardware.probe.sparse_products import sparse_product_rates
+from windlass.hardware.probe.probe_bar import ProbeBar, ProbeProgress
 from windlass.hardware.probe.speed_check import speed_check_seconds
-from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.hardware.probe.stopwatch import BUDGET_SECONDS, Stopwatch
 from windlass.schema import (
     DEVICE_TIER,
     HOST_TIER,
     Device,
     Link,
     Machine,
+    MachinePart,
     MatmulRate,
     OpRate,
     Precision,
@@ -59,16 +60,13 @@ from windlass.torch_ext import (
     numerics,
 )
 
-_BUDGET_SECONDS = 0.015
-"""Time budget of one measurement; there are about 120 in each of two rounds."""
 _MEASUREMENTS = 600
 """Approximate number of measurements, which is the length of the progress bar."""
 
-ProbeProgress = Callable[[str, int, int | None], None]
-"""Receives what is being measured, the number of finished measurements and their total."""
 
-
-def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
+def probe_machine(
+    progress: ProbeProgress | None, disk: Path, *, leave: Collection[MachinePart] = ()
+) -> Machine:
     """Measures this machine: all its accelerators, or its CPU if it has none.
 
     All accelerators are measured at once, and then the slowest of them in full.
@@ -76,13 +74,14 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
     Args:
         progress: called after each measurement; None for no reports.
         disk: a folder on the disk to measure; files are created there and removed.
+        leave: parts that are not measured now; `measure_parts` can do so later.
 
     Raises:
         MachineError: something cannot be measured.
         StorageError: the folder cannot take a file.
     """
     install_allocator()
-    bar = _Bar(progress)
+    bar = ProbeBar(progress, _MEASUREMENTS)
     bar.label("memory and disk")
     capacity = available_memory_bytes()
     disk_transfers = disk_rates(disk)
@@ -97,12 +96,10 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
         devices = measure_host_devices(accelerator.kind, count)
     measured = device_for(f"{accelerator.kind}:{devices.slowest if devices else 0}")
     measured.activate()
-    bar.label("compiled code")
+    bar.label("memory of a process")
     converted = converted_precisions(measured.torch_device)
-    compile_costs = measure_compile_costs(
-        measured, [each for each in PRECISIONS if each not in converted]
-    )
-    device, conditions = _measure_twice(bar, compile_costs, measured, converted)
+    process_costs = measure_process_costs(measured)
+    device, conditions = _measure_twice(bar, process_costs, measured, converted)
     device_memory = Tier(
         name=DEVICE_TIER, capacity_bytes=capacity if devices is None else devices.free_bytes
     )
@@ -113,7 +110,8 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
         offload_tiers = (_host_tier(capacity // count, measured), disk_tier)
         links = devices.links
     bar.end()
-    return Machine(
+    parts = parts_of(measured)
+    machine = Machine(
         name="here",
         devices_per_host=count,
         device=device.model_copy(update={"tiers": (device_memory, *offload_tiers)}),
@@ -125,6 +123,10 @@ def probe_machine(progress: ProbeProgress | None, disk: Path) -> Machine:
         speed_check_seconds=conditions.speed_check_seconds,
         spread=None if devices is None else devices.spread,
         system=system_fingerprint(),
+        unmeasured=parts,
+    )
+    return measure_parts(
+        machine, [part for part in parts if part not in leave], progress, device=measured
     )
 
 
@@ -137,21 +139,21 @@ class _Conditions(NamedTuple):
 
 
 def _measure_twice(
-    bar: "_Bar",
-    compile_costs: CompileCosts,
+    bar: ProbeBar,
+    process_costs: ProcessCosts,
     measured: TorchDevice,
     converted: frozenset[Precision],
 ) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
     kind = measured.torch_device
     waiting = CpuContention()
-    watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share)
+    watch = Stopwatch(kind, budget_seconds=BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
     speed_checks = [speed_check_seconds(kind)]
-    _measure_device(bar, compile_costs, watch, measured, converted)
+    _measure_device(bar, process_costs, watch, measured, converted)
     speed_checks.append(speed_check_seconds(kind))
     watch.start_second_round()
-    device = _measure_device(bar, compile_costs, watch, measured, converted)
+    device = _measure_device(bar, process_costs, watch, measured, converted)
     speed_checks.append(speed_check_seconds(kind))
     share = contention.take_share() or 0.0
     contention.close()
@@ -159,41 +161,9 @@ def _measure_twice(
     return device, _Conditions(watch.noise, share, statistics.fmean(speed_checks))
 
 
-class _Bar:
-    """Reports each measurement to `progress`."""
-
-    def __init__(self, progress: ProbeProgress | None) -> None:
-        self._progress = progress
-        self._label = ""
-        self._done = 0
-
-    def label(self, label: str) -> None:
-        self._label = label
-        self._report()
-
-    def step(self) -> None:
-        self._done = min(self._done + 1, _MEASUREMENTS - 1)
-        self._report()
-
-    def end(self) -> None:
-        self._done = _MEASUREMENTS
-        self._report()
-
-    def _report(self) -> None:
-        if self._progress is not None:
-            self._progress(f"measuring {self._label}", self._done, _MEASUREMENTS)
-
-
-def _requested_precisions(device: TorchDevice) -> tuple[Precision, ...]:
-    """Precisions that only a request asks for; an accelerator's float16 has bfloat16's rates."""
-    if not device.is_asynchronous:
-        return ("float16",)
-    return ("tf32",) if device.has_tf32() else ()
-
-
 def _measure_device(
-    bar: _Bar,
-    compile_costs: CompileCosts,
+    bar: ProbeBar,
+    process_costs: ProcessCosts,
     watch: Stopwatch,
     measured: TorchDevice,
     converted: frozenset[Precision],
@@ -202,13 +172,12 @@ def _measure_device(
 
     Args:
         bar: reports each measurement.
-        compile_costs: what a fresh process measured.
+        process_costs: what a fresh process measured.
         watch: times the work.
         measured: the device.
         converted: precisions that the processor has no products for.
     """
     kind = measured.kind
-    on_cpu = kind == "cpu"
     rates: list[MatmulRate] = []
     ops: list[OpRate] = []
     with warnings.catch_warnings():
@@ -217,23 +186,13 @@ def _measure_device(
             bar.label(f"products in {precision}")
             is_converted = precision in converted
             rate = matmul_rates(precision, watch, bar.step, is_converted=is_converted)
-            if on_cpu and not is_converted:
-                bar.label(f"sparse products in {precision}")
-                sparse = sparse_product_rates(precision, watch, bar.step)
-                rate = rate.model_copy(update={"sparse_products": sparse})
-            if (compiled_speed := compile_costs.attention.get(precision)) is not None:
-                plain = rate.attention_rates
-                compiled = compiled_rates(plain, compiled_speed)
-                rate = rate.model_copy(update={"attention_rates": (*plain, *compiled)})
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
-        for precision in _requested_precisions(measured):
-            bar.label(f"products in {precision}")
-            is_converted = precision in converted
-            with numerics(measured, deterministic=False, tf32=precision == "tf32"):
-                rate = matmul_rates(precision, watch, bar.step, is_converted=is_converted)
-            rates.append(rate)
+        if measured.is_asynchronous and measured.has_tf32():
+            bar.label("products in tf32")
+            with numerics(measured, deterministic=False, tf32=True):
+                rates.append(matmul_rates("tf32", watch, bar.step))
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
         return Device(
@@ -244,14 +203,11 @@ def _measure_device(
             update_rate=update_rate(watch),
             mixed_update_rate=mixed_update_rate(watch),
             moment_rates=moment_rates(watch),
-            op_rates=(*ops, *compile_costs.op_rates),
+            op_rates=tuple(ops),
             norm_rate=norm_rate(watch),
             mixed_norm_rate=mixed_norm_rate(watch),
             pass_seconds=layer_overhead_seconds(watch, launch),
-            compiled_pass_seconds=compile_costs.compiled_pass_seconds,
-            compile_seconds=compile_costs.compile_seconds,
-            runtime_bytes=compile_costs.runtime_bytes if on_cpu else 0,
-            compiler_bytes=compile_costs.compiler_bytes if on_cpu else 0,
+            runtime_bytes=0 if measured.is_asynchronous else process_costs.runtime_bytes,
             update_call_seconds=update_call_seconds(watch),
             tiers=(Tier(name=DEVICE_TIER, capacity_bytes=0),),
         )

@@ -9,6 +9,8 @@ import torch
 
 from windlass.torch_ext import Device, device_for
 
+BUDGET_SECONDS = 0.015
+"""Time budget of one measurement; there are about 200 in each of two rounds."""
 _MIN_REPEATS = 2
 _MAX_REPEATS = 40
 _STALL_FACTOR = 2.0

@@ -333,7 +333,8 @@ class OpenChoices:
         pin, can = self.request.compile, self._can
         if pin is not None:
             return (pin,)
-        return (False, True) if can.compile else (False,)
+        is_known = "compiled code" not in self.machine.unmeasured
+        return (False, True) if can.compile and is_known else (False,)
 
     def open_schedules(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
         """Schedules of this many stages, each with a number of virtual stages."""

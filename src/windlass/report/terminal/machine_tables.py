@@ -51,6 +51,9 @@ def machine_table(machine: Machine) -> RenderableType:
             f"other processes used the cores {100 * machine.contention:.0f} % of the time; "
             "measure again when they have ended: `windlass probe`",
         )
+    if machine.unmeasured:
+        parts = ", ".join(machine.unmeasured)
+        table.add_row("not measured", f"{parts}: when a plan needs it, or by `windlass probe`")
     table.add_row("source", Text(f"{machine.source}, {machine.date}{noise}"))
     return table
 

@@ -1,7 +1,13 @@
 """Machines: hosts, devices with rates and memory, links, and the software that drives them."""
 
 from windlass.schema.machine.device import Device, Tier
-from windlass.schema.machine.machine import MAX_CONTENTION, ExecutionModel, Link, Machine
+from windlass.schema.machine.machine import (
+    MAX_CONTENTION,
+    ExecutionModel,
+    Link,
+    Machine,
+    MachinePart,
+)
 from windlass.schema.machine.provenance import ChosenDefault, Source, source_of
 from windlass.schema.machine.rates import (
     CACHED_BYTES,
@@ -39,6 +45,7 @@ __all__ = [
     "Fusion",
     "Link",
     "Machine",
+    "MachinePart",
     "MatmulRate",
     "MomentRate",
     "OpRate",

@@ -43,6 +43,10 @@ ExecutionModel = Literal["overlapping", "bulk-synchronous"]
 overlap computing only if compute units are reserved for them."""
 
 
+MachinePart = Literal["compiled code", "sparse products", "float16"]
+"""What few plans need of a machine, and is measured when the first of them asks for it."""
+
+
 class Link(Document):
     """A connection between devices: a message costs latency + bytes / rate."""
 
@@ -90,6 +94,8 @@ class Machine(Document):
     spread: float | None = Field(default=None, ge=0, lt=inf)
     """How much longer the slowest device of the host takes than the fastest, as a share; the rates
     are those of the slowest. None if its devices were not measured one by one."""
+    unmeasured: tuple[MachinePart, ...] = ()
+    """What was not measured yet; no plan that needs it is considered."""
     stack: Stack | None = None
     """Software that drives it; None means Windlass's own runtime."""
     system: str | None = None
@@ -98,7 +104,7 @@ class Machine(Document):
     """Source of each number, by its key (`device.tiers.device.capacity_bytes`) or by a pattern of
     keys (`device.matmul.*.curve`)."""
 
-    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources"})
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources", "unmeasured"})
 
     def __hash__(self) -> int:
         """Hash of everything but the sources, which are not hashable."""
