@@ -1,7 +1,7 @@
 """Measures in a fresh process what compiled code costs: memory, compile time and rates of ops.
 
-`python -m windlass.hardware.probe.compile_costs DEVICE PRECISION...` prints `CompileCosts` as JSON;
-without a precision nothing is compiled, and it prints `ProcessCosts`.
+`python -m windlass.hardware.probe.compile_costs DEVICE PRECISION...` prints `ProcessCosts` as JSON,
+and `CompileCosts` with one more word, `compiled`.
 It runs in a process of its own because the compiler fills memory that the probing process would
 never free.
 """
@@ -23,7 +23,7 @@ from windlass.document import Document
 from windlass.errors import MachineError
 from windlass.hardware.probe.attention import CompiledSpeed, compiled_speed
 from windlass.hardware.probe.disk_and_network import CpuContention, resident_memory_bytes
-from windlass.hardware.probe.matmul import DTYPES, PRECISIONS
+from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import PRECISION_BYTES, Curve, OpRate, Point, Precision
@@ -40,6 +40,7 @@ _WEIGHTS = 12
 """Weights of a layer, as many as a GPT block has."""
 _VOCABULARY = 8192
 _BUDGET_SECONDS = 0.06
+_COMPILED = "compiled"
 _LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
 """Libraries that a training run loads beside torch; their memory counts too."""
 
@@ -48,7 +49,7 @@ class ProcessCosts(Document):
     """Memory that a fresh process measured."""
 
     runtime_bytes: int
-    """Held by the process beside live tensors, after running both precisions, and what the
+    """Held by the process beside live tensors, after running in all its precisions, and what the
     allocator keeps free."""
 
 
@@ -83,16 +84,17 @@ class _MeasuredOp(NamedTuple):
     """Bytes that it moves backward, in multiples of its input."""
 
 
-def measure_process_costs(device: Device) -> ProcessCosts:
+def measure_process_costs(device: Device, precisions: Sequence[Precision]) -> ProcessCosts:
     """What a process costs before it allocates a tensor, measured in a fresh one.
 
     Args:
         device: the device that computes.
+        precisions: those in which it computes.
 
     Raises:
         MachineError: the process failed; the message holds its error.
     """
-    return ProcessCosts.model_validate_json(_answer_of_process(device))
+    return ProcessCosts.model_validate_json(_answer_of_process(device, *precisions))
 
 
 def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> CompileCosts:
@@ -100,19 +102,19 @@ def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> Co
 
     Args:
         device: the device that runs the code.
-        precisions: those in which attention is measured; at least one.
+        precisions: those in which it computes, and attention is measured.
 
     Raises:
         MachineError: the process failed; the message holds its error.
     """
-    return CompileCosts.model_validate_json(_answer_of_process(device, *precisions))
+    return CompileCosts.model_validate_json(_answer_of_process(device, *precisions, _COMPILED))
 
 
-def _answer_of_process(device: Device, *precisions: Precision) -> str:
+def _answer_of_process(device: Device, *words: str) -> str:
     """What this module prints as a program."""
     module = "windlass.hardware.probe.compile_costs"
     result = subprocess.run(  # noqa: S603  our own words, no shell
-        module_command(module, str(device.torch_device), *precisions),
+        module_command(module, str(device.torch_device), *words),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode:
@@ -129,20 +131,21 @@ def main() -> None:
     if device.is_asynchronous:
         torch.set_default_device(device.torch_device)
     precisions = [each for each in DTYPES if each in sys.argv[2:]]
-    sys.stdout.write(_measure(device, precisions).to_json() + "\n")
+    costs = _measure(device, precisions, compiled=_COMPILED in sys.argv[2:])
+    sys.stdout.write(costs.to_json() + "\n")
 
 
-def _measure(device: Device, precisions: Sequence[Precision]) -> ProcessCosts:
+def _measure(device: Device, precisions: Sequence[Precision], *, compiled: bool) -> ProcessCosts:
     waiting = CpuContention()
     watch = Stopwatch(
         device.torch_device, budget_seconds=_BUDGET_SECONDS, waiting_share=waiting.take_share
     )
     # Free blocks of the allocator must not count as memory of the process.
     set_memory_limit(0)
-    _run_eagerly(watch)
+    _run_eagerly(precisions, watch)
     runtime_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES
     costs = ProcessCosts(runtime_bytes=runtime_bytes)
-    if precisions:
+    if compiled:
         costs = _compile(precisions, watch, runtime_bytes)
     waiting.close()
     return costs
@@ -171,7 +174,7 @@ def _compile(precisions: Sequence[Precision], watch: Stopwatch, runtime_bytes: i
     )
 
 
-def _run_eagerly(watch: Stopwatch) -> None:
+def _run_eagerly(precisions: Sequence[Precision], watch: Stopwatch) -> None:
     """Loads what the first step of a run loads: products, attention, autograd, the optimizer."""
     for name in _LIBRARIES:
         import_module(name)
@@ -180,7 +183,7 @@ def _run_eagerly(watch: Stopwatch) -> None:
     layer_overhead_seconds(watch, 0.0)
     master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
     fused_adamw(master, moment1, moment2, gradient, torch.ones(()))
-    for precision in PRECISIONS:
+    for precision in precisions:
         _run_block(DTYPES[precision])
 
 

@@ -98,7 +98,9 @@ def probe_machine(
     measured.activate()
     bar.label("memory of a process")
     converted = converted_precisions(measured.torch_device)
-    process_costs = measure_process_costs(measured)
+    process_costs = measure_process_costs(
+        measured, [each for each in PRECISIONS if each not in converted]
+    )
     device, conditions = _measure_twice(bar, process_costs, measured, converted)
     device_memory = Tier(
         name=DEVICE_TIER, capacity_bytes=capacity if devices is None else devices.free_bytes
