@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from windlass.atomic_files import (
     atomic_writer,
     hash_file,
     link_or_copy,
+    one_process,
     require_writable,
     scratch_folder,
 )
@@ -158,3 +160,19 @@ def test_a_file_gets_a_second_name_or_where_links_cannot_be_made_a_copy(
     assert not link_or_copy(file, tmp_path / "copied")
     assert not file.samefile(tmp_path / "copied")
     assert (tmp_path / "copied").read_bytes() == b"weights"
+
+
+def test_one_process_at_a_time_is_in_a_block_and_the_next_says_that_it_waits(tmp_path: Path):
+    lock, waits, order = tmp_path / "new" / "lock", threading.Event(), []
+
+    def second() -> None:
+        with one_process(lock, waits.set):
+            order.append("second")
+
+    with one_process(lock, lambda: order.append("waited in vain")):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(10)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]

@@ -6,12 +6,13 @@ a power cut. Files that a user names are read only if they are regular and of bo
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,6 +159,29 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"`{path}` cannot be written: {(error.strerror or '').lower()}; name another place"
             ) from error
         raise
+
+
+@contextlib.contextmanager
+def one_process(lock: Path, on_wait: Callable[[], object]) -> Iterator[None]:
+    """Lets one process at a time into the block; a process that dies leaves it.
+
+    Args:
+        lock: a file for it, which stays there and says nothing.
+        on_wait: called once if another process is in the block.
+
+    Raises:
+        StorageError: the file cannot be made.
+    """
+    with storage_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def link_or_copy(file: Path, to: Path) -> bool:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from windlass.atomic_files import atomic_write, cache_folder, data_folder
+from windlass.atomic_files import atomic_write, cache_folder, data_folder, one_process
 from windlass.errors import InputErrors, MachineError
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
@@ -100,12 +100,9 @@ def find_machine(
     folder = cache_folder()
     if progress is not None and is_local_machine_changed(folder):
         progress(f"`{folder / LOCAL_MACHINE_FILE}` was changed: measuring anew", 0, None)
-    machine = load_local_machine(folder) or _probe(progress, needs)
-    if any(part in needs for part in machine.unmeasured):
-        from windlass.hardware import measure_parts
-
-        machine = measure_parts(machine, needs, progress)
-        save_local_machine(folder, machine)
+    machine = load_local_machine(folder)
+    if machine is None or any(part in needs for part in machine.unmeasured):
+        machine = _measured(progress, needs)
     # To ask torch takes a second, which a machine without accelerators is spared.
     is_cpu_alone = machine.device.kind == "cpu" and not accelerator_names()
     return machine if is_cpu_alone else _visible_part(machine, progress, needs)
@@ -148,7 +145,7 @@ def _visible_part(
     device = accelerator_device()
     is_other = device.kind != machine.device.kind
     if is_other or (device.kind != "cpu" and device.count() > machine.devices):
-        return _probe(progress, needs)
+        return _measured(progress, needs, anew=True)
     return machine if device.kind == "cpu" else machine.with_devices(device.count())
 
 
@@ -230,13 +227,27 @@ def probe(*, progress: Progress | None = None) -> Machine:
     Raises:
         MachineError: something cannot be measured.
     """
-    return _probe(progress, EVERY_PART)
+    return _measured(progress, EVERY_PART, anew=True)
 
 
-def _probe(progress: Progress | None, needs: Collection[MachinePart]) -> Machine:
-    from windlass.hardware import probe_machine
+def _measured(
+    progress: Progress | None, needs: Collection[MachinePart], *, anew: bool = False
+) -> Machine:
+    """This machine with the parts that are needed; two processes would measure each other."""
+    from windlass.hardware import measure_parts, probe_machine
 
-    leave = [part for part in EVERY_PART if part not in needs]
-    machine = probe_machine(progress, cache_folder(), leave=leave)
-    save_local_machine(cache_folder(), machine)
+    folder = cache_folder()
+
+    def tell() -> None:
+        if progress is not None:
+            progress("waiting for another process, which measures this machine", 0, None)
+
+    with one_process(folder / f".{LOCAL_MACHINE_FILE}.lock", tell):
+        known = None if anew else load_local_machine(folder)
+        if known is None:
+            leave = [part for part in EVERY_PART if part not in needs]
+            machine = probe_machine(progress, folder, leave=leave)
+        else:
+            machine = measure_parts(known, needs, progress)
+        save_local_machine(folder, machine)
     return machine

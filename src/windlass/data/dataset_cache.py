@@ -1,7 +1,6 @@
 """Prepares the tokens of a corpus once, and finds them again by the content of its files."""
 
 import contextlib
-import fcntl
 import hashlib
 import shutil
 import uuid
@@ -12,6 +11,7 @@ from pathlib import Path
 from windlass.atomic_files import (
     file_state,
     fsync_folder,
+    one_process,
     read_regular_file,
     storage_errors,
 )
@@ -240,10 +240,6 @@ def _exclusive(folder: Path, progress: DataProgress) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(f"`{folder.parent}` cannot be created: {error.strerror}") from None
-    with folder.with_name(f".{folder.name}.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process", 0, None)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = folder.with_name(f".{folder.name}.lock")
+    with one_process(lock, lambda: progress("waiting for another process", 0, None)):
         yield
