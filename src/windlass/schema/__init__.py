@@ -99,6 +99,8 @@ from windlass.schema.machine import (
     source_of,
 )
 from windlass.schema.model_request import (
+    MAX_LAYERS,
+    MAX_SIZE,
     LoraRequest,
     ModelRequest,
 )
@@ -236,6 +238,8 @@ __all__ = [
     "LAUNCH_SECRET_FILE",
     "MACHINE_FILE",
     "MAX_CONTENTION",
+    "MAX_LAYERS",
+    "MAX_SIZE",
     "MEASURED_TIMELINE_FILE",
     "MERGED_CHECKPOINT_FOLDER",
     "MODEL_CONFIG_FILE",

@@ -7,7 +7,8 @@ from pydantic import AfterValidator, ConfigDict, Field
 from windlass.document import Document
 from windlass.errors import RequestError, is_text
 
-_MAX_LAYERS, _MAX_SIZE = 4096, 2**24
+MAX_LAYERS, MAX_SIZE = 4096, 2**24
+"""Most layers of a model, and its largest size of any other kind."""
 
 
 def _require_text(name: str) -> str:
@@ -18,7 +19,7 @@ def _require_text(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_require_text)]
 """A name, or a path."""
-Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 """A width, or a number of heads, tokens or entries; no model has larger ones."""
 
 
@@ -31,7 +32,7 @@ class RequestTable(Document):
 class LoraRequest(RequestTable):
     """Low-rank adapters beside frozen linear layers (Hu et al. 2021, arXiv:2106.09685)."""
 
-    rank: int = Field(default=8, ge=1, le=_MAX_SIZE)
+    rank: int = Field(default=8, ge=1, le=MAX_SIZE)
     """Rank of each adapter."""
     alpha: float | None = Field(default=None, gt=0)
     """Scale of the adapters: their output counts `alpha / rank` times; None means twice the
@@ -67,7 +68,7 @@ class ModelRequest(RequestTable):
     name: Name = "gpt-tiny"
     """A name from the model catalog, `hf:DIR` for a Hugging Face folder, or `file.py:function` that
     returns an `nn.Module`."""
-    layers: int | None = Field(default=None, ge=1, le=_MAX_LAYERS)
+    layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     """Number of blocks; None, here and below, means the model's own."""
     width: Size | None = None
     """Hidden size."""
@@ -99,13 +100,13 @@ class ModelRequest(RequestTable):
     sentence_head: bool | None = None
     """Adds a head beside that of masked tokens that says of a pair of sentences whether the second
     follows the first, as in BERT; None means the model's own."""
-    experts: int | None = Field(default=None, ge=0, le=_MAX_SIZE)
+    experts: int | None = Field(default=None, ge=0, le=MAX_SIZE)
     """Experts of each feed-forward branch; 0 makes a model dense, None means the model's own."""
     experts_per_token: Size | None = None
     """Experts that each token takes."""
     expert_ffn: Size | None = None
     """Inner width of one expert."""
-    shared_ffn: int | None = Field(default=None, ge=0, le=_MAX_SIZE)
+    shared_ffn: int | None = Field(default=None, ge=0, le=MAX_SIZE)
     """Inner width of the expert that all tokens take; 0 has none."""
     norm_topk: bool | None = None
     """Divides the weights of a token's experts by their sum."""
@@ -118,7 +119,7 @@ class ModelRequest(RequestTable):
     """How much the bias by which experts are chosen moves in a step; 0 has no bias."""
     expert_every: Size | None = None
     """One block of so many has experts."""
-    dense_layers: int | None = Field(default=None, ge=0, le=_MAX_LAYERS)
+    dense_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
     """First blocks without experts."""
     sharding_rules: dict[str, str] | None = None
     """How to shard modules of a model file over tensor-parallel ranks, by pattern of their names:

@@ -61,6 +61,13 @@ def test_a_good_folder_is_built(tmp_path: Path):
         ({"rms_norm_eps": True}, "`rms_norm_eps` is true, must be a number"),
         ({"hidden_act": "relu"}, "`hidden_act` is `relu`; can be read: `silu`"),
         ({"head_dim": "16"}, '`head_dim` is "16", must be a whole number'),
+        ({"hidden_size": 10**30, "architectures": [["x"]]}, "must be at most 16777216"),
+        ({"num_hidden_layers": 5000}, "`num_hidden_layers` is 5000, must be at most 4096"),
+        ({"rope_theta": float("inf")}, "`rope_theta` is Infinity, must be a finite number"),
+        (
+            {"rope_scaling": {"type": ["linear"], "factor": 2.0}},
+            '`rope_scaling.type` is `["linear"]`',
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "`rope_scaling.type` is `dynamic`"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},

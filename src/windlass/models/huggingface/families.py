@@ -140,7 +140,8 @@ class Family:
             architectures: value of that key in a `config.json`.
         """
         names = architectures if isinstance(architectures, list) else []
-        return next((self.heads[name] for name in names if name in self.heads), {})
+        named = (name for name in names if isinstance(name, str) and name in self.heads)
+        return next((self.heads[name] for name in named), {})
 
     def architecture_of(self, config: object) -> str:
         """The class of `transformers` whose heads a configuration of ours has."""

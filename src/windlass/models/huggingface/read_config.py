@@ -1,11 +1,12 @@
 """A `config.json` as our configuration; what our layers cannot express is refused by name."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from windlass.errors import ModelError
+from windlass.errors import ModelError, shorten
 from windlass.models.config import ExpertConfig, TransformerConfig
 from windlass.models.huggingface.families import (
     Family,
@@ -18,6 +19,7 @@ from windlass.models.huggingface.image_processor import image_processor
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.images.image_config import ResNetConfig, with_image_positions
 from windlass.models.positions.rope_scaling import RopeScaling
+from windlass.schema import MAX_LAYERS, MAX_SIZE
 
 _KINDS: Mapping[object, str] = {
     int: "a whole number",
@@ -42,6 +44,7 @@ _FIELD_TYPES = (
     | {f"{_EXPERTS}{field.name}": field.type for field in fields(ExpertConfig)}
     | {f"{IMAGE}channels": int, f"{IMAGE}side": int | tuple[int, ...]}
 )
+_LAYER_COUNTS = ("layers", "depths")
 _REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
@@ -152,12 +155,12 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
     for name, rule in family.fields.items():
         key, value = _value_of(rule, values)
         if rule.values is not None and value is not None:
-            known, value = value, _our_value(rule.values, value)
+            known, value = value, _our_value(name, rule.values, value)
             if value is None:
                 expected = ", ".join(f"`{choice}`" for choice in rule.values)
-                errors.append(f"`{key}` is `{_as_key(known)}`; can be read: {expected}")
-        elif value is not None and (kind := _wrong_kind(name, rule, value)):
-            errors.append(f"`{key}` is {json.dumps(value)}, must be {kind}")
+                errors.append(f"`{key}` is `{shorten(_as_key(known))}`; can be read: {expected}")
+        elif value is not None and (kind := _wrong_kind(name, rule, value) or _beyond(name, value)):
+            errors.append(f"`{key}` is {shorten(json.dumps(value))}, must be {kind}")
         elif rule.share_of is not None:
             shares[name] = value
             continue
@@ -243,9 +246,9 @@ def _value_of(rule: FieldRule, values: Mapping[str, Any]) -> tuple[str, Any]:
     return rule.key, rule.default
 
 
-def _our_value(known: Mapping[str, Any], value: object) -> Any:  # noqa: ANN401  as the table says
+def _our_value(name: str, known: Mapping[str, Any], value: object) -> Any:  # noqa: ANN401  as the table says
     """Our value for one of theirs, or for each of a list; None if one is unknown."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or "tuple" not in str(_FIELD_TYPES[name]):
         return known.get(_as_key(value))
     each = tuple(known.get(_as_key(part)) for part in value)
     return None if None in each else each
@@ -305,3 +308,14 @@ def _wrong_kind(name: str, rule: FieldRule, value: object) -> str | None:
         return None
     right = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     return None if right and isinstance(value, bool) == (kind is bool) else _KINDS[kind]
+
+
+def _beyond(name: str, value: object) -> str | None:
+    """What numbers may be at most, if one is more; no model has larger ones."""
+    most = MAX_LAYERS if name in _LAYER_COUNTS else MAX_SIZE
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, float) and not math.isfinite(number):
+            return "a finite number"
+        if isinstance(number, int) and number > most:
+            return f"at most {most}"
+    return None
