@@ -1,7 +1,7 @@
 """The training loop of a run, in this process or on several ranks of this host."""
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +51,12 @@ def make_training_loop(
         from windlass.torch_ext import device_for
 
         _prepare_memory(planned)
-        device, stack = device_for(planned.machine.device.kind), _new_stack(planned, checkpoint)
-        return lambda: _training_loop(
-            planned, stack, batches, programs[0], folder.path, checkpoint, device, hooks
-        )
+        rank = _RankTraining(
+            planned=planned, batches=batches, program=programs[0], folder=folder.path,
+            device=device_for(planned.machine.device.kind), hooks=hooks,
+        )  # fmt: skip
+        stack = _new_stack(planned, checkpoint)
+        return lambda: _training_loop(rank, stack, checkpoint)
     return lambda: train_local_ranks(
         planned,
         programs,
@@ -90,8 +92,23 @@ def train_rank(
     tokens = load_run_tokens(folder) or prepare_data(planned.request, None)
     batches, program = make_batches(planned, tokens), lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
-    new = _new_stack(planned, start)
-    return _training_loop(planned, new, batches, program, folder, start, device, hooks)
+    training = _RankTraining(
+        planned=planned, batches=batches, program=program, folder=folder, device=device, hooks=hooks
+    )
+    return _training_loop(training, _new_stack(planned, start), start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankTraining:
+    """What one rank trains with, whatever it starts from."""
+
+    planned: Planned
+    batches: "TrainingBatches"
+    program: Program
+    folder: Path
+    """The run folder."""
+    device: "Device"
+    hooks: LoopHooks
 
 
 def _new_stack(planned: Planned, checkpoint: "Checkpoint | None") -> "LayerStack":
@@ -118,70 +135,58 @@ def _memory_limit(planned: Planned) -> "MemoryLimit":
 
 
 def _training_loop(
-    planned: Planned,
-    stack: "LayerStack",
-    batches: "TrainingBatches",
-    program: Program,
-    folder: Path,
-    checkpoint: "Checkpoint | None",
-    device: "Device",
-    hooks: LoopHooks,
+    rank: _RankTraining, stack: "LayerStack", checkpoint: "Checkpoint | None"
 ) -> Generator[Step]:
     """The training loop of one rank, which a verification may stop and start again."""
-    instrumentation = hooks.instrumentation
+    instrumentation = rank.hooks.instrumentation
     after = instrumentation.restart_after if instrumentation else None
     if after is None:
-        return _attempt(planned, stack, batches, program, folder, checkpoint, device, hooks)
+        return _attempt(rank, stack, checkpoint)
     from windlass.runtime import train_with_restart
 
     def start(checkpoint: "Checkpoint | None", stop: Callable[[], bool]) -> Generator[Step]:
         # A new model each time: only the files may connect the two attempts.
-        stopped = replace(hooks, stop=stop)
-        new = _new_stack(planned, checkpoint)
-        return _attempt(planned, new, batches, program, folder, checkpoint, device, stopped)
+        stopped = replace(rank, hooks=replace(rank.hooks, stop=stop))
+        return _attempt(stopped, _new_stack(rank.planned, checkpoint), checkpoint)
 
-    return train_with_restart(start, stack, folder, after=after, stop=hooks.stop)
+    return train_with_restart(start, stack, rank.folder, after=after, stop=rank.hooks.stop)
 
 
 def _attempt(
-    planned: Planned,
-    stack: "LayerStack",
-    batches: "TrainingBatches",
-    program: Program,
-    folder: Path,
-    checkpoint: "Checkpoint | None",
-    device: "Device",
-    hooks: LoopHooks,
+    rank: _RankTraining, stack: "LayerStack", checkpoint: "Checkpoint | None"
 ) -> Generator[Step]:
     """One attempt at a rank's training; rank 0 also saves the measured timeline of one step."""
     from windlass.runtime import RankContext, TimelineRecorder, train_loop
 
-    rank, instrumentation = program.device, hooks.instrumentation
+    planned, hooks, number = rank.planned, rank.hooks, rank.program.device
+    instrumentation = hooks.instrumentation
     done = checkpoint.manifest.step if checkpoint else 0
     recorded = min(done + _RECORDED_STEP, planned.request.train.steps)
 
     def save_timeline(step: int, timeline: Timeline) -> None:
         del step
-        timeline.save(folder / MEASURED_TIMELINE_FILE)
+        timeline.save(rank.folder / MEASURED_TIMELINE_FILE)
 
     recorder = TimelineRecorder(steps=frozenset({recorded}), record=save_timeline)
     context = RankContext(
         plan=planned.plan,
         stack=stack,
-        program=program,
+        program=rank.program,
         settings=planned.request.train,
-        checkpoints=folder / CHECKPOINT_FOLDER,
+        checkpoints=rank.folder / CHECKPOINT_FOLDER,
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
-        device=device,
+        device=rank.device,
         memory_limit=_memory_limit(planned),
-        tasks=load_run_tasks(folder, stack.max_sequence),
+        tasks=load_run_tasks(rank.folder, stack.max_sequence),
     )
     return train_loop(
         context,
-        batches,
+        rank.batches,
         resume=checkpoint,
         stop=hooks.stop,
-        recorder=None if rank else recorder,
+        recorder=None if number else recorder,
         heartbeat=hooks.heartbeat,
-        wrap_handlers=instrumentation.handler_wrapper(folder, rank) if instrumentation else None,
+        wrap_handlers=instrumentation.handler_wrapper(rank.folder, number)
+        if instrumentation
+        else None,
     )
