@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -228,16 +229,28 @@ def test_a_terminal_that_asks_for_no_color_gets_none(
     assert ("\x1b[1;31m" in capsys.readouterr().err) == is_colored
 
 
+@pytest.fixture
+def _ctrl_c_ends_processes() -> Iterator[None]:
+    """Ctrl-C as at a terminal: a shell that starts the tests behind its back has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_ends_processes")
 def test_an_interrupt_while_a_command_is_imported_is_one_line_and_exit_code_130(
     surroundings: dict[str, str], tmp_path: Path
 ) -> None:
     process = start(surroundings, tmp_path, "train", "gpt-tiny")
     libraries = Path(f"/proc/{process.pid}/maps")
-    while "pydantic_core" not in libraries.read_text():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    assert ended(process) == "windlass: interrupted\n"
-    assert process.returncode == 130
+    try:
+        while "pydantic_core" not in libraries.read_text():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == "windlass: interrupted\n"
+        assert process.returncode == 130
+    finally:
+        process.kill()
 
 
 def test_a_file_named_as_one_of_pythons_modules_is_not_imported_in_its_place(

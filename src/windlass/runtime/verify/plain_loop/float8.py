@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable
 from types import MethodType
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models import LoraLinear
-
-_FORWARDS = (nn.Linear.forward, LoraLinear.forward)
 _LARGEST, _LEAST_EXPONENT, _MANTISSA_BITS = 448.0, -6, 3
 """Numbers of the format e4m3. Source: Micikevicius et al. 2022, arXiv:2209.05433, table 1."""
 
@@ -18,9 +16,10 @@ def use_plain_float8(layers: Iterable[nn.Module]) -> None:
     """Makes plain linear layers multiply 8-bit factors where both sides are multiples of 16."""
     for layer in layers:
         for module in layer.modules():
-            if not isinstance(module, nn.Linear) or type(module).forward not in _FORWARDS:
+            if not isinstance(module, nn.Linear):
                 continue
-            if module.in_features % 16 == 0 == module.out_features % 16:
+            is_plain = type(module).forward is nn.Linear.forward or hasattr(module, "lora_a")
+            if is_plain and module.in_features % 16 == 0 == module.out_features % 16:
                 module.forward = MethodType(_linear, module)  # type: ignore[method-assign]
 
 
@@ -34,9 +33,12 @@ def _linear(self: nn.Linear, x: Tensor) -> Tensor:
     # Each product gives its own gradient, and none but the first a value.
     output = value.detach() + sum(each - each.detach() for each in (of_weight, of_input))
     output = output if self.bias is None else output + self.bias
-    if isinstance(self, LoraLinear):
-        output = torch.add(output, self.adapter_output(x), alpha=self.scale)
-    return output
+    if not hasattr(self, "lora_a"):
+        return output
+    # The one module inside a linear layer drops some inputs of the adapter beside it.
+    dropout = next(self.children(), nn.Identity())
+    a, b = (self.get_parameter(name) for name in ("lora_a", "lora_b"))
+    return output + cast(float, self.scale) * (dropout(x) @ a.T @ b.T)
 
 
 @torch.no_grad()
