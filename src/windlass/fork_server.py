@@ -51,7 +51,7 @@ class ForkedProcess:
 
 
 class ForkRequest(NamedTuple):
-    """What a server is told of a process to fork, beside its three streams."""
+    """Describes to a server a process to fork, whose three streams come beside it."""
 
     words: list[str]
     """Its command line."""

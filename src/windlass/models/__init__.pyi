@@ -132,10 +132,13 @@ from .images.image_config import (
 from .init_weights import (
     meta_copy,
 )
-from .layer_kinds import (
+from .inspection.layer_kinds import (
     is_embedding_only,
     norm_statistics,
     running_statistics,
+)
+from .inspection.shape_inference import (
+    fake_state,
 )
 from .layer_stack import (
     LayerStack,
@@ -166,9 +169,6 @@ from .sentences.sentence_head import (
     gives_text_classes,
     has_sentence_head,
     token_output,
-)
-from .shape_inference import (
-    fake_state,
 )
 from .tensor_parallel.collectives import (
     TensorParallelRank,

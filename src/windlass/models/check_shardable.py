@@ -10,9 +10,9 @@ from torch.func import functional_call
 from windlass.models.experts.expert_linear import ExpertLinear
 from windlass.models.fine_tuning.lora import LINEARS, Adapted, LoraLinear
 from windlass.models.images.vit import ClassHead
+from windlass.models.inspection.shape_inference import fake_state
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.loss import has_own_loss
-from windlass.models.shape_inference import fake_state
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.models.tensor_parallel.norms import ZeroCenteredRMSNorm
 from windlass.models.tensor_parallel.shard_module import shard_layer

@@ -15,14 +15,14 @@ from windlass.models.init_weights import (
     parameters_and_buffers,
     set_parameter,
 )
-from windlass.models.layer_kinds import find_layer_kinds, split_kinds
-from windlass.models.loss import mean_squared_error, set_layer_loss
-from windlass.models.shape_inference import (
+from windlass.models.inspection.layer_kinds import find_layer_kinds, split_kinds
+from windlass.models.inspection.shape_inference import (
     LAYER_STACK_HINT,
     infer_layer_shapes,
     infer_max_sequence,
     try_sequences,
 )
+from windlass.models.loss import mean_squared_error, set_layer_loss
 from windlass.models.sparsity.imported_masks import put_masks
 from windlass.models.tensor_parallel.sharding_rules import (
     LayerSharding,

@@ -27,9 +27,9 @@ from windlass.capture.capture_layers import (
 from windlass.models import catalog
 from windlass.models.build import build_layer_stack
 from windlass.models.config import ExpertConfig, TransformerConfig
+from windlass.models.inspection.shape_inference import fake_state
 from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.models.positions.rope_scaling import RopeScaling
-from windlass.models.shape_inference import fake_state
 from windlass.models.transformer import build_transformer
 from windlass.schema.graph import PRECISION_BYTES, Graph
 from windlass.schema.sparsity import SparsityRequest

@@ -11,7 +11,7 @@ from windlass.errors import ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.experts.expert_linear import LoraExpertLinear
 from windlass.models.experts.routing import LoraRouter
-from windlass.models.fine_tuning.lora import LoraLinear
+from windlass.models.fine_tuning.lora import Adapted, LoraLinear
 from windlass.models.layer_stack import LayerStack
 from windlass.schema.model_request import LoraRequest
 
@@ -42,6 +42,18 @@ def logits(stack: LayerStack) -> torch.Tensor:
     return x
 
 
+def add_products(adapted: LayerStack, merged: LayerStack, kind: type[Adapted], std: float) -> None:
+    """Draws B of all adapters of a kind, and adds 3 / 4 of each product to the merged weight."""
+    merged_layers = dict(zip(merged.names, merged.layers, strict=True))
+    for name, layer in zip(adapted.names, adapted.layers, strict=True):
+        for path, module in layer.named_modules():
+            if isinstance(module, kind):
+                nn.init.normal_(module.lora_b, std=std)
+                target = merged_layers[name].get_submodule(path)
+                with torch.no_grad():
+                    target.weight += 3 / 4 * module.lora_b @ module.lora_a
+
+
 def test_new_adapters_leave_every_weight_and_output_of_the_base_as_they_are():
     base, adapted = gpt(), gpt(LoraRequest(rank=4))
 
@@ -52,14 +64,7 @@ def test_new_adapters_leave_every_weight_and_output_of_the_base_as_they_are():
 
 def test_an_adapter_adds_its_scaled_product_to_the_weight():
     adapted, merged = gpt(LoraRequest(rank=4, alpha=3.0)), gpt()
-    merged_layers = dict(zip(merged.names, merged.layers, strict=True))
-    for name, layer in zip(adapted.names, adapted.layers, strict=True):
-        for path, module in layer.named_modules():
-            if isinstance(module, LoraLinear):
-                nn.init.normal_(module.lora_b, std=0.1)
-                target = merged_layers[name].get_submodule(path)
-                with torch.no_grad():
-                    target.weight += 3 / 4 * module.lora_b @ module.lora_a
+    add_products(adapted, merged, LoraLinear, std=0.1)
 
     # Two products in place of one round differently: 1e-5 of logits near 1.
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
@@ -71,13 +76,7 @@ def test_an_adapter_beside_a_router_adds_its_product_and_stands_where_it_is_name
     adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("router",)))
     assert torch.equal(logits(moe()), logits(adapted))
     merged = moe()
-    for name, layer in zip(adapted.names, adapted.layers, strict=True):
-        for path, module in layer.named_modules():
-            if isinstance(module, LoraRouter):
-                nn.init.normal_(module.lora_b, std=0.5)
-                target = merged.layers[merged.names.index(name)].get_submodule(path)
-                with torch.no_grad():
-                    target.weight += 3 / 4 * module.lora_b @ module.lora_a
+    add_products(adapted, merged, LoraRouter, std=0.5)
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
     assert (logits(moe()) - logits(merged)).abs().max() > 1e-3
 
@@ -86,17 +85,7 @@ def test_each_expert_has_an_adapter_that_adds_its_product_to_the_experts_weight(
     adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("experts.*",)))
     assert torch.equal(logits(moe()), logits(adapted))
     merged = moe()
-    for name, layer in zip(adapted.names, adapted.layers, strict=True):
-        for path, module in layer.named_modules():
-            if isinstance(module, LoraExpertLinear):
-                nn.init.normal_(module.lora_b, std=0.1)
-                target = merged.layers[merged.names.index(name)].get_submodule(path)
-                for expert in range(4):
-                    with torch.no_grad():
-                        target.weight[expert] += (
-                            3 / 4 * module.lora_b[expert] @ module.lora_a[expert]
-                        )
-
+    add_products(adapted, merged, LoraExpertLinear, std=0.1)
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
     assert (logits(adapted) - logits(moe())).abs().max() > 1e-3
 

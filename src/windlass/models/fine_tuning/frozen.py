@@ -1,6 +1,6 @@
 """Freezes weights of a model, by patterns of their names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -20,18 +20,38 @@ def freeze_weights(model: nn.Module, name: str, patterns: Iterable[str]) -> None
         ModelError: a pattern matches no weight, or no weight is left to train.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = tuple(parameters)
+    example = names[0] if names else "blocks.0.*"
     for pattern in patterns:
-        matching = [path for path in parameters if fnmatchcase(path, pattern)]
-        if not matching:
-            raise ModelError(
-                f"`train.frozen` has `{pattern}`, and no weight of `{name}` has such a name"
-                f"{did_you_mean(pattern, list(parameters))}; write names such as "
-                f"`{next(iter(parameters), 'blocks.0.*')}`, with `*` for any part"
-            )
-        for path in matching:
+        for path in matching_weights(names, pattern, name, "train.frozen", example):
             parameters[path].requires_grad = False
     if parameters and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError(
             f"all {len(parameters)} weights of `{name}` are frozen, so nothing would be trained; "
             "freeze fewer in `train.frozen` or in the model, or add `lora.rank` for adapters"
         )
+
+
+def matching_weights(
+    names: Sequence[str], pattern: str, model: str, setting: str, example: str
+) -> tuple[str, ...]:
+    """The weights whose names match a pattern, one at least.
+
+    Args:
+        names: full names of all weights of the model.
+        pattern: a pattern of them, in which `*` matches anything.
+        model: the model's name in messages.
+        setting: the key of a request that the pattern comes from.
+        example: a name that the message gives as an example.
+
+    Raises:
+        ModelError: no weight matches.
+    """
+    matching = tuple(path for path in names if fnmatchcase(path, pattern))
+    if not matching:
+        raise ModelError(
+            f"`{setting}` has `{pattern}`, and no weight of `{model}` has such a name"
+            f"{did_you_mean(pattern, names)}; write full names such as `{example}`, with `*` for "
+            "any part"
+        )
+    return matching

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.errors import ModelError, did_you_mean
+from windlass.errors import ModelError
 from windlass.models.fine_tuning.adapter_names import ADAPTER_DROPOUT
+from windlass.models.fine_tuning.frozen import matching_weights
 from windlass.models.init_weights import keyed_generator
 from windlass.schema import LoraRequest
 
@@ -152,14 +153,9 @@ def _train_whole(
         ModelError: a pattern matches no weight, or one of a layer with an adapter.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = tuple(parameters)
     for pattern in patterns:
-        matching = [path for path in parameters if fnmatchcase(path, pattern)]
-        if not matching:
-            raise ModelError(
-                f"`lora.trained` has `{pattern}`, and no weight of `{name}` has such a name"
-                f"{did_you_mean(pattern, list(parameters))}; write full names such as "
-                f"`{list(parameters)[-1]}`, with `*` for any part"
-            )
+        matching = matching_weights(names, pattern, name, "lora.trained", names[-1])
         adapted = [path for path in matching if path.rpartition(".")[0] in targets]
         if adapted:
             raise ModelError(

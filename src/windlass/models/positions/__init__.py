@@ -1,1 +1,1 @@
-"""Positions of tokens as rotations of queries and keys, and how they scale."""
+"""Positions of tokens, learned or as rotations of queries and keys, and which tokens each sees."""

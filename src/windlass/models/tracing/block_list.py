@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.shape_inference import LAYER_STACK_HINT
+from windlass.models.inspection.shape_inference import LAYER_STACK_HINT
 
 _RIVAL_SHARE = 0.5
 """A second list with at least this share of the first one's parameters is no part of an end."""

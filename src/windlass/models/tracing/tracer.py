@@ -22,7 +22,7 @@ from torch.fx.proxy import Attribute
 from torch.utils._pytree import tree_leaves
 
 from windlass.errors import ModelError
-from windlass.models.shape_inference import fake_state
+from windlass.models.inspection.shape_inference import fake_state
 
 TRACED_TOKENS = (2, 4)
 """Batch and sequence of the tokens in a trace."""

@@ -174,7 +174,7 @@ def _around_attention(
 def _with_choices(op: Op, cost: LayerCost, degree: int) -> Iterator[Op]:
     """An op of a backward pass, last first; ranks sum what a router's balance loss counts.
 
-    That is how often each sequence chose each of E experts, a number of 4 bytes at least. The
+    It counts how often each sequence chose each of E experts, in numbers of 4 bytes at least. The
     gradient of the router's scores has E numbers for each token.
     """
     yield op

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.errors import ModelError
-from windlass.models.layer_kinds import running_statistics
+from windlass.models.inspection.layer_kinds import running_statistics
 
 _LONGEST_TRIED = 2**20
 LAYER_STACK_HINT = (
