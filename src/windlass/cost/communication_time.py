@@ -49,6 +49,7 @@ class CommunicationCosts:
         self._plan, self._graph, self._machine = plan, graph, machine
         self._ring_cost = cache(partial(ring_cost, machine.links))
         self._stack = machine.stack or OWN_STACK
+        self._is_own = self._stack.name == OWN_STACK.name
 
     @cached_property
     def _volume(self) -> CommunicationVolume:
@@ -158,7 +159,7 @@ class CommunicationCosts:
         layer waits for its own; those of offloaded shards block. On other stacks gathers block,
         except with `sharding.reshard`.
         """
-        blocks = self._stack is not OWN_STACK or self._plan.is_offloaded("parameters")
+        blocks = not self._is_own or self._plan.is_offloaded("parameters")
         if blocks or not self._has_communication_lane:
             return 0.0
         return self.state_seconds("unshard_weights", sizes)
@@ -173,7 +174,7 @@ class CommunicationCosts:
         if not self._has_communication_lane:
             return 0.0
         parts = sizes.parts(self._plan)
-        if self._stack is not OWN_STACK:
+        if not self._is_own:
             overlaps = self._stack.overlaps_reduction
             return sum(self._reduce_seconds(*part) for part in parts) if overlaps else 0.0
         reduced = sum(self._all_reduce_seconds(*part) for part in parts)
@@ -189,8 +190,7 @@ class CommunicationCosts:
         Windlass's runtime lets only one do so at a time.
         """
         on_cores = self._machine.device.kind == "cpu"
-        own = self._stack is OWN_STACK
-        return own and not on_cores and self._plan.sharding.optimizer > 1
+        return self._is_own and not on_cores and self._plan.sharding.optimizer > 1
 
     @cached_property
     def _has_communication_lane(self) -> bool:
@@ -211,10 +211,10 @@ class CommunicationCosts:
     def pass_collective_seconds(self, collective: PassCollective) -> float:
         """Seconds of one collective inside a pass.
 
-        Other stacks exchange keys and values beside attention, as `context_seconds` says.
+        Other stacks exchange keys and values beside attention, as `_context_seconds` says.
         """
-        axis, parallel, own = collective.axis, self._plan.parallel, self._stack.name
-        if not collective.sent_bytes or (axis == "context" and own != OWN_STACK.name):
+        axis, parallel = collective.axis, self._plan.parallel
+        if not collective.sent_bytes or (axis == "context" and not self._is_own):
             return 0.0
         if axis == "experts":
             return self._all_to_all_seconds(collective.sent_bytes)
@@ -247,7 +247,7 @@ class CommunicationCosts:
         kind, layer, _ = instruction
         if layer is None or kind not in ("forward", "backward", "recompute"):
             return 0.0
-        seconds = self.context_seconds(instruction)
+        seconds = self._context_seconds(kind, layer)
         if self._plan.sharding.reshard and kind != "recompute":
             sizes, degree = self._state_sizes[layer], self._plan.sharding.parameters
             sent = all_gather_bytes(sizes.weights, degree)
@@ -256,18 +256,16 @@ class CommunicationCosts:
             seconds += self._replica_ring(sent, degree)
         return seconds
 
-    def context_seconds(self, instruction: Instruction) -> float:
+    def _context_seconds(self, kind: InstructionKind, layer: int) -> float:
         """Seconds in which another stack passes keys and values on beside attention.
 
         They go from rank to rank around a ring, and once more in the backward pass. Windlass's own
         attention waits for them, so that they are collectives of its passes.
         """
-        kind, layer, _ = instruction
-        degree, is_own = self._plan.parallel.context or 1, self._stack.name == OWN_STACK.name
-        passes = ("forward", "recompute", "backward", "backward_input")
-        if degree == 1 or layer is None or kind not in passes or is_own:
+        degree = self._plan.parallel.context or 1
+        if degree == 1 or self._is_own:
             return 0.0
-        times = 1 if kind in ("forward", "recompute") else 2
+        times = 2 if kind == "backward" else 1
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
         sent = round(times * exchanged_bytes(cost, self._plan))
         return self._ring_seconds(sent, degree, int(self._plan.parallel.tensor), times)

@@ -175,10 +175,11 @@ def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
     Constants of other stacks were fitted with all tokens of a sequence in tensor-parallel
     collectives, however many ranks divide it.
     """
-    micro = micro_of_rank(plan) if plan.stack is None else plan.batch.micro
     for op in ops:
         if op.collective is not None:
             collective, buffer, axis = op.collective
+            has_whole = plan.stack is not None and axis != "context"
+            micro = plan.batch.micro if has_whole else micro_of_rank(plan)
             nbytes = round(buffer.at(micro, plan.batch.sequence))
             ranks = collective_ranks(plan, axis)
             yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))

@@ -19,6 +19,7 @@ from windlass.planner.space.tensor_degrees import open_tensor_degrees
 from windlass.program import (
     context_errors,
     context_run_errors,
+    float8_errors,
     offloaded_optimizer_errors,
     selective_recompute_errors,
     tensor_parallel_errors,
@@ -38,7 +39,6 @@ from windlass.schema import (
     Recompute,
     ResolvedRequest,
     Stage,
-    grid_columns,
     optimizer_law,
 )
 
@@ -112,7 +112,7 @@ class OpenChoices:
         if self.request.loss == "fused":
             candidates = (1,)
         elif own and self.request.precision == "float8":
-            candidates = tuple(degree for degree in candidates if grid_columns(degree) == 1)
+            candidates = tuple(each for each in candidates if not any(float8_errors(each, None)))
         return tuple(
             degree
             for degree in candidates

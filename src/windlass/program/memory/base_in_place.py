@@ -19,8 +19,8 @@ def reads_base_in_place(plan: Plan, graph: Graph) -> bool:
     """
     if graph.base is None or plan.parallel.expert or not plan.is_offloaded("parameters"):
         return False
-    wanted = _COMPUTED_IN.get(plan.precision, plan.precision)
-    widens = graph.base == wanted or PRECISION_BYTES[graph.base] < PRECISION_BYTES[wanted]
+    stored, wanted = (_COMPUTED_IN.get(each, each) for each in (graph.base, plan.precision))
+    widens = stored == wanted or PRECISION_BYTES[stored] < PRECISION_BYTES[wanted]
     return widens and plan.offload.parameters != HOST_TIER and int(plan.parallel.tensor) == 1
 
 

@@ -107,8 +107,9 @@ class StateSizes(NamedTuple):
     def gathered(self) -> int:
         """As in `LayerSizes`: experts may be whole where others are sharded."""
         experts = self.experts
-        is_whole = experts is not None and experts.weight_shard == experts.weights
-        return self.weights - (experts.weights if experts and is_whole else 0)
+        if experts is None or experts.weight_shard != experts.weights:
+            return self.weights
+        return self.weights - experts.weights
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -89,8 +89,7 @@ class TierTraffic:
         if kind == "all_gather_params":  # parts that other replicas have updated are written too
             writes = stored or layer not in self._deferred
             others = sizes.weight_shard - sizes.frozen_shard - sizes.updated_weights
-            written = others if writes else 0
-            return (("parameters", TransferBytes(written=written)),)
+            return (("parameters", TransferBytes(written=others if writes else 0)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)
         if kind == "reload_activation":

@@ -9,6 +9,7 @@ gradients. Everything else is what a replica does with `1 / c` of the tokens. So
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from windlass.program.replicas.zero_sharding import adjacent_replicas
 from windlass.schema import (
     CONTEXT_RUNS,
     PRECISION_BYTES,
@@ -23,15 +24,13 @@ from windlass.schema import (
     grid_rows,
 )
 
-ROUTER_GRADIENT = "choose_experts_grad"
+_ROUTER_GRADIENT = "choose_experts_grad"
 """Name of the op that makes the gradient of a router's scores."""
 
 
 def context_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
     """The replicas that divide each sequence with this one, in the order of their first tokens."""
-    degree = plan.parallel.context or 1
-    first = data_rank // degree * degree
-    return tuple(range(first, first + degree))
+    return adjacent_replicas(data_rank, plan.parallel.context or 1)
 
 
 def micro_of_rank(plan: Plan) -> float:
@@ -64,7 +63,7 @@ def context_run_errors(degree: int, graph: Graph, tensor: int, sequence: int) ->
     if degree == 1:
         return
     rows = grid_rows(tensor)
-    if sequence % (degree * rows):
+    if rows > 1 and sequence % (degree * rows):
         yield (
             f"`parallel.context` = {degree} leaves each rank {sequence / degree:g} of {sequence} "
             f"tokens, which {rows} tensor-parallel ranks cannot share equally; make "
@@ -132,21 +131,21 @@ def _gathered_cost(cost: LayerCost, degree: int, *, again: bool) -> LayerCost:
     gather, scatter = _exchange("all_gather", everyone), _exchange("reduce_scatter", everyone)
     kept = Polynomial() if again else others
     repeated = cost.recompute
-    backward = _around_attention(cost.backward[::-1], scatter, kept=others, within=others.doubled)
+    backward = _around_attention(cost.backward[::-1], scatter, kept=others, others=others)
     backward = tuple(chain.from_iterable(_with_choices(op, cost, degree) for op in backward))
     return cost.model_copy(
         update={
-            "forward": _around_attention(cost.forward, gather, kept=kept, within=others.doubled),
+            "forward": _around_attention(cost.forward, gather, kept=kept, others=others),
             "backward": (*((gather,) if again and own.bs else ()), *backward[::-1]),
             "recompute": repeated
-            and _around_attention(repeated, gather, kept=others, within=others.doubled),
+            and _around_attention(repeated, gather, kept=others, others=others),
             "saved_bytes": cost.saved_bytes.plus(kept),
         }
     )
 
 
 def _around_attention(
-    ops: tuple[Op, ...], exchange: Op, *, kept: Polynomial, within: Polynomial
+    ops: tuple[Op, ...], exchange: Op, *, kept: Polynomial, others: Polynomial
 ) -> tuple[Op, ...]:
     """The ops of a pass, in either direction, with what ranks exchange for its attention.
 
@@ -155,7 +154,7 @@ def _around_attention(
             pass on.
         exchange: what ranks do on that side of attention.
         kept: bytes of other ranks that are there on its other side.
-        within: the same during attention.
+        others: bytes of the keys and values of other ranks, of which attention has two copies.
     """
     held: list[Op] = []
     is_behind = False
@@ -163,7 +162,7 @@ def _around_attention(
         if op.kind != "attention":
             held.append(_beside(op, kept) if is_behind else op)
             continue
-        attention = _beside(op, within)
+        attention = _beside(op, others.doubled)
         if not is_behind:
             held.append(exchange.model_copy(update={"live_bytes": attention.live_bytes}))
         held.append(attention)
@@ -178,7 +177,7 @@ def _with_choices(op: Op, cost: LayerCost, degree: int) -> Iterator[Op]:
     gradient of the router's scores has E numbers for each token.
     """
     yield op
-    if op.name == ROUTER_GRADIENT:
+    if op.name == _ROUTER_GRADIENT:
         width = PRECISION_BYTES[cost.precision]
         counts = Polynomial(b=degree * op.written_bytes.bs / width * max(4, width))
         yield _exchange("all_reduce", counts).model_copy(update={"live_bytes": op.live_bytes})

@@ -12,7 +12,7 @@ rank computes as many products with experts as without this parallelism: with e 
 from collections.abc import Callable, Iterator, Mapping
 
 from windlass.program.replicas.context_parallel import gathered_kinds
-from windlass.program.replicas.zero_sharding import expert_sharding
+from windlass.program.replicas.zero_sharding import adjacent_replicas, expert_sharding
 from windlass.schema import (
     Collective,
     Graph,
@@ -41,9 +41,7 @@ _COUNT_BYTES = 8
 
 def expert_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
     """The replicas that divide the experts with this one, in the order of their experts."""
-    degree = plan.parallel.expert_degree
-    first = data_rank // degree * degree
-    return tuple(range(first, first + degree))
+    return adjacent_replicas(data_rank, plan.parallel.expert_degree)
 
 
 def same_expert_ranks(
@@ -81,20 +79,15 @@ def expert_errors(plan: Plan, graph: Graph) -> Iterator[str]:
                 "be a multiple of the other, so that ranks with the same experts share them "
                 "evenly; change one"
             )
-    law = optimizer_law(plan.optimizer)
-    excluded = {
-        f"`train.optimizer` = {plan.optimizer}": law.scope != "element",
-    }
-    for what, is_asked in excluded.items():
-        if is_asked:
-            yield (
-                f"`parallel.expert` = {degree} with {what}, which this version does not combine; "
-                "leave one of them out"
-            )
+    if optimizer_law(plan.optimizer).scope != "element":
+        yield (
+            f"`parallel.expert` = {degree} with `train.optimizer` = {plan.optimizer}, which this "
+            "version does not combine; leave one of them out"
+        )
 
 
 def _uneven_group_errors(degree: int, context: int) -> Iterator[str]:
-    """Ranks that divide a sequence and ranks that divide experts of which some are in two groups.
+    """Refuses groups of a sequence and groups of experts that cut through each other.
 
     Where one degree is a multiple of the other, the ranks that run a pass at the same time are
     those of the larger group.
@@ -110,8 +103,7 @@ def _uneven_group_errors(degree: int, context: int) -> Iterator[str]:
 def pass_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
     """The replicas that run a pass at the same time: they divide experts, sequences or both."""
     degree = max(plan.parallel.expert_degree, plan.parallel.context or 1)
-    first = data_rank // degree * degree
-    return tuple(range(first, first + degree))
+    return adjacent_replicas(data_rank, degree)
 
 
 def expert_degree_errors(degree: int, graph: Graph) -> Iterator[str]:

@@ -79,14 +79,19 @@ def update_gather_group(data_rank: int, plan: Plan) -> _Group:
 
 def gradient_scatter_group(data_rank: int, plan: Plan) -> _Group:
     """The rts' replicas that reduce-scatter gradients, in the order of their shards."""
-    first = _sharding_group_start(data_rank, plan)
-    return tuple(range(first, first + plan.sharding.optimizer))
+    return adjacent_replicas(data_rank, plan.sharding.optimizer)
 
 
 def gradient_reduce_group(data_rank: int, plan: Plan) -> _Group:
     """The r / rts' replicas that store the same optimizer shard and all-reduce its gradient."""
     shard, degree = optimizer_shard_index(data_rank, plan), plan.sharding.optimizer
     return tuple(range(shard, plan.parallel.replicas, degree))
+
+
+def adjacent_replicas(data_rank: int, degree: int) -> _Group:
+    """The block of so many adjacent replicas that has this one."""
+    first = data_rank // degree * degree
+    return tuple(range(first, first + degree))
 
 
 def _sharding_group_start(data_rank: int, plan: Plan) -> int:

@@ -25,7 +25,7 @@ _LIVE_BYTES = 3
 
 def float8_cost(
     cost: LayerCost,
-    adapters: Collection[tuple[int, ...]] = (),
+    adapters: frozenset[tuple[int, ...]] = frozenset(),
     shared: Collection[tuple[int, ...]] = (),
 ) -> LayerCost:
     """The cost of a hidden layer in float8.
@@ -52,14 +52,14 @@ def bfloat16_in_float8(cost: LayerCost) -> LayerCost:
 
 def _in_float8(
     ops: Iterable[Op],
-    adapters: Collection[tuple[int, ...]],
+    adapters: frozenset[tuple[int, ...]],
     shared: Collection[tuple[int, ...]],
     *,
     compiled: bool,
 ) -> Iterator[Op]:
     for op in ops:
         product = None if op.shape is None or op.kept is not None else _linear_product(op.shape)
-        if product is None or {product.weight, product.weight[::-1]} & {*adapters}:
+        if product is None or adapters & {product.weight, product.weight[::-1]}:
             yield _stays(op)
             continue
         summed, other = product.weight
