@@ -137,7 +137,7 @@ class FakeAccelerator(TorchDispatchMode):
     ) -> Any:
         """A collective or message of torch's fake process group, which sends nothing."""
         self.count.launches[name] += 1
-        # Of as many rows, which an exchange counts.
+        # The stand-in keeps the number of rows, because an exchange counts them.
         args, kwargs = tree_map_only(
             Tensor, lambda each: torch.empty((*each.shape[:1], 0)), (args, kwargs)
         )

@@ -9,7 +9,7 @@ import os
 import signal
 from types import FrameType
 
-_INTERRUPTED = 130
+from windlass.errors import RunInterrupted
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     """Ends this process, which has nothing to tidy up yet."""
     del number, frame
     os.write(2, b"windlass: interrupted\n")
-    os._exit(_INTERRUPTED)
+    os._exit(RunInterrupted.exit_code)
 
 
 if __name__ == "__main__":

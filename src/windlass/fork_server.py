@@ -128,12 +128,16 @@ class ForkServer:
 
     def _ask(self, request: ForkRequest, streams: Sequence[int]) -> int:
         """The process id of a process that the server has forked."""
-        if not self._is_ready:
-            self._receive()
-            self._is_ready = True
-        with _adopting():
-            socket.send_fds(self._channel, [json.dumps(request).encode()], streams)
-            return int(self._receive())
+        try:
+            if not self._is_ready:
+                self._receive()
+                self._is_ready = True
+            with _adopting():
+                socket.send_fds(self._channel, [json.dumps(request).encode()], streams)
+                return int(self._receive())
+        except OSError:
+            self.close()  # a late answer would be taken for that to the next request
+            raise
 
     def _receive(self) -> bytes:
         answer = self._channel.recv(_MESSAGE_BYTES)

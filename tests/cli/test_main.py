@@ -245,6 +245,7 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line_and_exit_code_130(
     libraries = Path(f"/proc/{process.pid}/maps")
     try:
         while "pydantic_core" not in libraries.read_text():
+            assert process.poll() is None, "it ended before it was interrupted"
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         assert ended(process) == "windlass: interrupted\n"

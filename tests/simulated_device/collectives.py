@@ -5,7 +5,7 @@ One that is waited for at once runs in the current stream, another one in a stre
 `Work.wait` makes the current stream wait for it. Ranks run them in the order in which they were
 asked for, whatever the schedule: else gloo, which blocks, would wait for ever. So would two ranks
 that send to each other: a send leaves a copy of its values and goes on, which is all that a
-program's values depend on. That NCCL's sends, which wait for their receiver, end is proved apart.
+program's values depend on. NCCL's sends wait for their receiver; a proof apart shows that they end.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import windlass
+from git_commands import git
 from windlass.schema import CodeSnapshot, CodeTree
 from windlass.tracking.code_snapshot import snapshot_code
 from windlass.tracking.redaction import REPLACEMENT, is_secret_name, without_secrets
@@ -17,12 +18,6 @@ KEY = "sk-" + "abcdefghijklmnopqrstuvwxyz"
 
 
 GIT = shutil.which("git")
-
-
-def git(folder: Path, *words: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    command = ["git", "-C", str(folder), *name, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

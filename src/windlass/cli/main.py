@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from windlass.atomic_files import cache_folder
 from windlass.cli.console import error_console, print_error
 from windlass.cli.usage_errors import describe_usage_error
-from windlass.errors import RequestError, WindlassError, is_text, shorten
+from windlass.errors import RequestError, RunInterrupted, WindlassError, is_text, shorten
 
 app = App(
     name="windlass",
@@ -119,7 +119,7 @@ def main(
         sys.exit(2)
     except KeyboardInterrupt:
         print_error("interrupted")
-        sys.exit(130)
+        sys.exit(RunInterrupted.exit_code)
     except BrokenPipeError:
         # The reader of the output is gone (`windlass runs | head`), so there is nobody to tell.
         sys.stderr.close()

@@ -96,6 +96,10 @@ class LayerStack:
         layer, _, path = parameter.partition(".")
         return path if layer in self.graph_layers else parameter
 
+    def layer_of(self, parameter: str) -> int:
+        """The index of the layer that has a parameter, by its full name in the stack."""
+        return next(i for i, name in enumerate(self.names) if parameter.startswith(f"{name}."))
+
 
 def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
     """The tensor-parallel rules of one layer of a stack."""
@@ -258,7 +262,7 @@ def _owner_parameter(
     """The parameter called `owner`: of the layer `real`, or drawn anew from its own layer."""
     if owner.startswith(f"{name}."):
         return real.get_parameter(owner.removeprefix(f"{name}."))
-    index = next(i for i, other in enumerate(stack.names) if owner.startswith(f"{other}."))
+    index = stack.layer_of(owner)
     path = owner.removeprefix(f"{stack.names[index]}.")
     module_path, _, leaf = path.rpartition(".")
     module = stack.layers[index].get_submodule(module_path)

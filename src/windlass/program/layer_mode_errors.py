@@ -43,14 +43,11 @@ def step_graph_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[st
         )
     if graph.experts:
         yield (
-            f"{prefix} with `{graph.name}`, whose experts take as many tokens as the host counts "
-            f"in each pass; {way_out}"
+            f"{prefix} with `{graph.name}`, whose experts take another number of tokens in each "
+            f"pass, with which no recording was tried; {way_out}"
         )
     if plan.model is not None and plan.model.sparsity is not None:
-        yield (
-            f"{prefix} with `sparsity`, whose layers read on the host where their blocks lie; "
-            f"{way_out}"
-        )
+        yield (f"{prefix} with `sparsity`, whose kernels were not tried in a recording; {way_out}")
 
 
 def float8_errors(tensor: int, model: ModelIdentity | None) -> Iterator[str]:

@@ -1,18 +1,12 @@
 """The code of two runs is checked out beside each other, and their repository stays as it was."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from git_commands import git
 from windlass.api.differences.code_versions import code_versions
 from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree, UntrackedFile
-
-
-def git(folder: Path, *words: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    command = ["git", "-C", str(folder), *name, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

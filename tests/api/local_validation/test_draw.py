@@ -27,7 +27,7 @@ def test_no_plan_at_all_is_refused():
         draw_runs(0, 1)
 
 
-def test_a_run_is_cut_to_a_share_of_its_work_and_stays_the_run_that_it_is():
+def test_a_run_is_cut_to_less_work_and_stays_the_run_that_it_is():
     for run in draw_runs(len(SORTS) * 4, 6):
         smaller = run.cut(0.3)
         assert smaller is not None

@@ -129,6 +129,9 @@ def test_a_head_that_does_not_fit_is_one_clear_error(home: Path):
     words = (f"hf:{folder}", f"lora.adapter={home / 'adapter'}")
     with pytest.raises(ModelError, match=r"\[5, 32\] where \[4, 32\] fits"):
         make_request(*words, "model.classes=4")
+
+
+def test_a_weight_to_train_that_the_model_lacks_is_refused_by_name():
     with pytest.raises(ModelError, match=r"`lora\.trained` has `head\.nothing`, and no weight of"):
         windlass.plan(
             "bert-tiny", "model.classes=3", "lora.rank=2", 'lora.trained=["head.nothing"]'

@@ -70,9 +70,12 @@ def test_an_adapter_adds_its_scaled_product_to_the_weight():
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=0, atol=1e-5)
 
 
-def test_an_adapter_beside_a_router_adds_its_product_and_stands_where_it_is_named():
+def test_a_router_has_no_adapter_where_none_is_named():
     unasked = dict(weights(moe(LoraRequest(rank=4))))
     assert not any("router.lora" in name for name in unasked)
+
+
+def test_an_adapter_beside_a_router_adds_its_product_to_the_weight():
     adapted = moe(LoraRequest(rank=4, alpha=3.0, targets=("router",)))
     assert torch.equal(logits(moe()), logits(adapted))
     merged = moe()

@@ -94,5 +94,5 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> R
 
 
 @pytest.mark.parametrize("name", ["replicas", "experts whole, others sharded", "both sharded"])
-def test_nor_of_adapters_beside_frozen_routers_and_experts(adapted: RankPool, name: str):
+def test_phases_change_no_bit_of_adapters_beside_frozen_experts(adapted: RankPool, name: str):
     require_same_bits(adapted, PLANS[name])

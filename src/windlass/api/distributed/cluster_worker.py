@@ -189,6 +189,8 @@ def _run_attempt(
                 torch.get_num_threads(),
             ),
         )
+        if server is not None:
+            server.close()  # all ranks of this host have started
         with closing(watchdog):
             watchdog.watch(stop)
 

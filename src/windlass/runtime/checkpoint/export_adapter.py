@@ -52,5 +52,4 @@ def export_adapter(
 
 def _weight(checkpoint: Checkpoint, stack: LayerStack, name: str) -> Tensor:
     """The values of a weight by its full name."""
-    index = next(i for i, layer in enumerate(stack.names) if name.startswith(f"{layer}."))
-    return read_tensor(checkpoint.path / layer_file(index), f"weight/{name}")
+    return read_tensor(checkpoint.path / layer_file(stack.layer_of(name)), f"weight/{name}")

@@ -100,13 +100,12 @@ class LocalLauncher:
             self._folder.mkdir()
         for rank in ranks:
             reserve_report(self._folder, rank)
-        store = create_store_file(self._folder)
+        of_all = [*words, "--store", str(create_store_file(self._folder))]
         self._heartbeats = [HeartbeatReader(heartbeat_file(self._folder, rank)) for rank in ranks]
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._processes: list[ChildProcess] = []
         try:
             for rank in ranks:
-                of_all = [*words, "--store", str(store)]
                 self._processes.append(self._start(processes, of_all, rank, placements[rank]))
         except BaseException:
             kill_process_groups(self._processes)

@@ -208,8 +208,7 @@ def output_shapes(templates: Sequence[LayerTemplate], x: Tensor) -> tuple[torch.
 
 
 def _stage_of(stack: LayerStack, weight: str, plan: Plan) -> int:
-    layer = next(i for i, name in enumerate(stack.names) if weight.startswith(f"{name}."))
-    return stages_by_layer(plan)[layer]
+    return stages_by_layer(plan)[stack.layer_of(weight)]
 
 
 def _flatten(tensors: Sequence[Tensor]) -> Tensor:

@@ -117,7 +117,7 @@ class ShardedOffloadedStore(OffloadedStore):
             segment.copy_(loaded.detach())
         self._param_shards[index], self._segments[index] = flat, segments
         self._loaded[index] = self._loaded[index]._replace(memory=flat)
-        self._groups.all_gather_initial_params(flat, part, shard.part)
+        self._groups.all_gather_initial_params(flat, part, self._part)
         if not self._shards_params:
             shard.use_full_weights(flat)
 
@@ -384,9 +384,7 @@ class ShardedOffloadedStore(OffloadedStore):
 
     def save_layer(self, layer: int, to: Path) -> tuple[SavedFile, ...]:
         """Saves this rank's shard of a layer, unless another rank saves the same."""
-        if not self.has_layer(layer) or not writes_checkpoint(
-            layer, self._layer_shards[layer].part
-        ):
+        if not (self.has_layer(layer) and writes_checkpoint(layer, self._part)):
             return ()
         shard = self._layer_shards[layer]
         frozen, whole = self._frozen.get(layer), to

@@ -61,7 +61,7 @@ class AdafactorStep:
         Args:
             index: number of the pass, from 0.
             chunk: a piece of the weight.
-            gradient: its gradient in the master's precision.
+            gradient: its gradient in the master's precision; the last pass may overwrite it.
         """
         if index == 0:
             self._observe(chunk, gradient)

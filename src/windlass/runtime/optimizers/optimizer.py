@@ -194,7 +194,6 @@ class Optimizer(GradientNorms):
         ranks: WeightRanks,
     ) -> None:
         """Takes one step of an update that reads sums over whole weights."""
-        kind = step_type(self._law)
         scratch = Scratch()
         steps = {
             w.name: weight_step(
@@ -203,8 +202,8 @@ class Optimizer(GradientNorms):
             for w in weights
         }
         chunks = [(steps[weight.name], tuple(self._chunks(weight))) for weight in weights]
-        last = len(kind.reads_gradient) - 1
-        for index, reads in enumerate(kind.reads_gradient):
+        last = len(self.reads_gradient) - 1
+        for index, reads in enumerate(self.reads_gradient):
             for step, parts in chunks:
                 for chunk in parts:
                     gradient = self.to_float([chunk.gradient])[0] if reads else chunk.gradient

@@ -30,19 +30,15 @@ def add_gradients(
         gradient = gradients.pop()
         if gradient is None:
             continue
-        if (
-            weight.gradient is None
-            and type(gradient) is Tensor
-            and gradient.layout == torch.strided
-        ):
+        elements += gradient.numel()
+        wide = wide_dtype(gradient.dtype) if accumulated else gradient.dtype
+        takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide
+        if takes_over and type(gradient) is Tensor and gradient.layout == torch.strided:
             # Where nothing is summed over (one sample, to which two weights are added), autograd
             # gives both the same memory: one that is added to would change the other.
             memory = gradient.untyped_storage().data_ptr()
             gradient = gradient.clone() if memory in taken else gradient
             taken.add(memory)
-        elements += gradient.numel()
-        wide = wide_dtype(gradient.dtype) if accumulated else gradient.dtype
-        takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide
         is_small = elements <= Device.piece_elements and not gradient.is_sparse
         if gradient.is_cpu or takes_over or not is_small:
             weight.add_gradient(gradient, accumulated=accumulated)

@@ -14,7 +14,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models import ContextParallelRank, EqualShard, TensorParallelRank
+from windlass.models import (
+    ContextParallelRank,
+    EqualShard,
+    TensorParallelRank,
+    count_in_runs,
+)
 from windlass.program import InstructionKind
 from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
@@ -134,13 +139,11 @@ def _fingerprint(
     wide = wide[None] if wide.ndim == 1 else wide.flatten(1)
     count, width = wide.shape
     firsts = context.first_positions(count, EqualShard(tp_rank.row, tp_rank.rows))
-    length = count // len(firsts)
-    tokens = torch.cat([_cosines(_TOKEN_TURN, first, length, wide.device) for first in firsts])
-    features = _cosines(_FEATURE_TURN, tp_rank.column * width, width, wide.device)
+    tokens = _cosines(_TOKEN_TURN, count, firsts, wide.device)
+    features = _cosines(_FEATURE_TURN, width, (tp_rank.column * width,), wide.device)
     return Fingerprint(float(tokens @ (wide @ features)), float(wide.square().sum()))
 
 
-def _cosines(turn: float, first: int, count: int, device: torch.device) -> Tensor:
-    """`Float64[count]`: cosines of `turn` times the indices from `first` on."""
-    indices = torch.arange(first, first + count, dtype=torch.float64, device=device)
-    return torch.cos(turn * indices)
+def _cosines(turn: float, count: int, firsts: tuple[int, ...], device: torch.device) -> Tensor:
+    """`Float64[count]`: cosines of `turn` times the indices in runs from each of `firsts` on."""
+    return torch.cos(turn * count_in_runs(count, firsts, device, dtype=torch.float64))

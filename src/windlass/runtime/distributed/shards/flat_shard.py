@@ -27,7 +27,6 @@ from windlass.runtime.distributed.flat_weights import (
     FlatParameter,
     Segment,
     WeightPart,
-    weight_parts,
 )
 from windlass.runtime.distributed.process_groups import (
     TENSOR_AXES,
@@ -55,14 +54,14 @@ class LayerShard:
         groups: its process groups.
         index: index of the layer.
         layer: the layer, with real buffers.
-        part: the part; None for the only one.
+        part: the part.
     """
 
     def __init__(
         self, context: RankContext, groups: ProcessGroups, index: int, layer: nn.Module,
-        part: WeightPart | None = None,
+        part: WeightPart,
     ) -> None:  # fmt: skip
-        self.part: WeightPart = part or weight_parts(context.plan, groups.coord, groups.experts)[0]
+        self.part = part
         """Which weights, and who shares them."""
         plan, stack = self.part.plan, context.stack
         tensor_parallel, optim_shard = (
