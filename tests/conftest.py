@@ -27,8 +27,9 @@ os.environ.setdefault(
 # compiles all of Windlass anew, for almost a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A busy machine is no fault of the code.
-settings.register_profile("windlass", deadline=None)
+# A busy machine is no fault of the code. Each run draws other cases, so that few suffice in one.
+settings.register_profile("windlass", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=400)
 settings.load_profile("windlass")
 
 _GROUPS = {

@@ -1,5 +1,7 @@
 """Plans that compute their loss fused with the projection to the vocabulary."""
 
+from itertools import product
+
 import pytest
 
 from factories import catalog_graph, tiny_graph, tiny_machine, tiny_plan
@@ -17,8 +19,20 @@ def request(*overrides: str) -> ResolvedRequest:
     return ResolvedRequest.resolve(overrides=(*sizes, *overrides))
 
 
-@pytest.mark.parametrize("pins", [(), ("batch.micro=32",), ("precision=float32",)])
-@pytest.mark.parametrize("memory", ["1 GiB", "75 MiB", "70 MiB", "30 MiB"])
+@pytest.mark.parametrize(
+    ("memory", "pins"),
+    [
+        ("1 GiB", ()), ("75 MiB", ("batch.micro=32",)), ("70 MiB", ("precision=float32",)),
+        ("30 MiB", ()),
+        *(
+            pytest.param(memory, pins, marks=pytest.mark.slow)
+            for memory, pins in product(
+                ("1 GiB", "75 MiB", "70 MiB", "30 MiB"),
+                ((), ("batch.micro=32",), ("precision=float32",)),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_an_open_loss_is_the_faster_of_both_where_memory_is_short(
     memory: str, pins: tuple[str, ...]
 ):

@@ -33,7 +33,7 @@ def peak_of(programs: Iterable[Program], plan: Plan, graph: Graph) -> int:
     return max(memory_profile(program, plan, graph).peak_bytes for program in programs)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(drawn=distributed_plans())
 def test_every_valid_distributed_plan_lowers_to_programs_that_verify_and_fit_exactly_their_peak(
     drawn: tuple[Graph, Plan],

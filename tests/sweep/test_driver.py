@@ -89,6 +89,7 @@ def test_a_trial_that_cannot_fit_fails_at_once_with_its_sentence(tmp_path: Path)
     assert len(runs_in_record(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_the_same_trials_are_pruned_with_one_job_and_with_three(tmp_path: Path) -> None:
     outcomes = []
     for jobs in (1, 3):

@@ -78,6 +78,8 @@ def test_peft_computes_with_an_exported_adapter_what_the_merged_model_computes(
 
     windlass.export(run, to=f"peft:{home / 'adapter'}")
     windlass.export(run, to=f"hf:{home / 'merged'}")
+    with pytest.raises(StorageError, match="is there already"):
+        windlass.export(run, to=f"peft:{folder}")
 
     tokens = torch.arange(32)[None]
     plain, merged = (
@@ -95,13 +97,10 @@ def test_peft_computes_with_an_exported_adapter_what_the_merged_model_computes(
     assert config["base_model_name_or_path"] == str(folder)
 
 
-def test_a_run_without_adapters_has_none_to_export_and_no_folder_is_overwritten(home: Path):
+def test_a_run_without_adapters_has_none_to_export(home: Path):
     folder = base(home / "base", "gpt2")
-    words = (*STEPS, f"data.source={home / 'text'}")
+    words = (*STEPS, f"data.source={home / 'text'}", "train.steps=1")
     whole = windlass.train(f"hf:{folder}", *words, root=home / "runs")
     list(whole)
     with pytest.raises(RequestError, match=r"trained no adapter \(`lora.rank`\)"):
         windlass.export(whole.folder, to=f"peft:{home / 'adapter'}")
-
-    with pytest.raises(StorageError, match="is there already"):
-        windlass.export(trained(home, folder), to=f"peft:{folder}")

@@ -30,7 +30,7 @@ def tensors(run: windlass.Run) -> dict[str, torch.Tensor]:
     return {key: t for file in newest.glob("layer-*") for key, t in load_file(file).items()}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_frozen_weight_keeps_its_bits_and_has_no_state(home: Path, precision: str) -> None:
     run = train(home, f"precision={precision}")
     list(run)

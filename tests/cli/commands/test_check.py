@@ -141,6 +141,7 @@ def large_plan(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_large_plan_is_rehearsed_downscaled_and_the_changes_are_listed(
     windlass: Windlass, large_plan: Path
 ) -> None:

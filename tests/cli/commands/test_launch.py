@@ -137,6 +137,7 @@ def prepare(windlass: Windlass, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_two_hosts_train_the_same_as_two_devices_of_one_host(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path, whole: Path
 ) -> None:

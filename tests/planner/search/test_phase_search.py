@@ -48,7 +48,7 @@ GRAPHS = tuple(
 WIDE = sharded_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
 """A graph whose state is larger than its staging buffers."""
 STEPS = 10
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))]
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
 """Of drawn cases, each of which is searched exhaustively."""
 REPLICAS = (
     "precision=float32", "compile=false", "parallel.pipeline=1", "parallel.tensor=1",

@@ -45,8 +45,11 @@ class RandomTokens:
 
 
 RECOMPUTE = (("none", None), ("full", None), ("full", 1), ("selective", None), ("selective", 1))
-SLOW = {(2, *recompute, "bfloat16") for recompute in RECOMPUTE[1:]}
-"""Two micro-batches in bfloat16, which many processors multiply slowly; one mode is left fast."""
+FAST = {
+    (1, "none", None, "bfloat16"), (2, "none", None, "float32"), (1, "full", None, "float32"),
+    (2, "full", 1, "float32"), (2, "selective", None, "bfloat16"), (1, "selective", 1, "float32"),
+}  # fmt: skip
+"""Together they have each mode, both precisions, and one micro-batch and two."""
 DIALS = {"layers": 2, "width": 128, "heads": 4, "vocabulary": VOCABULARY, "sequence": SEQUENCE}
 
 
@@ -122,7 +125,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack, *, z_loss: f
 @pytest.mark.parametrize(
     ("accumulation", "recompute", "few", "precision"),
     [
-        pytest.param(*each, marks=pytest.mark.slow if each in SLOW else ())
+        pytest.param(*each, marks=() if each in FAST else pytest.mark.slow)
         for each in (
             (accumulation, *recompute, precision)
             for accumulation in (1, 2)
@@ -154,7 +157,14 @@ def test_factors_in_float8_take_what_torch_allocates_to_half_a_percent(
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["lion", "sgd", "lamb", "muon", "schedule-free", "adafactor", "ema"]
+    "optimizer",
+    [
+        *("muon", "adafactor", "ema"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("lion", "sgd", "lamb", "schedule-free")
+        ),
+    ],
 )
 def test_with_any_optimizer_the_peak_is_what_torch_allocates_to_half_a_percent(
     chain: LayerStack, graph: Graph, optimizer: str
@@ -176,7 +186,7 @@ def test_a_z_loss_takes_less_than_is_predicted_without_one(chain: LayerStack, gr
     assert predicted - logits <= measured <= 1.005 * predicted
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_fused_loss_takes_what_torch_allocates_to_half_a_percent(
     chain: LayerStack, graph: Graph, precision: Precision
 ):
@@ -189,7 +199,13 @@ def test_a_fused_loss_takes_what_torch_allocates_to_half_a_percent(
 
 
 # Three tiles, of which the last is short.
-@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny", "bert-tiny", "modernbert-base"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("gpt-tiny", "modernbert-base"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-tiny", "bert-tiny")),
+    ],
+)
 def test_plain_attention_takes_what_torch_allocates_to_half_a_percent(model: str):
     dials = DIALS | {"vocabulary": 300, "sequence": 320}
     graph = catalog_graph(model, **dials)

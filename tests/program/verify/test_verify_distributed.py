@@ -64,7 +64,7 @@ def swapped(one: Instruction, other: Instruction) -> Edit:
     return edit
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data(), twice=st.booleans(), streamed=st.booleans())
 def test_an_instruction_lost_or_doubled_is_always_found(
     data: st.DataObject, twice: bool, streamed: bool

@@ -45,7 +45,7 @@ def moved(instruction: Instruction, before: Instruction) -> Edit:
     return edit
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     data=st.data(),
     clip=st.booleans(),
@@ -57,7 +57,7 @@ def test_an_instruction_lost_is_always_found(data: st.DataObject, clip: bool, pa
     assert refused(plan, program, lambda instructions: instructions.__delitem__(at), part)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     data=st.data(),
     clip=st.booleans(),

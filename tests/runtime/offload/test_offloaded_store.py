@@ -1,12 +1,13 @@
 """A model streamed through device memory in phases, against the same model kept there in full."""
 
 import shutil
-from collections.abc import Callable
-from itertools import permutations
+from collections.abc import Callable, Iterable
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from safetensors.torch import load_file
 
 from windlass.data.batches import Batches
@@ -41,6 +42,11 @@ PADDING_BYTES = 400 * 4096
 """Headers, and less than a page behind each of 40 weights in up to 7 regions or files."""
 
 Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
+
+
+def quick(every: Iterable[tuple[object, ...]], *chosen: tuple[object, ...]) -> list[ParameterSet]:
+    """All cases, of which those not chosen are slow; together the chosen have each value once."""
+    return [pytest.param(*one, marks=() if one in chosen else pytest.mark.slow) for one in every]
 
 
 @pytest.fixture
@@ -118,9 +124,13 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("phases", [2, 3, 5])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(
+    ("phases", "precision", "accumulation"),
+    quick(
+        product((2, 3, 5), ("float32", "bfloat16"), (1, 3)),
+        (2, "bfloat16", 3), (3, "float32", 1), (5, "float32", 3),
+    ),
+)  # fmt: skip
 def test_phases_give_the_same_weights_as_device_memory_bit_for_bit(
     run: Run, phases: int, precision: str, accumulation: int
 ):
@@ -133,9 +143,13 @@ def test_phases_give_the_same_weights_as_device_memory_bit_for_bit(
     assert equal(streamed, reference)
 
 
-@pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("clip", [0.5, None])
+@pytest.mark.parametrize(
+    ("moments", "precision", "clip"),
+    quick(
+        product(("bfloat16", "int8"), ("float32", "bfloat16"), (0.5, None)),
+        ("bfloat16", "float32", None), ("int8", "bfloat16", 0.5),
+    ),
+)  # fmt: skip
 def test_quantized_moments_are_the_same_in_phases_and_in_device_memory(
     run: Run, moments: str, precision: str, clip: float | None
 ):
@@ -159,7 +173,12 @@ def test_quantized_moments_resume_bit_for_bit_wherever_they_were_saved(run: Run,
     assert equal(mixed, reference)
 
 
-@pytest.mark.parametrize(("before", "after"), [*permutations(["float32", "bfloat16", "int8"], 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    quick(
+        permutations(["float32", "bfloat16", "int8"], 2), ("float32", "int8"), ("int8", "bfloat16")
+    ),
+)
 def test_a_checkpoint_resumes_with_another_moment_format_alike_in_memory_and_in_phases(
     run: Run, tmp_path: Path, before: str, after: str
 ):
@@ -173,9 +192,18 @@ def test_a_checkpoint_resumes_with_another_moment_format_alike_in_memory_and_in_
     assert equal(streamed, resident)
 
 
-@pytest.mark.parametrize("moments", ["float32", "int8"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("accumulation", "clip"), [(1, 0.5), (2, 0.5), (2, None)])
+@pytest.mark.parametrize(
+    ("moments", "precision", "accumulation", "clip"),
+    quick(
+        (
+            (moments, precision, *steps)
+            for moments, precision, steps in product(
+                ("float32", "int8"), ("float32", "bfloat16"), ((1, 0.5), (2, 0.5), (2, None))
+            )
+        ),
+        ("float32", "float32", 1, 0.5), ("int8", "float32", 2, None), ("int8", "bfloat16", 2, 0.5),
+    ),
+)  # fmt: skip
 def test_the_state_files_have_the_predicted_size(
     run: Run, tmp_path: Path, moments: str, precision: str, accumulation: int, clip: float | None
 ):
@@ -195,8 +223,10 @@ def test_the_state_files_have_the_predicted_size(
     assert predicted <= file_bytes[0] <= predicted + PADDING_BYTES
 
 
-@pytest.mark.parametrize("phases", [2, 3, 5])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("phases", "precision"),
+    quick(product((2, 3, 5), ("float32", "bfloat16")), (3, "float32"), (5, "bfloat16")),
+)
 def test_offload_to_host_memory_gives_the_same_bits_and_creates_no_files(
     run: Run, tmp_path: Path, phases: int, precision: str
 ):
@@ -215,7 +245,7 @@ def test_offload_to_host_memory_gives_the_same_bits_and_creates_no_files(
     assert folders <= {"checkpoints"}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_offload_to_host_memory_transfers_as_many_bytes_as_to_files(run: Run, precision: str):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "clip": None}
     files, _ = run(3, name="files", **shape)
@@ -225,7 +255,7 @@ def test_offload_to_host_memory_transfers_as_many_bytes_as_to_files(run: Run, pr
         assert totals[0] == totals[1] > 0
 
 
-@pytest.mark.parametrize("moments", ["float32", "int8"])
+@pytest.mark.parametrize("moments", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 def test_each_class_of_tensor_may_be_offloaded_to_another_tier(run: Run, moments: str):
     shape = {"precision": "bfloat16", "accumulation": 2, "micro": 2, "moments": moments}
     _, reference = run(1, name="reference", **shape)
@@ -327,8 +357,18 @@ def test_only_checkpoints_are_left_on_disk(run: Run, tmp_path: Path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize(("phases", "precision"), [(5, "float32"), (5, "bfloat16"), (2, "float32")])
+@pytest.mark.parametrize(
+    ("tier", "phases", "precision"),
+    quick(
+        (
+            (tier, *shape)
+            for tier, shape in product(
+                ("host", "disk"), ((5, "float32"), (5, "bfloat16"), (2, "float32"))
+            )
+        ),
+        ("host", 2, "float32"), ("disk", 5, "bfloat16"),
+    ),
+)  # fmt: skip
 def test_offloaded_activations_are_reloaded_unchanged(
     run: Run, tmp_path: Path, tier: str, phases: int, precision: str
 ):
@@ -366,7 +406,11 @@ PADDING_SHARE = 0.02
 
 @pytest.mark.parametrize(
     ("precision", "optimizer"),
-    [("float32", None), ("bfloat16", None), ("float32", "lamb"), ("bfloat16", "adafactor")],
+    quick(
+        (("float32", None), ("bfloat16", None), ("float32", "lamb"), ("bfloat16", "adafactor")),
+        ("bfloat16", None),
+        ("float32", "lamb"),
+    ),
 )
 def test_a_run_transfers_the_bytes_of_its_program(
     run: Run, graph_of: Callable[..., Graph], precision: str, optimizer: str | None
