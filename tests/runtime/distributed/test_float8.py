@@ -1,6 +1,5 @@
 """Linear layers that multiply 8-bit factors take the same steps under every plan."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from factories import tiny_plan
-from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool
+from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema import LoraRequest
 
@@ -28,10 +27,8 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    two = RankPool(tmp_path_factory.mktemp("float8"), 2, (2,))
-    yield two
-    two.close()
+def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    return RankPool(tmp_path_factory.mktemp("float8"), 2, (2,), processes=ranks)
 
 
 def run(pool: RankPool, **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywords of a plan
@@ -43,9 +40,8 @@ def run(pool: RankPool, **plan: Any) -> InstrumentedRun:  # noqa: ANN401  keywor
 @pytest.mark.parametrize(
     "name",
     [
-        "sharded",
         "tensor",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in PLANS if n not in ("sharded", "tensor")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PLANS if name != "tensor"),
     ],
 )
 def test_float8_under_any_plan_equals_one_device(pool: RankPool, name: str):

@@ -14,6 +14,8 @@ from windlass.schema import OtherOptimizer, TrainSettings, optimizer_law
 from windlass.schema.plan import Offload
 
 OTHERS: tuple[str, ...] = (*get_args(OtherOptimizer), "ema")
+QUICK = ("muon", "adafactor", "ema")
+"""Those that look at a whole matrix, at rows and columns of it, and those that keep averages."""
 
 SHARDED = {"micro": 1, "accumulation": 4, "data": 2, "sharding": (2, 2)}
 PLANS: dict[str, dict[str, Any]] = {
@@ -64,7 +66,10 @@ def require_equal(pool: RankPool, name: str, **plan: Any) -> None:  # noqa: ANN4
     assert result.passed, result.first_mismatch
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
+)
 def test_a_sharded_optimizer_equals_one_on_a_single_device(pool: RankPool, name: str):
     require_equal(pool, name, **SHARDED)
 
