@@ -90,6 +90,7 @@ from windlass.program.memory.liveness import (
 )
 from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier,
+    offloaded_output_bytes,
     update_state_bytes,
 )
 from windlass.program.memory.optimizer_state import (
@@ -223,6 +224,7 @@ __all__ = [
     "moment_errors",
     "offloaded_bytes_by_tier",
     "offloaded_optimizer_errors",
+    "offloaded_output_bytes",
     "op_collectives",
     "optimizer_shard_index",
     "padded_elements",

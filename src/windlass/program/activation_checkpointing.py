@@ -1,6 +1,8 @@
 """Activation checkpointing: which layers recompute nothing, most ops or all in their backward."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
 from windlass.schema import Plan, Recompute, Stage
 
@@ -28,7 +30,7 @@ def recompute_mode(plan: Plan, layer: int) -> Recompute:
     fully recomputed: its saved activations would keep its weights in memory. For the other layers
     the plan decides, as far as they are `recomputable_layers`.
     """
-    stage = next(stage for stage in plan.stages if stage.first_layer <= layer < stage.end_layer)
+    stage = plan.stages[bisect_right(plan.stages, layer, key=attrgetter("first_layer")) - 1]
     if plan.is_offloaded("parameters") and layer < stage.phases[-1][0]:
         return "full"
     layers = recomputable_layers(plan, stage)

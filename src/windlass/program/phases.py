@@ -4,6 +4,8 @@ With weight streaming a stage's layers take turns in device memory. This module 
 what each stage keeps, offloads and defers; `lowering.lower_offload` turns that into instructions.
 """
 
+from itertools import pairwise
+
 from windlass.program.activation_checkpointing import is_recomputed
 from windlass.program.device_mesh import chunks_of_stage, layers_of_stage
 from windlass.program.tied_weights import tied_owner_layers
@@ -120,11 +122,10 @@ def offloaded_activation_layers(plan: Plan, graph: Graph, stage: int = 0) -> tup
     """
     if not plan.is_offloaded("activations"):
         return ()
-    return tuple(
-        layer
-        for chunk in chunks_of_stage(plan, stage)
-        for layer in range(plan.stages[chunk].first_layer, plan.stages[chunk].end_layer - 1)
-        if layer >= graph.first_trained
-        and is_recomputed(plan, layer)
-        and is_recomputed(plan, layer + 1)
-    )
+    layers: list[int] = []
+    for chunk in chunks_of_stage(plan, stage):
+        span = plan.stages[chunk]
+        first = max(span.first_layer, graph.first_trained)
+        recomputed = [is_recomputed(plan, layer) for layer in range(first, span.end_layer)]
+        layers += [first + at for at, pair in enumerate(pairwise(recomputed)) if all(pair)]
+    return tuple(layers)

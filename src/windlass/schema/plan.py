@@ -279,7 +279,7 @@ class Plan(Document):
 
     def is_offloaded(self, name: OffloadClass) -> bool:
         """Whether a class of tensors is outside device memory between uses."""
-        return name in self.offload_tiers
+        return bool(getattr(self.offload, name) != DEVICE_TIER)
 
     @property
     def offloads(self) -> bool:

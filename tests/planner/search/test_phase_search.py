@@ -14,6 +14,7 @@ from windlass.planner.explain import explain_result
 from windlass.planner.result import PlanningResult
 from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
+    PassTimes,
     min_stage_bytes,
     min_step_seconds,
     waiting_activation_bytes,
@@ -21,6 +22,7 @@ from windlass.planner.search.phase_bounds import (
 from windlass.planner.search.phase_search import TruncatedPlan, search_phases
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
+    OffloadedState,
     base_plans,
     full_parallelisms,
     fullest_offloaded_bytes,
@@ -151,6 +153,56 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds, plan
         assert short.peak_bytes <= budget, plan
         assert short.step_seconds <= seconds, plan
+
+
+def partly_open(host_bytes: int) -> tuple[PlanSpace, list[Plan]]:
+    """A space with a host tier of this size, and some of its plans of every kind, shuffled."""
+    on = machine(1e9)
+    tiers = (
+        on.device.tiers[0],
+        on.device.tiers[1].model_copy(update={"capacity_bytes": host_bytes}),
+    )
+    tight = on.model_copy(update={"device": on.device.model_copy(update={"tiers": tiers})})
+    space = PlanSpace(request(batch=12), GRAPHS[2], tight)
+    bases = list(base_plans(space))
+    return space, random.Random(5).sample(bases, k=60)
+
+
+def test_offloaded_bytes_that_plans_share_are_those_of_each():
+    space, bases = partly_open(2**31)
+    state, (host,) = OffloadedState(space), offload_tiers(space.machine)
+    for plan in (plan for base in bases for plan in phase_partitions(base, space)):
+        inside, outside = (with_state_on(plan, "host", activations=each) for each in (False, True))
+        sizes = plan_layer_sizes(plan, space.graph)
+        assert state.fullest_bytes(plan, host) == fullest_offloaded_bytes(inside, space.graph)
+        assert state.fullest_bytes(plan, host, sizes) == fullest_offloaded_bytes(
+            outside, space.graph
+        )
+
+
+def test_pass_times_that_plans_share_are_those_of_each():
+    space, bases = partly_open(2**31)
+    graph, times = space.graph, PassTimes(space.graph, space.machine)
+    for base in bases[:30]:
+        plan = with_state_on(next(phase_partitions(base, space)), "host", activations=False)
+        assert times.of(plan) == LayerPassTimes.of(plan, graph, space.machine)
+
+
+def test_a_plan_is_left_out_if_no_tier_has_room_for_its_state():
+    space, bases = partly_open(2**31)
+
+    def needed(plan: Plan) -> int:
+        return fullest_offloaded_bytes(with_state_on(plan, "host", activations=False), space.graph)
+
+    each = [needed(plan) for base in bases for plan in phase_partitions(base, space)]
+    room = sorted(each)[len(each) // 2]
+    tight, _ = partly_open(room)
+    state = OffloadedState(tight)
+    found = [plan for base in bases for plan in state.partitions(base)]
+    assert found == [
+        plan for base in bases for plan in phase_partitions(base, tight) if needed(plan) <= room
+    ]
+    assert 0 < len(found) < len(each)
 
 
 def narrow(graph: Graph, on: Machine, *overrides: str) -> int:

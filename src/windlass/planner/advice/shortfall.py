@@ -12,6 +12,7 @@ from windlass.planner.search.phase_bounds import min_stage_bytes
 from windlass.planner.search.phase_search import may_fit_in_phases
 from windlass.planner.space.options import offload_tiers, smaller_moments
 from windlass.planner.space.phase_space import (
+    OffloadedState,
     base_plans,
     fullest_offloaded_bytes,
     phase_partitions,
@@ -54,21 +55,20 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
     if not tiers:
         return None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
-    estimates: list[tuple[float, int, Plan]] = []
-    for base in base_plans(space):
+    state, estimates = OffloadedState(space), list[tuple[float, int, Plan]]()
+    for index, base in enumerate(base_plans(space)):
         finest = next(phase_partitions(base, space), None)
-        if finest is not None:
-            plan = with_state_on(finest, largest.name, activations=True)
-            needed_bytes = min_stage_bytes(
-                plan,
-                plan_layer_sizes(plan, space.graph),
-                first_trained=space.graph.first_trained,
-            )
-            fullest = max(
-                needed_bytes / budget_bytes,
-                fullest_offloaded_bytes(plan, space.graph) / largest.capacity_bytes,
-            )
-            estimates.append((fullest, len(estimates), plan))
+        if finest is None:
+            continue
+        least = state.fullest_bytes(finest, largest) / largest.capacity_bytes
+        if len(estimates) == _MAX_LOWERED and least > estimates[-1][0]:
+            continue  # its state alone is fuller than the plans that are known
+        plan = with_state_on(finest, largest.name, activations=True)
+        sizes = plan_layer_sizes(plan, space.graph)
+        device_bytes = min_stage_bytes(plan, sizes, first_trained=space.graph.first_trained)
+        offloaded = state.fullest_bytes(finest, largest, sizes) / largest.capacity_bytes
+        estimates.append((max(device_bytes / budget_bytes, offloaded), index, plan))
+        estimates = sorted(estimates)[:_MAX_LOWERED]
     misses = [
         ClosestPlan(
             plan=plan,
@@ -76,7 +76,7 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
             offloaded_bytes=fullest_offloaded_bytes(plan, space.graph),
             tier=largest,
         )
-        for _, _, plan in sorted(estimates)[:_MAX_LOWERED]
+        for _, _, plan in estimates
         if not plan_errors(plan, space.graph, space.machine)
     ]
     return min(

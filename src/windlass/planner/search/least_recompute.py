@@ -53,12 +53,16 @@ def with_least_recompute(
     counts = np.zeros((*plain.shape, 2), dtype=np.int64)
     able = columns.recomputable.reshape(-1, columns.shape.pipeline).max(axis=0)
     over = ~np.isfinite(seconds).all(axis=1)
-    for selects, possible in enumerate(ways & over):
+    for selects, able_to in enumerate(ways & over):
+        # Both ways end with all layers recomputed: where that is too much, it is so both times.
+        possible = able_to & (~ways[0] | np.isfinite(seconds).all(axis=1)) if selects else able_to
         if possible.any():
             some = columns.select(possible)
             steps, tried = _fewest(some, holds, budget_bytes, able, plain[possible], bool(selects))
-            _, taken, _ = clock.stage_seconds(_recomputing(some, steps, able, bool(selects)))
-            taken = np.where(tried <= budget_bytes, taken, np.inf)
+            taken = np.full(tried.shape, np.inf)
+            if (tried <= budget_bytes).all(axis=1).any():
+                _, passes, _ = clock.stage_seconds(_recomputing(some, steps, able, bool(selects)))
+                taken = np.where(tried <= budget_bytes, passes, np.inf)
             better = (taken < seconds[possible]) & (plain[possible] > budget_bytes)
             none = ~np.isfinite(taken) & ~np.isfinite(seconds[possible])
             better |= none & (tried < nbytes[possible])
@@ -95,6 +99,8 @@ def _fewest(
     low, high = np.where(fits, 0, np.minimum(1, last)), np.where(fits, 0, last)
     under, over = low - 1, plain_bytes
     nbytes = np.where(fits, plain_bytes, holds(_recomputing(columns, high, able, selects)))
+    # A plan of which a stage does not fit with all recomputed keeps all recomputed.
+    low = np.where((nbytes > budget_bytes).any(axis=1, keepdims=True), high, low)
     while (low < high).any():
         # Bytes fall about evenly from step to step: where the line meets the budget is tried first.
         share = (over - budget_bytes) / np.maximum(over - nbytes, 1.0)

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from windlass.cost import InstructionCosts
-from windlass.program import Instruction, InstructionKind, LayerSizes, PeerMap, is_recomputed
+from windlass.program import (
+    Instruction,
+    InstructionKind,
+    LayerSizes,
+    PeerMap,
+    is_recomputed,
+    selective_layers,
+)
 from windlass.schema import GradientReach, Graph, Machine, Plan, Stage
 
 
@@ -146,6 +153,24 @@ class LayerPassTimes:
             first=tuple(seconds("backward", 0)),
             backward=tuple(seconds("backward", 1)),
         )
+
+
+class PassTimes:
+    """Times of layers, priced once for all plans that differ in sharding, phases or recompute."""
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self._graph, self._machine = graph, machine
+        self._known: dict[tuple[object, ...], LayerPassTimes] = {}
+
+    def of(self, plan: Plan) -> LayerPassTimes:
+        """The passes of a plan in phases."""
+        key = (
+            plan.parallel, plan.precision, plan.compile, plan.loss, plan.attention,
+            plan.batch, selective_layers(plan),
+        )  # fmt: skip
+        if key not in self._known:
+            self._known[key] = LayerPassTimes.of(plan, self._graph, self._machine)
+        return self._known[key]
 
 
 def min_step_seconds(plan: Plan, times: LayerPassTimes) -> float:

@@ -24,7 +24,7 @@ from windlass.cost import predict_plan
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
-    LayerPassTimes,
+    PassTimes,
     max_layer_bytes,
     min_stage_bytes,
     min_step_seconds,
@@ -32,13 +32,13 @@ from windlass.planner.search.phase_bounds import (
 )
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
+    OffloadedState,
     base_plans,
-    fullest_offloaded_bytes,
-    phase_partitions,
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import (
+    LayerSizes,
     Program,
     lower,
     plan_errors,
@@ -109,10 +109,10 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
     """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
     graph, machine = space.graph, space.machine
     tiers, owners = offload_tiers(machine), tied_owner_layers(graph)[-1]
+    state, times = OffloadedState(space), PassTimes(graph, machine)
     for base in _with_fitting_layers(space, budget_bytes) if tiers else ():
         several = [
-            with_state_on(plan, tiers[0].name, activations=False)
-            for plan in phase_partitions(base, space)
+            with_state_on(plan, tiers[0].name, activations=False) for plan in state.partitions(base)
         ]
         if not several or plan_errors(several[0], graph, machine):
             continue
@@ -123,10 +123,9 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
             plan
             for plan in several
             if min_stage_bytes(plan, sizes, owners, first_trained=first) <= room
+            and any(_held_by_tiers(plan, space, budget_bytes, sizes, state))
         ]
-        if small:
-            times = LayerPassTimes.of(small[0], graph, machine)
-            yield from ((min_step_seconds(plan, times), plan) for plan in small)
+        yield from ((min_step_seconds(plan, times.of(plan)), plan) for plan in small)
 
 
 def _with_fitting_layers(space: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
@@ -154,21 +153,34 @@ def with_offload_tiers(
         outputs: whether activations are offloaded too, in the order in which this is tried. They
             stay on the device if there is room: a transfer that is not needed delays nothing.
     """
-    sizes, nearest = plan_layer_sizes(plan, space.graph), offload_tiers(space.machine)[0].name
+    sizes, state = plan_layer_sizes(plan, space.graph), OffloadedState(space)
+    for offloaded in _held_by_tiers(plan, space, budget_bytes, sizes, state, outputs):
+        short = TruncatedPlan(offloaded, space.graph, space.machine)
+        if (
+            not plan_errors(offloaded, space.graph, space.machine)
+            and short.peak_bytes <= budget_bytes
+        ):
+            yield short
+
+
+def _held_by_tiers(
+    plan: Plan,
+    space: PlanSpace,
+    budget_bytes: int,
+    sizes: tuple[LayerSizes, ...],
+    state: OffloadedState,
+    outputs: tuple[bool, ...] = (False, True),
+) -> Iterator[Plan]:
+    """The plan offloaded to the nearest tier that holds it, if what waits on the device fits."""
+    tiers, first = offload_tiers(space.machine), space.graph.first_trained
     for activations in outputs:
-        nearby = with_state_on(plan, nearest, activations=activations)
-        first = space.graph.first_trained
+        nearby = with_state_on(plan, tiers[0].name, activations=activations)
         if waiting_activation_bytes(nearby, sizes, first_trained=first) > budget_bytes:
             continue
-        for tier in offload_tiers(space.machine):
-            offloaded = with_state_on(plan, tier.name, activations=activations)
-            if fullest_offloaded_bytes(offloaded, space.graph) <= tier.capacity_bytes:
-                short = TruncatedPlan(offloaded, space.graph, space.machine)
-                if (
-                    not plan_errors(offloaded, space.graph, space.machine)
-                    and short.peak_bytes <= budget_bytes
-                ):
-                    yield short
+        for tier in tiers:
+            needed = state.fullest_bytes(plan, tier, sizes if activations else None)
+            if needed <= tier.capacity_bytes:
+                yield with_state_on(plan, tier.name, activations=activations)
                 break
 
 

@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
 
+from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.program import offloaded_bytes_by_tier
+from windlass.program import (
+    LayerSizes,
+    offloaded_bytes_by_tier,
+    offloaded_output_bytes,
+    plan_layer_sizes,
+)
 from windlass.schema import (
     DEVICE_TIER,
     Batch,
@@ -22,6 +28,7 @@ from windlass.schema import (
     Recompute,
     ShardingDegrees,
     Stage,
+    Tier,
 )
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -137,13 +144,84 @@ def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
 
 def fullest_offloaded_bytes(plan: Plan, graph: Graph) -> int:
     """Offloaded bytes on the device that offloads most."""
-    return max(
+    return max(_offloaded_bytes(plan, graph))
+
+
+def _offloaded_bytes(plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """Offloaded bytes on a device of each stage, `[stage]`."""
+    sizes = plan_layer_sizes(plan, graph)
+    return tuple(
         sum(
             sum(classes.values())
-            for classes in offloaded_bytes_by_tier(plan, graph, stage).values()
+            for classes in offloaded_bytes_by_tier(plan, graph, stage, sizes).values()
         )
         for stage in range(plan.parallel.pipeline)
     )
+
+
+class OffloadedState:
+    """Bytes of weights, gradients and optimizer state of plans in phases, in an offload tier.
+
+    They are counted once for all plans that differ in micro-batch, compilation, recompute, loss or
+    attention: those change activations only.
+
+    Args:
+        space: what is open.
+    """
+
+    def __init__(self, space: PlanSpace) -> None:
+        self._space, self._tiers = space, offload_tiers(space.machine)
+        self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._too_large: set[tuple[object, ...]] = set()
+        """What plans have in common that no tier holds in any number of phases."""
+
+    def partitions(self, base: Plan) -> list[Plan]:
+        """As `phase_partitions`, without those whose state no tier has room for.
+
+        They fit nowhere: activations that are offloaded come on top.
+        """
+        if self._key(base) in self._too_large:
+            return []
+        found = [plan for plan in phase_partitions(base, self._space) if self._has_room(plan)]
+        if not found:
+            self._too_large.add(self._key(base))
+        return found
+
+    def fullest_bytes(
+        self, plan: Plan, tier: Tier, sizes: tuple[LayerSizes, ...] | None = None
+    ) -> int:
+        """Offloaded bytes on the device that offloads most.
+
+        Args:
+            plan: a plan in phases.
+            tier: the tier of its state.
+            sizes: sizes of its layers, if activations are offloaded there too; None leaves them in
+                device memory.
+        """
+        state = self._stage_bytes(plan, tier)
+        if sizes is None:
+            return max(state)
+        offloaded = with_state_on(plan, tier.name, activations=True)
+        return max(
+            nbytes + offloaded_output_bytes(offloaded, self._space.graph, stage, sizes)
+            for stage, nbytes in enumerate(state)
+        )
+
+    def _stage_bytes(self, plan: Plan, tier: Tier) -> tuple[int, ...]:
+        """Bytes on a device of each stage, with all activations in device memory, `[stage]`."""
+        key = (*self._key(plan), tier.name, *(stage.phases for stage in plan.stages))
+        if key not in self._known:
+            offloaded = with_state_on(plan, tier.name, activations=False)
+            self._known[key] = _offloaded_bytes(offloaded, self._space.graph)
+        return self._known[key]
+
+    def _has_room(self, plan: Plan) -> bool:
+        return any(self.fullest_bytes(plan, tier) <= tier.capacity_bytes for tier in self._tiers)
+
+    def _key(self, plan: Plan) -> tuple[object, ...]:
+        """What the state of a plan depends on, beside its phases."""
+        # Gradients that are accumulated are float32.
+        return plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
 
 
 @lru_cache(maxsize=4096)

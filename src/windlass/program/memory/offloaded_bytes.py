@@ -16,7 +16,7 @@ from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 
 
 def offloaded_bytes_by_tier(
-    plan: Plan, graph: Graph, stage: int = 0
+    plan: Plan, graph: Graph, stage: int = 0, sizes: tuple[LayerSizes, ...] | None = None
 ) -> dict[str, dict[OffloadClass, int]]:
     """Bytes in each offload tier of one device, by class; empty if the plan offloads nothing.
 
@@ -30,11 +30,12 @@ def offloaded_bytes_by_tier(
         plan: the plan.
         graph: the plan's full graph.
         stage: pipeline stage of the device.
+        sizes: sizes of the plan's layers, where they are known; None counts them.
     """
     tiers: dict[str, dict[OffloadClass, int]] = {}
     if not plan.offloads:
         return tiers
-    by_class = dict(_bytes_by_class(plan, graph, stage))
+    by_class = dict(_bytes_by_class(plan, graph, stage, sizes or plan_layer_sizes(plan, graph)))
     for name, tier in plan.offload_tiers.items():
         tiers.setdefault(tier, {})[name] = by_class[name]
     return tiers
@@ -55,8 +56,9 @@ def update_state_bytes(plan: Plan, layer: LayerSizes | StateSizes) -> int:
     return optimizer_law(plan.optimizer).passes * offloaded_state_bytes(plan, layer)
 
 
-def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[OffloadClass, int]]:
-    sizes = plan_layer_sizes(plan, graph)
+def _bytes_by_class(
+    plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]
+) -> Iterator[tuple[OffloadClass, int]]:
     owned = [sizes[layer] for layer in owned_layers(plan, graph, stage)]
     deferred = [sizes[layer] for layer in deferred_update_layers(plan, graph, stage)]
     reuses = gradients_reuse_weight_space(plan)
@@ -69,11 +71,13 @@ def _bytes_by_class(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[Offl
             for layer in deferred
         ),
     )
-    yield "activations", _peak_output_bytes(plan, graph, stage, sizes)
+    yield "activations", offloaded_output_bytes(plan, graph, stage, sizes)
 
 
-def _peak_output_bytes(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
-    """Most bytes of offloaded outputs at once."""
+def offloaded_output_bytes(
+    plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]
+) -> int:
+    """Most bytes of offloaded outputs of one device at once, as in `offloaded_bytes_by_tier`."""
     offloaded = offloaded_activation_layers(plan, graph, stage)
     if plan.is_offloaded("parameters"):  # all micro-batches run forward before the first backward
         return sum(sizes[layer].output for layer in offloaded) * plan.batch.accumulation
