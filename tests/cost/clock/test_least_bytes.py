@@ -21,7 +21,9 @@ def shares(seed: int, count: int, graphs: tuple[Graph, ...] = GRAPHS) -> list[fl
     for _ in range(count):
         graph, machine = chance.choice(graphs), chance.choice(MACHINES)
         plan = draw(chance, graph, machine)
-        least = ArrayClock(plan, graph, machine).least_bytes(PlanColumns.of([plan]))[0]
+        clock, columns = ArrayClock(plan, graph, machine), PlanColumns.of([plan])
+        least = clock.least_bytes(columns)[0]
+        assert (clock.state_bytes(columns)[0] <= least * (1 + ROUNDING)).all(), plan
         peaks = stage_tier_peaks(plan, graph, machine, lower(plan, graph))
         for bound, (peak, *_) in zip(least.tolist(), peaks, strict=True):
             assert bound <= peak.peak_bytes * (1 + ROUNDING), plan

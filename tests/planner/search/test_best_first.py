@@ -49,6 +49,8 @@ def test_no_bound_is_above_what_a_plan_takes_or_holds():
                     assert (products[place] <= seconds).all()
                     nbytes = clock.least_bytes(columns).max(axis=1)
                     assert (held[place] <= nbytes * (1 + ROUNDING)).all()
+                    state = clock.state_bytes(columns).max(axis=1)
+                    assert (state <= nbytes * (1 + ROUNDING)).all()
                     looked_at += columns.count
     assert looked_at > 500
 

@@ -105,6 +105,10 @@ class ArrayClock:
         """Device memory that each stage needs at least, `[plan, stage]`."""
         return self._batch(columns)[1].of(columns)
 
+    def state_bytes(self, columns: PlanColumns) -> Floats:
+        """Device memory that each stage needs whatever it recomputes, `[plan, stage]`."""
+        return self._batch(columns)[1].state
+
     def _batch(self, columns: PlanColumns) -> tuple[PlanBatch, LeastBytes]:
         """The plans of some columns, with what is known about them already."""
         for known in self._batches:

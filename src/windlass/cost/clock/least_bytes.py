@@ -70,6 +70,14 @@ class LeastBytes:
         each = [batch.prices.example_bytes(config) for config in batch.columns.configs]
         self._tokens = np.array(each, dtype=np.float64)[batch.columns.config] * batch.columns.micro
 
+    @property
+    def state(self) -> Floats:
+        """Bytes of model state that no recompute saves, never above those of `of`, `[plan, stage]`.
+
+        They are weights, optimizer state and shards of gradients, which an update needs.
+        """
+        return self._updating.T
+
     def of(self, columns: PlanColumns) -> Floats:
         """Device memory that each stage needs at least, `[plan, stage]`.
 
@@ -114,13 +122,22 @@ class LeastBytes:
         return np.asarray(least.T)
 
     @cached_property
+    def _resident(self) -> Floats:
+        """Bytes of the process, weights and optimizer state, `[stage, plan]`."""
+        batch, by_stage, state = self._batch, self._layout.by_stage, self._state
+        optimizer = np.where(batch.offloads, STAGING_BYTES, by_stage(state.optimizer))
+        return np.asarray(by_stage(state.weight_shard) + batch.process_bytes + optimizer)
+
+    @cached_property
+    def _updating(self) -> Floats:
+        """The same with shards of gradients, which an update needs at least, `[stage, plan]`."""
+        return np.asarray(self._resident + self._layout.by_stage(self._state.gradient_shard))
+
+    @cached_property
     def _always(self) -> tuple[Floats, Floats]:
         """Bytes of weights and optimizer state; and those, with gradients, that updates need."""
-        batch, layout, state = self._batch, self._layout, self._state
-        always = layout.by_stage(state.weight_shard) + batch.process_bytes
-        always += np.where(batch.offloads, STAGING_BYTES, layout.by_stage(state.optimizer))
-        updating = always + layout.by_stage(state.gradient_shard)
-        return always, updating + (self._reducing if batch.shape.microbatches > 1 else 0.0)
+        reducing = self._reducing if self._batch.shape.microbatches > 1 else 0.0
+        return self._resident, self._updating + reducing
 
     @property
     def _reducing(self) -> Floats:

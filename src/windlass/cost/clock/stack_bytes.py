@@ -60,6 +60,12 @@ class StackBytes(LeastBytes):
         """
         return np.asarray(sum(self.by_class(columns).values())).T
 
+    @property
+    def state(self) -> Floats:
+        """Weights and optimizer state of each stage, `[plan, stage]`."""
+        state = self._state
+        return np.asarray(self._layout.by_stage(state.weight_shard + state.optimizer)).T
+
     def by_class(self, columns: PlanColumns) -> dict[MemoryClass, Floats]:
         """Device memory of each stage by what holds it, each `[stage, plan]`."""
         layout, state, sizes = self._layout, self._state, self._sizes

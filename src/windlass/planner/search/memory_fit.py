@@ -44,6 +44,13 @@ class MemoryFit:
         if not columns.count:
             return
         if self._space.minimizes_recompute:
+            held = self._clock.state_bytes(columns).max(axis=1)
+            if (held > self._budget_bytes).all():
+                most = np.full_like(columns.full, self._space.graph.layers)
+                able = self._ways(columns, option)[0, :, None]
+                smallest = replace(columns, full=np.where(able, most, 0))
+                result.keep_misfits(smallest, held, self._budget_bytes)
+                return
             least = self._least(columns, option, self._clock.least_bytes)
             result.keep_misfits(columns, least.plain_bytes, self._budget_bytes, "none")
             result.keep_misfits(least.columns, least.least_bytes, self._budget_bytes)
@@ -108,10 +115,14 @@ class MemoryFit:
         self, columns: PlanColumns, option: PipelineOption, holds: StageBytes
     ) -> LeastRecompute:
         """Plans with as little recompute as fits, in the ways in which they can recompute."""
+        ways = self._ways(columns, option)
+        return with_least_recompute(columns, holds, self._clock, self._budget_bytes, ways)
+
+    def _ways(self, columns: PlanColumns, option: PipelineOption) -> Bools:
+        """Whether full and whether selective recompute are possible, `[2, plan]`."""
         modes = [self._space.recomputes(option, each) for each in columns.configs]
         ways = np.array([[way in each for each in modes] for way in ("full", "selective")])
-        ways = ways[:, columns.config]
-        return with_least_recompute(columns, holds, self._clock, self._budget_bytes, ways)
+        return np.asarray(ways[:, columns.config])
 
     def _program_bytes(self, columns: PlanColumns) -> Floats:
         """Bytes of the stages of plans by their programs, `[plan, stage]`."""
