@@ -1,7 +1,7 @@
 """Programs under NCCL's rules: none deadlocks, the communicators of before did."""
 
 import random
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
 import pytest
@@ -11,7 +11,12 @@ from factories import HOST_OFFLOAD, late_tied_graph, tiny_graph, tiny_machine, t
 from program.distributed_plans import distributed_plans
 from program.verify.random_scheduler import ends_under_random_scheduling
 from windlass.errors import PlanError
-from windlass.program.communication_groups import Communicator, communicator_partitions
+from windlass.program.communication_groups import (
+    Communicator,
+    PeerMap,
+    communicator_partitions,
+)
+from windlass.program.instruction import MATCHING_RECEIVE, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.verify.communication_trace import (
     CommunicationEvent,
@@ -29,6 +34,8 @@ ONE_QUEUE = NcclRules(one_queue=True)
 LAZY = NcclRules(made_before=False, host_waits=False)
 """Communicators made by their first message; the host runs ahead, as it does on a GPU."""
 AHEAD = NcclRules(host_waits=False)
+
+MESSAGES = {*MATCHING_RECEIVE, *MATCHING_RECEIVE.values()}
 
 Carriers = Mapping[Communicator, Hashable]
 
@@ -53,9 +60,21 @@ def one_group(plan: Plan, graph: Graph) -> Carriers:
     return {item: kind_of(item) for item in directed(plan, graph)}
 
 
-def ends(traces: CommunicationTraces, carriers: Carriers, rules: NcclRules) -> bool:
+def ends(
+    traces: CommunicationTraces,
+    carriers: Carriers,
+    rules: NcclRules = NcclRules(),  # noqa: B008  a frozen value
+) -> bool:
     try:
         simulate_nccl(traces, carriers, rules)
+    except PlanError:
+        return False
+    return True
+
+
+def ends_buffered(traces: CommunicationTraces) -> bool:
+    try:
+        simulate_buffered(traces)
     except PlanError:
         return False
     return True
@@ -136,18 +155,51 @@ def test_tensor_and_data_parallel_ranks_and_offload_do_not_deadlock(drawn: tuple
         simulate_nccl(traces, directed(plan, graph), ONE_QUEUE)
 
 
+def by_stage_and_by_rank(
+    programs: Sequence[Program], plan: Plan, graph: Graph
+) -> tuple[CommunicationTraces, CommunicationTraces]:
+    """The events of the first rank of each stage, and those of every rank."""
+    devices = tuple(range(plan.parallel.devices))
+    tracer = _Tracer(plan, graph, devices, is_uniform=False)
+    every = {device: tracer.trace(programs[device]) for device in devices}
+    return communication_traces(programs, plan, graph), every
+
+
 @settings(max_examples=60)
 @given(drawn=distributed_plans())
 def test_the_first_rank_of_a_stage_stands_for_all_of_its_ranks(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    programs = lower(plan, graph)
-    few = communication_traces(programs, plan, graph)
-    devices = tuple(range(plan.parallel.devices))
-    tracer = _Tracer(plan, graph, devices, is_uniform=False)
-    every = {device: tracer.trace(programs[device]) for device in devices}
+    few, every = by_stage_and_by_rank(lower(plan, graph), plan, graph)
     for carriers, rules in ((directed, NcclRules()), (directed, ONE_QUEUE), (pairs, LAZY)):
         of_plan = carriers(plan, graph)
         assert ends(few, of_plan, rules) == ends(every, of_plan, rules)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), drawn=distributed_plans())
+def test_a_fault_of_a_stage_is_found_by_its_first_rank_if_by_all(
+    data: st.DataObject, drawn: tuple[Graph, Plan]
+):
+    graph, plan = drawn
+    programs = list(lower(plan, graph))
+    width = plan.parallel.devices // plan.parallel.pipeline
+    begin = width * data.draw(st.integers(0, plan.parallel.pipeline - 1))
+    instructions = list(programs[begin].instructions)
+    peers = PeerMap(plan, graph)
+    met = [
+        index
+        for index, each in enumerate(instructions)
+        if each.kind in MESSAGES or peers.is_collective(each)
+    ]
+    first, second = (data.draw(st.sampled_from(met)) for _ in range(2))
+    instructions[first], instructions[second] = instructions[second], instructions[first]
+    broken = tuple(instructions)
+    for device in range(begin, begin + width):
+        programs[device] = programs[device].model_copy(update={"instructions": broken})
+    few, every = by_stage_and_by_rank(programs, plan, graph)
+    assert len(few) == plan.parallel.pipeline
+    assert ends_buffered(few) == ends_buffered(every)
+    assert ends(few, directed(plan, graph)) == ends(every, directed(plan, graph))
 
 
 def made(**choice: object) -> tuple[dict[int, list[CommunicationEvent]], Plan, Graph]:
