@@ -54,6 +54,10 @@ from windlass.schema import OpKind
 from windlass.sparsity import SECTION_ACTIVATION, SectionSizes
 
 
+_DEVICE = torch.ops.prim.device.default
+"""Torch asks each fake tensor for its device many times a call: three of four calls are this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPass:
     """A trace and its numbers at one micro-batch and sequence length."""
@@ -144,6 +148,8 @@ class _Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  whatever ATen takes and gives
+        if func is _DEVICE:
+            return args[0].device
         out = func(*args, **(kwargs or {}))
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if outputs and isinstance(func, OpOverload):
