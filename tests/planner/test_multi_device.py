@@ -36,6 +36,8 @@ WIDE = tuple(
 STEPS = 10
 QUICK = (1, 5)
 """Random cases of few plans, whose search takes a second."""
+AWAY = (5, 7)
+"""The same of machines with a host, of which one plan keeps its state there and one does not."""
 
 
 def machine(devices: int, rate: float, host: int | None = None, kind: str = "cpu") -> Machine:
@@ -151,13 +153,13 @@ def test_the_choice_is_the_fastest_of_all_simulated_plans(seed: int):
 
 
 def test_optimizer_state_is_offloaded_if_that_is_fastest_of_all_simulated_plans():
-    homes = [exhaustive_away(seed, pins=5) for seed in range(3, 8)]
+    homes = [exhaustive_away(seed, pins=5) for seed in AWAY]
     assert set(homes) == {"device", "host"}
 
 
 @pytest.mark.slow
 def test_it_is_so_in_a_hundred_cases():
-    for seed in (*range(3), *range(8, 105)):
+    for seed in sorted({*range(105)} - {*AWAY}):
         exhaustive_away(seed)
 
 

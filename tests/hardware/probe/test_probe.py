@@ -92,6 +92,7 @@ def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
     assert all(point.rate > 0 for rate in rates for point in rate.curve.points)
 
 
+@pytest.mark.slow
 def test_sparse_products_have_a_rate_for_each_size_of_block_and_each_role(watch: Stopwatch):
     calls = []
     rates = sparse_product_rates("float32", watch, lambda: calls.append(1))
