@@ -97,7 +97,12 @@ def test_a_run_resumes_bit_for_bit_after_its_parent_is_killed_and_a_rank_killed_
     as_if_nothing_had_happened(folder, whole)
 
 
-def test_each_rank_records_its_arrivals_and_a_run_its_host_and_all_inputs(whole: Path) -> None:
+def test_each_rank_records_its_arrivals_and_a_run_its_host_and_all_inputs(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    done = windlass("train", *STAGES, "train.steps=8", "--folder", "run")
+    assert done.returncode == 0, done.stderr
+    whole = tmp_path / "run"
     record = load_run(whole)
     assert len(record.steps_by_rank) == 2
     for steps in record.steps_by_rank:

@@ -32,6 +32,7 @@ def failed(results: list[DoctorCheck]) -> list[str]:
     return [f"{check.name}: {check.detail}" for check in results if check.status == "failed"]
 
 
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_every_kernel_computes_what_the_cpu_does_in_float64(device: Device, tmp_path: Path):
     mine = task(device, "kernels", tmp_path)
     checks: list[Check] = list(kernel_checks(mine, lambda *_: None))

@@ -100,15 +100,22 @@ def equal(first: Weights, second: Weights) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_run_repeats_bit_for_bit_on_the_same_device(run: Run, device: Device, precision: str):
     first, second = (run(device, name=name, precision=precision) for name in ("one", "other"))
     assert first[0] == second[0]
     assert equal(first[1], second[1])
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tier", "precision"),
+    [
+        ("host", "float32"),
+        ("disk", "bfloat16"),
+        pytest.param("host", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("disk", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_phases_and_offload_equal_resident_weights_bit_for_bit(
     run: Run, device: Device, tier: str, precision: str
 ):

@@ -89,7 +89,7 @@ def graph_of(tokens: TokenDataset) -> Callable[..., Graph]:
     return graph
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plan() -> Callable[..., Plan]:
     """A plan for a stack on a single device."""
 
@@ -118,7 +118,7 @@ def plan() -> Callable[..., Plan]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def settings() -> Callable[..., TrainSettings]:
     """Few steps with a learning rate high enough to see a difference.
 
@@ -160,7 +160,7 @@ def program_of(plan: Plan) -> Program:
     return Program(plan=plan.label, device=0, instructions=(*steps, Instruction("sync")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def program() -> Callable[[Plan], Program]:
     """See `program_of`."""
     return program_of

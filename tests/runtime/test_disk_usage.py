@@ -72,9 +72,16 @@ def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
 
 
 @pytest.mark.parametrize(
-    ("in_phases", "precision"), [(False, "float32"), (True, "float32"), (True, "bfloat16")]
+    ("in_phases", "precision", "save_every", "keep"),
+    [
+        (False, "float32", 1, 1),
+        (True, "float32", 2, 2),
+        pytest.param(False, "float32", 2, 2, marks=pytest.mark.slow),
+        pytest.param(True, "float32", 1, 1, marks=pytest.mark.slow),
+        pytest.param(True, "bfloat16", 1, 1, marks=pytest.mark.slow),
+        pytest.param(True, "bfloat16", 2, 2, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize(("save_every", "keep"), [(1, 1), (2, 2)])
 def test_a_run_uses_the_disk_space_that_is_predicted_and_no_more(
     model: tuple[LayerStack, Graph],
     batches: Callable[..., Batches],

@@ -128,6 +128,7 @@ def test_a_loss_that_is_nan_ends_the_run_and_names_its_step_and_text_files(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused_and_the_first_continues(
     refused: Windlass, surroundings: dict[str, str], tmp_path: Path
 ) -> None:

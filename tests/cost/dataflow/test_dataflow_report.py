@@ -72,7 +72,14 @@ def test_kernel_by_kernel_each_pass_moves_what_the_ops_of_the_graph_move(model: 
             assert level.flop == pytest.approx(sum(op.flop.at(2, 512) for op in ops))
 
 
-@pytest.mark.parametrize("role", [None, "attention", "feed-forward"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        None,
+        pytest.param("attention", marks=pytest.mark.slow),
+        pytest.param("feed-forward", marks=pytest.mark.slow),
+    ],
+)
 def test_every_model_of_the_catalogue_has_a_report_whose_edges_add_up(role: FlowRole | None):
     for model in text_model_names():
         for kind in ("block", "parallel_block", "bert_block"):

@@ -60,6 +60,7 @@ def test_the_slowest_of_several_rings_at_once_counts():
     assert numbers(found) == pytest.approx(numbers((link(4, 5e9, latency=1.2e-5),)))
 
 
+@pytest.mark.slow
 def test_two_devices_are_measured_at_once_with_what_joins_them():
     found = measure_host_devices("cpu", 2)
     assert found.slowest in (0, 1)

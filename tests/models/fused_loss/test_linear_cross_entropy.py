@@ -95,7 +95,7 @@ def test_a_weighted_mean_is_that_of_targets_which_occur_so_often(loss: Callable[
     assert_close(found, expected, TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_it_has_the_loss_and_the_gradients_of_the_plain_one(dtype: torch.dtype, bias: bool):
     given = operands(dtype, bias=bias)

@@ -30,6 +30,8 @@ PLANS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+QUICK = ("pipeline", "sharded phases")
+
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
@@ -52,7 +54,13 @@ def weights_after(run: InstrumentedRun, pool: RankPool, step: int) -> dict[str, 
     return {k: v for file in sorted(folder.glob("layer-*")) for k, v in load_file(file).items()}
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(plan, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, plan in PLANS.items()
+    ],
+)
 def test_an_overflow_on_one_rank_is_skipped_once_by_all_and_halves_the_scale(
     pool: RankPool, plan: dict[str, Any]
 ):

@@ -21,6 +21,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
     "context": {"micro": 2, "accumulation": 4, "context": 2},
 }
+QUICK = ("data", "tensor", "context")
 
 
 def packed_examples() -> ExampleDataset:
@@ -49,7 +50,13 @@ def at_once(pool: RankPool) -> InstrumentedRun:
     return run(pool, micro=8)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(plan, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, plan in PLANS.items()
+    ],
+)
 def test_a_plan_moves_the_documents_of_packed_rows_with_their_tokens(
     pool: RankPool, at_once: InstrumentedRun, plan: dict[str, Any]
 ):

@@ -33,6 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero-bubble": {"micro": 2, "accumulation": 4, "pipeline": 2, "schedule": "zero-bubble"},
     "tensor": {"micro": 2, "accumulation": 4, "tensor": 2},
 }
+QUICK = ("sharded", "zero-bubble", "tensor")
 
 
 def examples_of_unequal_counts() -> ExampleDataset:
@@ -113,7 +114,13 @@ def test_the_loss_of_a_batch_is_that_of_a_plain_loop(plain: PlainRun, at_once: I
     assert steps[-1].held_out_loss == pytest.approx(plain.held_out_loss, rel=PLAIN_TOLERANCE)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(plan, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, plan in PLANS.items()
+    ],
+)
 def test_a_plan_computes_the_mean_over_all_targets_of_the_global_batch(
     pool: RankPool, at_once: InstrumentedRun, plan: dict[str, Any]
 ):

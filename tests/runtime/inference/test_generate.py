@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,16 +24,16 @@ from windlass.schema.train_request import TrainSettings
 Trained = tuple[LayerStack, Checkpoint | None]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trained(
     gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainSettings],
-    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ):
-    stack = gpt(device="meta")
+    stack, folder = gpt(device="meta"), tmp_path_factory.mktemp("trained")
     run_plan = plan(stack)
     request = settings(steps=40, warmup=0.1)
     context = RankContext(
