@@ -1,6 +1,7 @@
 """Fake tensors take the same path through torch as real ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ ATTENTION = {
 
 
 SMALL = {"layers": 1, "vocabulary": 500}
+QUICK = (
+    ("gpt-tiny", 0, "float32"), ("gpt-tiny", 1, "bfloat16"), ("gpt-tiny", 2, "float32"),
+    ("gpt-tiny", 2, "bfloat16"),
+)  # fmt: skip
+"""A capture of one model in the fast suite, of which each layer is run."""
 
 
 class Names(TorchDispatchMode):
@@ -47,9 +53,13 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    ("name", "index", "precision"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in product(("gpt-tiny", "llama-tiny"), (0, 1, 2), ("float32", "bfloat16"))
+    ],
+)
 def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
     captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):

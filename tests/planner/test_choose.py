@@ -62,7 +62,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     return plans
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(case=cases, share=st.floats(0.9, 2))
 def test_the_choice_is_the_fastest_of_all_plans_that_fit(
     case: tuple[Graph, int, list[str]], share: float
@@ -84,7 +84,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
         assert choice.plan in fitting
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(case=cases, less=st.integers(10_000, 5_000_000), more=st.integers(0, 5_000_000))
 def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: int, more: int):
     graph, batch, pins = case
@@ -97,7 +97,7 @@ def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: i
         assert large.run_seconds <= small.run_seconds * (1 + 1e-12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=cases, data=st.data())
 def test_a_short_program_gives_the_prediction_of_the_full_one(
     case: tuple[Graph, int, list[str]], data: st.DataObject
@@ -117,7 +117,7 @@ def test_a_short_program_gives_the_prediction_of_the_full_one(
     assert short.by_kind == pytest.approx(full.by_kind)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=cases, data=st.data())
 def test_a_short_program_gives_the_peak_of_the_full_one(
     case: tuple[Graph, int, list[str]], data: st.DataObject

@@ -34,8 +34,8 @@ from windlass.schema.request import ResolvedRequest
 GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
 """Graphs whose state is larger than its staging buffers."""
 STEPS = 10
-SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), 2]
-"""Of drawn cases, each of which is searched exhaustively; the second has the most plans."""
+SEEDS = [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1))]
+"""Of drawn cases, each of which is searched exhaustively; the last has the most plans."""
 
 
 def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
@@ -158,7 +158,7 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
 
 
 def test_a_plan_with_offloaded_state_is_no_faster_than_its_twin_without_updates():
-    for seed in range(1):
+    for seed in (2,):
         _, graph, on, predictions = case(seed)
         for plan, prediction in predictions:
             if plan.offloads and not plan.is_offloaded("parameters"):

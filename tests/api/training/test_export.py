@@ -138,7 +138,10 @@ def test_transformers_generates_the_text_that_a_run_writes(home: Path):
     assert tokenizer.decode(theirs[0], skip_special_tokens=True) == f"three{ours}"
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "mistral"))],
+)
 def test_a_gguf_file_of_a_folder_computes_what_the_folder_did(home: Path, model_type: str):
     from transformers import AutoConfig, AutoModelForCausalLM
 
