@@ -78,7 +78,7 @@ def errors(
 
 
 def test_a_step_of_few_micro_batches_takes_what_the_event_simulator_says():
-    assert max(errors(seed=1, count=60)) < ROUNDING
+    assert max(errors(seed=1, count=30)) < ROUNDING
 
 
 @pytest.mark.parametrize("optimizer", ["lion", "lamb", "muon", "adafactor"])
@@ -96,17 +96,17 @@ def test_so_does_a_step_whose_replicas_divide_experts():
 
 
 def test_so_does_a_step_of_a_model_whose_first_layers_are_frozen():
-    assert max(errors(seed=4, count=40, graphs=FROZEN_GRAPHS)) < ROUNDING
+    assert max(errors(seed=4, count=20, graphs=FROZEN_GRAPHS)) < ROUNDING
 
 
 def test_a_step_of_many_micro_batches_is_prolonged_from_a_shorter_one():
-    found = errors(seed=2, count=12, accumulation=100)
+    found = errors(seed=2, count=8, accumulation=100)
     assert sum(found) / len(found) < STEADY / 10
 
 
 def test_so_does_a_step_under_another_stack():
     chance = random.Random(5)
-    for _ in range(40):
+    for _ in range(20):
         graph = chance.choice(GRAPHS)
         plan, machine = draw_on_stack(chance, graph, chance.choice(MACHINES))
         seconds = ArrayClock(plan, graph, machine).step_seconds(PlanColumns.of([plan]))[0]
@@ -115,7 +115,7 @@ def test_so_does_a_step_under_another_stack():
 
 def test_the_clock_breaks_a_step_down_as_the_event_simulator_does():
     chance = random.Random(6)
-    for index in range(60):
+    for index in range(30):
         graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
         plan = draw(chance, graph, machine)
         if index % 3 == 0:
