@@ -53,7 +53,6 @@ from windlass.models import (
 from windlass.schema import OpKind
 from windlass.sparsity import SECTION_ACTIVATION, SectionSizes
 
-
 _DEVICE = torch.ops.prim.device.default
 """Torch asks each fake tensor for its device many times a call: three of four calls are this."""
 
