@@ -178,7 +178,10 @@ def test_the_choice_is_the_fastest_of_all_plans_whose_ranks_divide_sequences():
 
 
 def test_ranks_divide_sequences_in_phases_too():
-    named = ("parallel.context=2", "phases=2", "recompute=full", "precision=float32")
+    named = (
+        "parallel.context=2", "phases=2", "recompute=full", "precision=float32", "compile=false",
+        "parallel.tensor=1", "batch.micro=1",
+    )  # fmt: skip
     graph, on = GRAPHS[2], machine(4, 1e9, host=10**10)
     plan = choose_plan(request(*named), graph, on).plan
     assert plan is not None
