@@ -108,6 +108,7 @@ def with_host(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_in_phases_has_the_bits_of_one_in_memory(with_host: Path) -> None:
     words = ("model.layers=2", "precision=bfloat16", "compile=false")
     whole = train(with_host, *words, "phases=1")

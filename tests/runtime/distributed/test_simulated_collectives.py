@@ -83,6 +83,7 @@ def assert_unchanged(names: Sequence[str], schedules: Sequence[str], folder: Pat
             assert result["operations"] > MANY
 
 
+@pytest.mark.slow
 def test_overlapped_collectives_change_no_bit(tmp_path: Path):
     assert_unchanged(["parameters and optimizer"], ["late", "sides early"], tmp_path)
 
