@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
@@ -23,12 +25,13 @@ from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import has_config, is_causal
 from windlass.models.layer_stack import LayerStack
+from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema import LoraRequest
-from windlass.schema.answers.verification import VerificationResult
+from windlass.schema.answers.verification import TOLERANCE, VerificationResult
 from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
@@ -63,6 +66,15 @@ OFFLOADED = (
     Offload(parameters="disk", gradients="disk", optimizer="disk"),
     Offload(parameters="host", gradients="host", optimizer="host", activations="host"),
 )
+
+
+SCORE_TOLERANCE = 1e-5
+"""Relative tolerance of scores of tasks in float32; a perplexity is the exponential of a sum of
+losses of some hundred tokens."""
+LOSS_TOLERANCE = 1e-6
+"""Relative tolerance of held-out losses in float32: 6e-8 for each of a dozen sums."""
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 class RankProcesses:
@@ -215,6 +227,39 @@ class RankPool:
     def last_step(self, precision: Precision) -> Step:
         """The last step of the run on a single device."""
         return self.single_device_run(precision).steps[-1]
+
+
+class CheckedPlans:
+    """Checks plans, and keeps the largest errors for a summary."""
+
+    def __init__(self) -> None:
+        self.plans: set[str] = set()
+        self.worst = dict.fromkeys(TOLERANCE, 0.0)
+
+    def check(self, pool: RankPool, plan: Plan) -> None:
+        """Runs a plan, compares it with a single device and counts its bytes."""
+        result, run = pool.verify(plan)
+        assert result.passed, f"{result.first_mismatch}\n{plan.to_toml()}"
+        last, expected = run.steps[-1], pool.last_step(plan.precision)
+        assert last.held_out_loss == pytest.approx(expected.held_out_loss, rel=LOSS_TOLERANCE)
+        assert last.task_scores == pytest.approx(dict(expected.task_scores), rel=SCORE_TOLERANCE)
+        require_bytes(pool, plan, run)
+        self.plans.add(plan.label)
+        worst = max(each.error for each in result.comparisons)
+        self.worst[plan.precision] = max(worst, self.worst[plan.precision])
+
+    def __str__(self) -> str:
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.worst.items() if error)
+        return f"{len(self.plans)} plans equal to a single device; largest errors: {errors}"
+
+
+def require_bytes(pool: RankPool, plan: Plan, run: InstrumentedRun) -> None:
+    """Requires that the buffers given to torch, the groups' own count and the program agree."""
+    for rank in range(plan.parallel.devices):
+        counted, expected = sent_bytes(run, rank), sent_bytes_by_kind(plan, pool.graph, rank)
+        assert {kind: n for kind, n in counted["buffers"].items() if n} == expected, plan.to_toml()
+        for kind, nbytes in counted["groups"].items():
+            assert nbytes == expected.get(kind, 0), f"{kind} of rank {rank}\n{plan.to_toml()}"
 
 
 def sent_bytes(run: InstrumentedRun, rank: int) -> Mapping[str, Mapping[str, float]]:

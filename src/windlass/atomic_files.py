@@ -219,14 +219,13 @@ def free_disk_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def read_regular_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
-    """The content of a file that a user names.
+def open_regular_file(path: Path) -> BinaryIO:
+    """A file that a user names, opened to be read.
 
     Pipes and devices such as `/dev/zero` are refused before they are opened: they may never end.
 
     Raises:
-        OSError: the file is missing, not a regular one, or larger than `most_bytes`; `strerror`
-            says which.
+        OSError: the file is missing or not a regular one; `strerror` says which.
     """
     try:
         status = path.stat()
@@ -236,14 +235,30 @@ def read_regular_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
         raise IsADirectoryError(errno.EISDIR, "is a folder")
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file")
-    if status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"has {status.st_size} bytes, more than {most_bytes}")
-    return path.read_bytes()
+    return path.open("rb")
+
+
+def read_regular_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
+    """The content of a file that a user names.
+
+    Raises:
+        OSError: the file is missing, not a regular one, or larger than `most_bytes`; `strerror`
+            says which.
+    """
+    with open_regular_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"has {size} bytes, more than {most_bytes}")
+        return file.read()
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    """SHA-256 of a file's content, in hexadecimal.
+
+    Raises:
+        OSError: the file is missing or not a regular one; `strerror` says which.
+    """
+    with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,31 @@ def test_a_store_of_a_newer_windlass_is_refused_whole(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="newer Windlass"):
         merge_folders([tmp_path / "a"], tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_checkpoint_is_copied_without_being_in_memory_and_one_of_another_site_stays(
+    tmp_path: Path,
+) -> None:
+    run, mib = new_run(tmp_path / "a"), 2**20
+    layer = run / "checkpoints" / "step-3" / "layer-0000.safetensors"
+    layer.parent.mkdir(parents=True)
+    layer.write_bytes(b"a")
+    os.truncate(layer, 96 * mib)
+    copies = [tmp_path / name / layer.relative_to(tmp_path / "a") for name in ("b", "objects")]
+    tracemalloc.start()
+    try:
+        merge_folders([tmp_path / "a"], tmp_path / "b", checkpoints=True)
+        sync_runs(tmp_path / "a", f"local://{tmp_path / 'objects'}", checkpoints=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 48 * mib
+    assert [copy.stat().st_size for copy in copies] == [96 * mib] * 2
+    copies[0].write_bytes(b"b")
+    copies[0].with_name("layer-0001.safetensors").write_bytes(b"b")
+    report = merge_folders([tmp_path / "b"], tmp_path / "a", checkpoints=True)
+    assert "two checkpoints `checkpoints/step-3` that differ" in report.warnings[0]
+    assert [file.name for file in layer.parent.iterdir()] == [layer.name]
 
 
 def test_runs_go_to_an_object_store_and_come_back_equal(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import sharded_graph, tiny_graph
+from factories import catalog_graph, sharded_graph, tiny_graph
 from windlass.schema.graph import Graph, Polynomial
 
 whole = st.integers(0, 1000)
@@ -82,3 +82,17 @@ def test_a_rank_with_a_smaller_shard_has_all_other_properties_of_the_first():
     first, second = (uneven.shard(2, rank).kinds["block"] for rank in (0, 1))
     assert [each.parameters[0].shape for each in (first, second)] == [(16, 32), (15, 32)]
     assert [each.name for each in second.matrices] == [each.name for each in first.matrices]
+
+
+def test_ranks_exchange_largest_values_once_for_each_float8_product_that_they_share():
+    # A quarter of the inner width is the width: no product can be told from others by its sides.
+    shards = catalog_graph("gpt-tiny", 4, width=64, ffn=256, heads=4).tensor_shards[4]
+    (block,) = (kind for kind in shards.values() if kind.is_hidden)
+    cost = block.cost("float8", compiled=False)
+    forward, backward = (
+        [op for op in ops if op.name == "float8 largest"] for ops in (cost.forward, cost.backward)
+    )
+    # Forward, attention's output and the second product of the feed-forward branch are sums over
+    # what ranks divide; backward, the gradients of the inputs of the others.
+    inputs = [p for p in block.parameters if len(p.shape) == 2 and p.shard_dim == 0]
+    assert (len(forward), len(backward)) == (2, len(inputs))

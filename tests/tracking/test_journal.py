@@ -1,6 +1,7 @@
 """The journal loses nothing, reads all whole records, and is readable without Windlass."""
 
 import json
+import os
 import random
 import re
 import resource
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -361,6 +362,15 @@ def test_the_tail_of_a_long_torn_journal_has_its_last_whole_rows(tmp_path: Path)
 def test_a_missing_journal_is_reported_by_name(tmp_path: Path):
     with pytest.raises(RecordError, match=r"journal `.*0\.9\.j` cannot be read"):
         read_journal(tmp_path / "0.9.j")
+
+
+@pytest.mark.parametrize("read", [read_journal, read_head_and_tail])
+def test_a_pipe_in_the_place_of_a_journal_is_refused_and_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], Journal]
+):
+    os.mkfifo(tmp_path / "0.1.j")
+    with pytest.raises(RecordError, match=r"0\.1\.j` cannot be read: is not a regular file"):
+        read(tmp_path / "0.1.j")
 
 
 def test_the_reader_in_the_documentation_reads_the_same(tmp_path: Path):

@@ -34,8 +34,8 @@ HERE = "here"
 """The name of the machine that this program runs on."""
 EVERY_PART: tuple[MachinePart, ...] = get_args(MachinePart)
 _LONG_SECONDS = 600.0
-"""Predicted time of a run for which compiled code is measured, unless it was. That takes about 40 s
-on two cores, and compiling a model half of it; compiled steps are 5 to 25 % shorter."""
+"""Predicted time of a run for which compiled code is measured, unless it was. Measuring takes about
+40 s on two cores, and compiling a model half of it; compiled steps are 5 to 25 % shorter."""
 
 Ask = Callable[[Question, str | None], str]
 """Called with a question and what was wrong with its last answer; returns the answer."""

@@ -1,6 +1,6 @@
 """Kernels of a transformer block on another software stack (this module does not import torch).
 
-Windlass's own graphs list every ATen operation. Of other stacks only their kernels are known:
+Windlass's own graphs list every ATen operation. Other stacks are known by their kernels only:
 matrix products with their sides, attention, and element-wise kernels with the bytes that they read
 and write, which depend on how much is fused. Letters: b micro-batch, s sequence, d width, h heads,
 k key-value heads over heads, f feed-forward width, v vocabulary, t tensor-parallel degree.

@@ -14,6 +14,7 @@ from windlass.cost.op_time import (
     passes_seconds,
 )
 from windlass.cost.optimizer_time import (
+    norm_call_seconds,
     norm_launch_seconds,
     norm_rate,
     update_seconds,
@@ -200,7 +201,7 @@ class InstructionCosts:
         if not nbytes:
             return TermSeconds()
         stack = self._machine.stack
-        launches = sum(
+        launches = norm_call_seconds(self._plan, self._device, stack) + sum(
             norm_launch_seconds(self._plan, kind, self._device, stack) for kind in layers
         )
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)

@@ -36,8 +36,8 @@ _SHORT_MICROBATCHES = 3
 
 MEMORY_ERROR = 0.028
 """Half the width of the 80 % interval of peak memory, as a share: what a process takes beside its
-tensors depends on which code it has run. Of the 40 plans of `windlass validate here`, seed 733, 32
-are inside (2026-11-22)."""
+tensors depends on which code it has run. It holds 32 of the 40 plans of `windlass validate here`,
+seed 733 (2026-11-22)."""
 
 
 def stage_tier_peaks(

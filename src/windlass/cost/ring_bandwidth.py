@@ -68,8 +68,8 @@ def all_to_all_cost(
 ) -> LinkCost:
     """Cost of one all-to-all among equal ones side by side: its slowest link counts.
 
-    Each of n members sends `1 / n` of its buffer to every other one, in n - 1 rounds. Of m members
-    within a unit and w that a link joins, `w - m` of its messages cross that link; members of a
+    Each of n members sends `1 / n` of its buffer to every other one, in n - 1 rounds. Where a
+    unit has m members and a link joins w, `w - m` of its messages cross that link; members of a
     unit that share a port wait for each other. Source of the rounds: Thakur, Rabenseifner & Gropp
     2005, IJHPCA 19(1), section 4.3, pairwise exchange.
 

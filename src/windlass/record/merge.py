@@ -6,12 +6,13 @@ otherwise come from a run that went on at two sites, and both are kept.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windlass.atomic_files import hash_file
 from windlass.errors import RecordError
-from windlass.record.stores import JOURNAL_NAME, FolderStore, Store
+from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, checkpoint_of
 from windlass.schema import JOURNAL_FOLDER
 from windlass.tracking import ID_FILE, journal_writer_id, parse_journal
 
@@ -70,7 +71,7 @@ def merge_folders(
 
 
 def copy_runs(
-    source: Store,
+    source: FolderStore,
     target: Store,
     report: MergeReport,
     *,
@@ -98,9 +99,13 @@ def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
     offered = copy.source.files(copy.run_id, checkpoints=checkpoints)
     present = dict(copy.target.files(copy.run_id, checkpoints=checkpoints))
     writers = copy.journal_names(present)
+    kept = copy.other_checkpoints(offered, present)
     for name in sorted(offered, key=lambda name: (name == ID_FILE, name)):
         if JOURNAL_NAME.fullmatch(name):
             copy.journal(name, offered[name], writers, present)
+        elif checkpoint := checkpoint_of(name):
+            if name not in present and checkpoint not in kept:
+                copy.large_file(name)
         elif "+" not in name and name not in present:
             copy.put(name, copy.source.read(copy.run_id, name))
         elif name != ID_FILE and (name not in present or copy.digests_differ(name)):
@@ -111,7 +116,7 @@ def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
 class _Copy:
     """One run on its way from one store to another."""
 
-    source: Store
+    source: FolderStore
     target: Store
     run_id: str
     report: MergeReport
@@ -119,10 +124,27 @@ class _Copy:
     def put(self, name: str, content: bytes) -> None:
         """Writes a file and reads it back."""
         self.target.write(self.run_id, name, content)
-        if self.target.digest(self.run_id, name) != hashlib.sha256(content).hexdigest():
-            raise RecordError(f"`{name}` of run {self.run_id} changed on its way; merge again")
-        self.report.copied_files += 1
-        self.report.copied_bytes += len(content)
+        self._count(name, hashlib.sha256(content).hexdigest(), len(content))
+
+    def large_file(self, name: str) -> None:
+        """Copies a file part by part, and reads it back."""
+        file = self.source.path(self.run_id, name)
+        try:
+            self.target.copy(self.run_id, name, file)
+            self._count(name, hash_file(file), file.stat().st_size)
+        except FileNotFoundError:  # the run goes on, and keeps its last checkpoints
+            raise RecordError(f"`{file}` was deleted meanwhile; merge again") from None
+
+    def other_checkpoints(self, offered: Iterable[str], present: Collection[str]) -> set[str]:
+        """Checkpoints of which the target has others; files of two sites do not fit together."""
+        shared = [name for name in offered if name in present and checkpoint_of(name)]
+        others = {name.rpartition("/")[0] for name in shared if self.digests_differ(name)}
+        self.report.warnings += (
+            f"run {self.run_id} has two checkpoints `{name}` that differ; that of "
+            f"`{self.target.label}` stays there"
+            for name in sorted(others)
+        )
+        return others
 
     def digests_differ(self, name: str) -> bool:
         source, target = (s.digest(self.run_id, name) for s in (self.source, self.target))
@@ -204,6 +226,13 @@ class _Copy:
             )
             return
         self.put(name, content)
+
+    def _count(self, name: str, digest: str, nbytes: int) -> None:
+        """Counts a file that was written, once what lies there is what was read."""
+        if self.target.digest(self.run_id, name) != digest:
+            raise RecordError(f"`{name}` of run {self.run_id} changed on its way; merge again")
+        self.report.copied_files += 1
+        self.report.copied_bytes += nbytes
 
     def _writer(self, store: Store, name: str) -> str | None:
         return journal_writer_id(store.read(self.run_id, name, _WRITER_BYTES))

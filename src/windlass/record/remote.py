@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from windlass.errors import RecordError, shorten
 from windlass.record.stores import is_record_file, require_run_id
@@ -70,7 +72,8 @@ class ObjectStore:
 
     def digest(self, run_id: str, name: str) -> str:
         """SHA-256 of the content of a file, in hexadecimal; the file is read for it."""
-        return hashlib.sha256(self.read(run_id, name)).hexdigest()
+        with self._files.open(self._path(run_id, name), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def write(self, run_id: str, name: str, content: bytes) -> None:
         """Puts a whole object there, or nothing.
@@ -78,12 +81,17 @@ class ObjectStore:
         Raises:
             RecordError: the store refuses.
         """
-        path = self._path(run_id, name)
-        try:
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with self._writing(run_id, name) as path:
             self._files.pipe_file(path, content)
-        except OSError as error:
-            raise RecordError(f"`{self.label}` cannot be written: {error}") from None
+
+    def copy(self, run_id: str, name: str, file: Path) -> None:
+        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+
+        Raises:
+            RecordError: the store refuses.
+        """
+        with self._writing(run_id, name) as path:
+            self._files.put_file(str(file), path)
 
     def is_busy(self, run_id: str) -> bool:  # noqa: ARG002  nobody trains into an object store
         """False: runs are written on disks."""
@@ -91,6 +99,16 @@ class ObjectStore:
 
     def _path(self, run_id: str, name: str) -> str:
         return f"{self._root}/{self._folders[run_id]}/{name}"
+
+    @contextlib.contextmanager
+    def _writing(self, run_id: str, name: str) -> Iterator[str]:
+        """The path of a file that is written in the block; its folder is there."""
+        path = self._path(run_id, name)
+        try:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            yield path
+        except OSError as error:
+            raise RecordError(f"`{self.label}` cannot be written: {error}") from None
 
     def _find_runs(self) -> dict[str, str]:
         folders: dict[str, str] = {}
@@ -156,8 +174,16 @@ class ServerStore:
         Raises:
             RecordError: the server refuses, or does not answer.
         """
-        folder = urllib.parse.quote(self._folders[run_id], safe="")
-        self._ask("PUT", f"{self._place(run_id, name)}?folder={folder}", content)
+        self._ask("PUT", self._written_place(run_id, name), content)
+
+    def copy(self, run_id: str, name: str, file: Path) -> None:
+        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+
+        Raises:
+            RecordError: the server refuses, or does not answer.
+        """
+        with file.open("rb") as content:
+            self._ask("PUT", self._written_place(run_id, name), content)
 
     def is_busy(self, run_id: str) -> bool:  # noqa: ARG002  the server refuses by itself
         """False: the server itself refuses a run that is being written there."""
@@ -165,6 +191,10 @@ class ServerStore:
 
     def _place(self, run_id: str, name: str) -> str:
         return f"/api/sync/runs/{run_id}/files/{urllib.parse.quote(name)}"
+
+    def _written_place(self, run_id: str, name: str) -> str:
+        folder = urllib.parse.quote(self._folders[run_id], safe="")
+        return f"{self._place(run_id, name)}?folder={folder}"
 
     def _table(self, place: str) -> dict[str, Any]:
         """A JSON object that the server answers with (`Any`: it may be any server)."""
@@ -176,15 +206,18 @@ class ServerStore:
             raise RecordError(f"`{self.label}` does not answer as `windlass serve` does")
         return table
 
-    def _ask(self, method: str, place: str, content: bytes | None = None) -> bytes:
+    def _ask(self, method: str, place: str, content: bytes | BinaryIO | None = None) -> bytes:
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": "application/octet-stream",
+        }
+        if content is not None and not isinstance(content, bytes):
+            headers["Content-Length"] = str(os.fstat(content.fileno()).st_size)
         request = urllib.request.Request(  # noqa: S310  the scheme was checked by `open_store`
             self._url + place,
             data=content,
             method=method,
-            headers={
-                "Authorization": f"Bearer {self._token}",
-                "Content-Type": "application/octet-stream",
-            },
+            headers=headers,
         )
         try:
             with self._opener.open(request, timeout=_SECONDS) as answer:

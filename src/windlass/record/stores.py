@@ -1,12 +1,13 @@
 """Stores of runs: what a merge reads from and writes to, on this disk and elsewhere."""
 
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from windlass.atomic_files import atomic_write, hash_file
+from windlass.atomic_files import atomic_write, atomic_writer, hash_file
 from windlass.errors import RecordError, is_text
 from windlass.record.annotations import ANNOTATIONS_FOLDER
 from windlass.schema import (
@@ -26,6 +27,7 @@ _RECORD_FILE = re.compile(
 _CHECKPOINT_FILE = re.compile(rf"{CHECKPOINT_FOLDER}/step-[0-9]+/[A-Za-z0-9_.-]*[A-Za-z0-9]")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LONGEST_NAME = 200
+_CHUNK_BYTES = 2**24
 
 
 def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
@@ -42,6 +44,11 @@ def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
     return bool(_RECORD_FILE.fullmatch(name)) or (
         checkpoints and bool(_CHECKPOINT_FILE.fullmatch(name))
     )
+
+
+def checkpoint_of(name: str) -> str | None:
+    """The folder of the checkpoint that a file belongs to; None if it belongs to none."""
+    return name.rpartition("/")[0] if _CHECKPOINT_FILE.fullmatch(name) else None
 
 
 class Store(Protocol):
@@ -68,6 +75,9 @@ class Store(Protocol):
 
     def write(self, run_id: str, name: str, content: bytes) -> None:
         """Puts a whole file there, or nothing."""
+
+    def copy(self, run_id: str, name: str, file: Path) -> None:
+        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most."""
 
     def is_busy(self, run_id: str) -> bool:
         """Whether a process is writing the run right now."""
@@ -137,6 +147,19 @@ class FolderStore:
         if not is_record_file(name, checkpoints=True):
             raise RecordError(f"`{name[:_LONGEST_NAME]}` is no file of a run's record")
         atomic_write(self._folders[run_id] / name, content)
+
+    def copy(self, run_id: str, name: str, file: Path) -> None:
+        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        with file.open("rb") as content, atomic_writer(self.path(run_id, name)) as copy:
+            shutil.copyfileobj(content, copy, _CHUNK_BYTES)
+
+    def path(self, run_id: str, name: str) -> Path:
+        """Where a file lies."""
+        return self._folders[run_id] / name
 
     def is_busy(self, run_id: str) -> bool:
         """Whether a process on this host is writing the run right now."""

@@ -25,11 +25,14 @@ Seconds = npt.NDArray[np.floating[Any]]
 """`Float[instruction]`."""
 
 
+OTHER_WORK_SLOT = 2
+"""The heartbeat slot that counts work between instructions: saving, evaluating, compiling."""
+
+
 class HeartbeatSlots(Protocol):
     """Where a rank writes its progress.
 
-    Slot 0 is the step, slot 1 the index of the current instruction, and slot 2 counts work other
-    than instructions: saving and evaluating.
+    Slot 0 is the step and slot 1 the index of the current instruction.
     """
 
     def __getitem__(self, slot: int, /) -> int: ...

@@ -15,7 +15,7 @@ from windlass.runtime.distributed.process_groups import DistContext, ProcessGrou
 from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.interpreter import HeartbeatSlots, Interpreter, timer_for
+from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.offload.offloaded_store import OffloadedStore
@@ -156,7 +156,7 @@ class RankParts:
     def _count_other_work(self) -> None:
         """Gives a sign of life between instructions."""
         if self.heartbeat is not None:
-            self.heartbeat[2] += 1
+            self.heartbeat[OTHER_WORK_SLOT] += 1
 
 
 def _templates_for(

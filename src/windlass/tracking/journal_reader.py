@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windlass.atomic_files import open_regular_file
 from windlass.errors import RecordError
 from windlass.tracking.journal import (
     EVENT,
@@ -93,7 +94,7 @@ class JournalCursor:
             RecordError: the file is missing or cannot be read.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_regular_file(self._path) as file:
                 file.seek(self.offset)
                 content = file.read()
         except OSError as error:
@@ -141,7 +142,7 @@ def read_head_and_tail(path: Path) -> Journal:
     """
     schemas: dict[int, tuple[str, ...]] = {}
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= 2 * _END_BYTES:
                 return _parse(file.read(), 0, schemas).journal()

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.atomic_files import read_regular_file
 from windlass.document import Document
 from windlass.schema import (
     CODE_FILE,
@@ -62,7 +63,7 @@ def input_fingerprints(folder: Path) -> dict[InputName, str]:
     fingerprints: dict[InputName, str] = {}
     for name, file, kind in INPUT_FILES:
         with contextlib.suppress(OSError):
-            content = (folder / file).read_bytes()
+            content = read_regular_file(folder / file)
             fingerprints.setdefault(name, _fingerprint(kind, content, file.endswith(".toml")))
     return fingerprints
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from windlass.atomic_files import open_regular_file
 from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema import (
@@ -185,7 +186,7 @@ def _evaluations(folder: Path, faults: list[str]) -> tuple[TaskScore, ...]:
 
 def _sample(path: Path) -> str | None:
     """The beginning of a text file; None if there is none."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), open_regular_file(path) as file:
         return file.read(_SAMPLE_BYTES).decode(errors="replace")
     return None
 

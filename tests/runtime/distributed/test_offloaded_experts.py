@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, RankPool, RankProcesses
+from windlass.runtime.verify.compare_runs import InstrumentedRun
 from windlass.schema import LoraRequest
 from windlass.schema.plan import Offload, Plan
 
@@ -72,15 +76,35 @@ def test_phases_change_no_bit_of_what_the_same_ranks_train_in_memory(
 
 def require_same_bits(pool: RankPool, words: dict[str, Any]) -> None:
     kept = {key: value for key, value in words.items() if key not in ("offload", "stages")}
-    offloaded, in_memory = (pool.run(plan_of(pool, **plan)).steps for plan in (words, kept))
-    assert [step.loss for step in offloaded] == [step.loss for step in in_memory]
+    offloaded, in_memory = (pool.run(plan_of(pool, **plan)) for plan in (words, kept))
+    require_same_training(pool, offloaded, in_memory)
+
+
+def require_same_training(pool: RankPool, run: InstrumentedRun, other: InstrumentedRun) -> None:
+    """The same losses, gradient norms and, after the last step, weights, to every bit."""
+    numbers, expected = (
+        [(step.step, step.loss, step.gradient_norm) for step in each.steps] for each in (run, other)
+    )
+    assert numbers == expected[-len(numbers) :]
+    weights, theirs = weights_of(pool, run), weights_of(pool, other)
+    assert weights.keys() == theirs.keys()
+    assert [name for name in weights if not torch.equal(weights[name], theirs[name])] == []
+
+
+def weights_of(pool: RankPool, run: InstrumentedRun) -> dict[str, Tensor]:
+    """The weights of all layers after the last step."""
+    folder = pool.merged_checkpoint(run, run.steps[-1].step)
+    tensors = {f"{file.stem} {name}": tensor for file in sorted(folder.glob("layer-*.safetensors"))
+               for name, tensor in load_file(file).items() if name.startswith("weight/")}  # fmt: skip
+    assert tensors
+    return tensors
 
 
 def test_a_run_on_disk_goes_on_in_memory_and_alone(pool: RankPool):
     begun = pool.run(plan_of(pool, **PLANS["both sharded"]))
     checkpoint, losses = pool.merged_checkpoint(begun, 1), [step.loss for step in begun.steps[1:]]
-    resumed = pool.run(plan_of(pool, **PLANS["both sharded"]), resume=checkpoint).steps
-    assert [step.loss for step in resumed] == losses
+    resumed = pool.run(plan_of(pool, **PLANS["both sharded"]), resume=checkpoint)
+    require_same_training(pool, resumed, begun)
     for plan in (PLANS["state alone"], {"data": 4, "expert": 4}, {"micro": 4, "accumulation": 2}):
         others = pool.run(plan_of(pool, **plan), resume=checkpoint).steps
         assert [step.loss for step in others] == pytest.approx(losses, rel=1e-5)  # float32

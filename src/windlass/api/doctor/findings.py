@@ -15,7 +15,7 @@ from windlass.torch_ext import Device, device_for
 
 _TIMED = 8
 _ENOUGH_SECONDS = 2.0
-"""Of calls together, after which no more are timed."""
+"""Seconds that timed calls take together, after which no more are timed."""
 
 
 class WorkerTask(Document):

@@ -32,7 +32,6 @@ from windlass.api.training.preconditions import (
     verified_programs,
 )
 from windlass.api.training.run_files import input_documents, run_documents, run_metadata
-from windlass.errors import RequestError
 from windlass.models import find_model_folder, is_huggingface
 from windlass.program import Program
 from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
@@ -85,7 +84,6 @@ def start_run(
         planned = plan_of_child(planned, parent)
     planned = plan_later_legs(planned, parent, progress)
     require_own_runtime(planned)
-    _require_cross_entropy(planned)
     require_one_process(planned)
     planned = note_sparse_kernels(planned, progress)
     if parent is None:
@@ -122,25 +120,6 @@ def start_run(
     )
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
-
-
-def _require_cross_entropy(planned: Planned) -> None:
-    """Refuses a z-loss beside a loss without a softmax.
-
-    Raises:
-        RequestError: the loss is the user's own, or that of numbers.
-    """
-    examples, factor = planned.graph.examples, planned.request.train.z_loss
-    if factor is None:
-        return
-    loss = "is your own" if planned.objects.loss is not None else None
-    if examples is not None and examples.numbers is not None:
-        loss = "is the squared error of numbers"
-    if loss is not None:
-        raise RequestError(
-            f"`train.z_loss` = {factor:g} belongs to cross-entropy, and the loss of "
-            f"`{planned.graph.name}` {loss}; leave it out"
-        )
 
 
 def _short_name(model: str) -> str:

@@ -16,13 +16,13 @@ from windlass.cost.clock.plan_columns import LayerConfig
 from windlass.cost.clock.price_keys import ExchangeKey, StateKey, StatePrice
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary, rates_at
-from windlass.cost.op_time import (
-    LayerPass,
-    PassSeconds,
-    exposed_seconds,
-    passes_seconds,
+from windlass.cost.op_time import LayerPass, PassSeconds, exposed_seconds, passes_seconds
+from windlass.cost.optimizer_time import (
+    norm_call_seconds,
+    norm_launch_seconds,
+    norm_rate,
+    update_seconds,
 )
-from windlass.cost.optimizer_time import norm_launch_seconds, norm_rate, update_seconds
 from windlass.cost.step_traffic import (
     batch_load_bytes,
     batch_load_host_seconds,
@@ -339,6 +339,7 @@ class LayerPrices:
         plan = self.plan(key.config, accumulates=key.accumulates)
         rate = norm_rate(plan, device)
         rates = rate if rate is not None else rates_at(device.traffic, nbytes)
+        launches = launches + norm_call_seconds(plan, device, self._machine.stack)
         return np.where(nbytes > 0, nbytes / rates + launches, 0.0)
 
     def state_plan(self, key: StateKey) -> Plan:

@@ -93,9 +93,9 @@ class Family:
     architecture: str
     """Class of `transformers` that has these tensors."""
     heads: Mapping[str, Mapping[str, Any]]
-    """Fields of our configuration by other classes that have them; the usual class has none. Of a
-    field that counts classes a table says which key names them, which one has their numbers, and
-    how many there usually are."""
+    """Fields of our configuration by other classes that have them; the usual class has none. For
+    a field that counts classes, a table says which key names them, which one has their numbers,
+    and how many there usually are."""
     prefix: str
     """Beginning of the names of all tensors but the head's; a model saved without head lacks it."""
     fixed: Mapping[str, Any]

@@ -22,7 +22,7 @@ class _WideStatistics(_BatchNorm):
         self._check_input_dim(x)
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        # Of float64 torch takes no narrower statistics.
+        # Torch takes no narrower statistics beside float64.
         dtype = torch.promote_types(mean.dtype, x.dtype)
         wide = mean.to(dtype), variance.to(dtype)
         learned = weight.to(dtype), self.bias.to(dtype)

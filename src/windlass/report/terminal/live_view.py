@@ -214,7 +214,7 @@ class TrainingView:
         return words.append(f" predicted {format_seconds(prediction.step_seconds)}")
 
     def _busy(self) -> str:
-        """That other processes used the cores lately; empty if they did not."""
+        """A sentence about other processes on the cores lately; empty if there were none."""
         return describe_contention(fmean(self._contention) if self._contention else None)
 
     def _memory(self, step: Step) -> str:

@@ -2,14 +2,12 @@
 
 import threading
 
-from windlass.runtime.interpreter import HeartbeatSlots
+from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots
 
 _SECONDS = 1.0
 """Time between two signs of life; a fraction of the shortest hang timeout in use."""
 _LONGEST_SECONDS = 1800.0
 """Time after which a compilation counts as progress no more: what takes longer hangs."""
-_OTHER_WORK = 2
-"""The slot that counts work between instructions."""
 
 
 class CompileHeartbeat:
@@ -53,6 +51,6 @@ class CompileHeartbeat:
 
     def _count(self, ended: threading.Event) -> None:
         for _ in range(round(self._longest / self._seconds)):
-            self._slots[_OTHER_WORK] += 1
+            self._slots[OTHER_WORK_SLOT] += 1
             if ended.wait(self._seconds):
                 return

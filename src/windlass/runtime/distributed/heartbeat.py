@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from windlass.runtime.interpreter import HeartbeatSlots
+from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots
 from windlass.torch_ext import Device
 
 _SLOTS = 3
@@ -71,8 +71,8 @@ class HeartbeatReader:
                     self._map = mmap.mmap(file.fileno(), _BYTES, prot=mmap.PROT_READ)
             except (OSError, ValueError):
                 return (*NOT_STARTED, 0)
-        step, index, extra_work = _LAYOUT.unpack(self._map[:_BYTES])
-        return step, index, extra_work
+        step, index, other_work = _LAYOUT.unpack(self._map[:_BYTES])
+        return step, index, other_work
 
     def close(self) -> None:
         """Unmaps the file."""
@@ -109,7 +109,7 @@ class DeviceHeartbeat:
         step, index, other_work = (self.host_slots[slot] for slot in range(_SLOTS))
         self._heartbeat[0] = step
         self._heartbeat[1] = self._finished_calls(index) if index > 0 else index
-        self._heartbeat[2] = other_work
+        self._heartbeat[OTHER_WORK_SLOT] = other_work
 
     def close(self) -> None:
         """Ends the thread; the last place stays."""

@@ -15,8 +15,8 @@ Ranges = Sequence[tuple[tuple[int, int], ...] | None]
 class FactoredMoment:
     """Means of squared gradients over the rows and the columns of a whole weight.
 
-    Every rank that holds a part of the weight keeps those of all of it. Of a weight with more than
-    two dimensions the last two are rows and columns of many matrices, as in `torch.optim`.
+    Every rank that holds a part of the weight keeps those of all of it. A weight with more than two
+    dimensions is many matrices, whose rows and columns are its last two, as in `torch.optim`.
     """
 
     rows: Tensor

@@ -5,7 +5,8 @@ these products; gradients of weights, attention and all else stay in bfloat16. S
 `windlass.models.float8`, which runs them.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from windlass.schema.graph.layer_cost import Collective, LayerCost, MatmulShape, Op, Polynomial
@@ -23,22 +24,33 @@ _LIVE_BYTES = 3
 """Bytes for each element of a factor while a product runs: in float8, and scaled back."""
 
 
+class SharedSums(NamedTuple):
+    """Products whose sums tensor-parallel ranks share, each by the sides `(k, n)` of its weight."""
+
+    forward: Sequence[tuple[int, ...]]
+    backward: Sequence[tuple[int, ...]]
+    """Products that give the gradient of an input."""
+
+
 def float8_cost(
     cost: LayerCost,
-    adapters: frozenset[tuple[int, ...]] = frozenset(),
-    shared: Collection[tuple[int, ...]] = (),
+    adapters: frozenset[tuple[int, ...]],
+    shared: SharedSums,
 ) -> LayerCost:
     """The cost of a hidden layer in float8.
 
     Args:
         cost: its cost in bfloat16.
         adapters: shapes of the factors of adapters, whose products stay in bfloat16.
-        shared: `(k, n)` of products whose sums tensor-parallel ranks share, which exchange the
-            largest values of their rows.
+        shared: products whose sums tensor-parallel ranks share, which exchange the largest values
+            of their rows.
     """
     passes = {
-        name: tuple(_in_float8(ops, adapters, shared, compiled=cost.compiled))
-        for name, ops in (("forward", cost.forward), ("backward", cost.backward))
+        name: tuple(_in_float8(ops, adapters, Counter(sums), compiled=cost.compiled))
+        for name, ops, sums in (
+            ("forward", cost.forward, shared.forward),
+            ("backward", cost.backward, shared.backward),
+        )
     }
     return cost.model_copy(update={"precision": "float8", **passes})
 
@@ -53,10 +65,11 @@ def bfloat16_in_float8(cost: LayerCost) -> LayerCost:
 def _in_float8(
     ops: Iterable[Op],
     adapters: frozenset[tuple[int, ...]],
-    shared: Collection[tuple[int, ...]],
+    shared: Counter[tuple[int, ...]],
     *,
     compiled: bool,
 ) -> Iterator[Op]:
+    """Operations of one pass; `shared` counts the sums in it that are not yet exchanged."""
     for op in ops:
         product = None if op.shape is None or op.kept is not None else _linear_product(op.shape)
         if product is None or adapters & {product.weight, product.weight[::-1]}:
@@ -74,7 +87,8 @@ def _in_float8(
             name="float8", kind="memory", read_bytes=_scaled(elements, read),
             written_bytes=_scaled(elements, written), live_bytes=live, calls=2 * calls,
         )  # fmt: skip
-        if product.weight in shared:
+        if shared[product.weight] > 0:
+            shared[product.weight] -= 1
             largest = _scaled(_sum(product.tokens, Polynomial(other)), _LARGEST_BYTES)
             yield Op(
                 name="float8 largest", kind="collective", read_bytes=largest,

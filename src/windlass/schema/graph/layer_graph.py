@@ -13,7 +13,7 @@ from pydantic import Field
 
 from windlass.document import Document
 from windlass.schema.example_shape import ExampleShape
-from windlass.schema.graph.float8_cost import bfloat16_in_float8, float8_cost
+from windlass.schema.graph.float8_cost import SharedSums, bfloat16_in_float8, float8_cost
 from windlass.schema.graph.layer_cost import LayerCost, Precision, captured_precision
 from windlass.schema.optimizers.law import OptimizerLaw
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
@@ -75,16 +75,19 @@ class LayerKind(Document):
     shows."""
 
     @cached_property
-    def _float8_shapes(self) -> tuple[frozenset[tuple[int, ...]], frozenset[tuple[int, ...]]]:
-        """Shapes of adapters' factors, and of weights whose ranks share sums over features.
+    def _float8_shapes(self) -> tuple[frozenset[tuple[int, ...]], SharedSums]:
+        """Shapes of adapters' factors, and the products whose sums tensor-parallel ranks share.
 
-        The latter are `(summed, other)` features.
+        Where ranks divide the inputs of a weight `[out in]`, its output is such a sum; where they
+        divide its outputs, the gradient of its input is one.
         """
         adapters = {p.shape for p in self.parameters if ".lora_" in p.name}
         matrices = [p for p in self.parameters if len(p.shape) == 2 and p.shape not in adapters]
-        shared = {p.shape for p in matrices if p.shard_dim == 0}
-        shared |= {p.shape[::-1] for p in matrices if p.shard_dim == 1}
-        return frozenset(adapters), frozenset(shared)
+        shared = SharedSums(
+            forward=tuple(p.shape[::-1] for p in matrices if p.shard_dim == 1),
+            backward=tuple(p.shape for p in matrices if p.shard_dim == 0),
+        )
+        return frozenset(adapters), shared
 
     @cached_property
     def parameter_count(self) -> int:
