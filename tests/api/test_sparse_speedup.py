@@ -6,7 +6,7 @@ import pytest
 
 import windlass
 from factories import tiny_machine
-from windlass.api.sparse_speedup import sparse_speedup
+from windlass.api.compare import sparse_speedup
 from windlass.errors import RequestError
 
 SPARSE = ("sparsity.level=0.5", "sparsity.block=32")

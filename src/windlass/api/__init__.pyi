@@ -18,6 +18,7 @@ from .compare import (
     ALL_MACHINES,
     compare_batches,
     compare_machines,
+    sparse_speedup,
 )
 from .data import (
     data_statistics,
@@ -183,9 +184,6 @@ from .runs import (
     require_trace_file,
     runs,
     write_run_trace,
-)
-from .sparse_speedup import (
-    sparse_speedup,
 )
 from .sweeping.sweep import (
     Sweep,

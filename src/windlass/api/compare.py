@@ -1,15 +1,17 @@
-"""Plans one request for many machines, or for many global batches on one machine."""
+"""Plans one request for many machines or batches, and prices a sparse plan beside a dense one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from windlass.api.machines import HERE, Progress, find_machine, find_stack
 from windlass.api.model_graph import capture
-from windlass.api.plan import plan
+from windlass.api.plan import Planned, plan
+from windlass.api.plan_file import with_tensor_shards
 from windlass.atomic_files import cache_folder
+from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import load_local_machine, machine_names
 from windlass.planner import explain_result, resolve_defaults
-from windlass.schema import Machine, MachineForecast, Request
+from windlass.schema import Machine, MachineForecast, Request, SparseSpeedup
 
 ALL_MACHINES = "all"
 """Stands for every machine of the catalogue, and for this one if it has been measured."""
@@ -66,6 +68,35 @@ def compare_batches(
             progress(f"planning for {size} sequences a step", index, len(sizes))
         train = request.train.model_copy(update={"batch": size})
         yield _forecast(request.model_copy(update={"train": train}), machine, progress)
+
+
+def sparse_speedup(planned: Planned) -> SparseSpeedup | None:
+    """The predicted speed-up of a plan, and its limit; None without a plan or sparse weights.
+
+    Dense weights are planned alike: the same parallelism, batch, precision and phases, whether or
+    not they fit.
+
+    Args:
+        planned: a plan with its prediction.
+
+    Raises:
+        ModelError: the dense model cannot be captured.
+    """
+    result, request, machine = planned.result, planned.request, planned.machine
+    if request.sparsity is None or result.plan is None or result.prediction is None:
+        return None
+    plan, objects = result.plan, planned.objects
+    model = request.model_copy(update={"sparsity": None}).model_identity
+    graph = capture(model, objects, machine.stack)
+    graph = with_tensor_shards(model, graph, plan, objects, machine.stack)
+    dense = predict_plan(plan.model_copy(update={"graph": graph.label}), graph, machine)
+    ideal_machine = machine.model_copy(update={"device": machine.device.with_ideal_sparsity()})
+    ideal = predict_plan(plan, planned.graph, ideal_machine)
+    return SparseSpeedup(
+        dense_seconds=dense.step_seconds,
+        speedup=dense.step_seconds / result.prediction.step_seconds,
+        limit=dense.step_seconds / ideal.step_seconds,
+    )
 
 
 def requested_names(requested: Sequence[str], catalog: Iterable[str]) -> Iterator[str]:

@@ -10,9 +10,6 @@ from .figures.figure_sheet import (
     PLAN_FIGURES,
     figure_sheet,
 )
-from .figures.png import (
-    write_png,
-)
 from .figures.smallest_machine import (
     smallest_machine_figure,
 )
@@ -59,6 +56,9 @@ from .perfetto import (
 from .plan_forecast import (
     PlanForecast,
 )
+from .png import (
+    write_png,
+)
 from .run_differences import (
     describe_sigmas,
     input_line,
@@ -100,11 +100,9 @@ from .terminal.plan_tables import (
     prediction_table,
     runners_up_table,
 )
-from .terminal.run_diff_table import (
-    run_diff_table,
-)
 from .terminal.run_tables import (
     record_table,
+    run_diff_table,
 )
 from .terminal.runs_table import (
     columns_table,

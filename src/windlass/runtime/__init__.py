@@ -18,13 +18,11 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
     verify_checkpoint,
 )
-from windlass.runtime.checkpoint.export_adapter import (
-    export_adapter,
-)
 from windlass.runtime.checkpoint.export_gguf import (
     export_gguf,
 )
 from windlass.runtime.checkpoint.export_huggingface import (
+    export_adapter,
     export_huggingface,
     require_new_folder,
 )

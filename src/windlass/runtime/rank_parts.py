@@ -6,7 +6,6 @@ from pathlib import Path
 from windlass.data import TrainingBatches
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.composite_store import sharded_offloaded_store
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
@@ -18,6 +17,7 @@ from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.offload.composite_store import sharded_offloaded_store
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue, transfer_queue_for
 from windlass.runtime.optimizer_state.averages import averaging_of

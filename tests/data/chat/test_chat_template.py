@@ -238,3 +238,38 @@ def test_a_template_that_would_not_end_is_the_fault_of_a_row(source: str):
     found = document(source, {"messages": CONVERSATIONS[0]})
     assert isinstance(found, UnreadableDocument)
     assert "takes more than 1,000,000 turns for one conversation" in found.message
+
+
+DOUBLED = (
+    "{% set n = namespace(s='long') %}"
+    "{% for i in range(60) %}{% set n.s = DOUBLE %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            DOUBLED.replace("DOUBLE", double)
+            for double in (
+                "n.s ~ n.s", "n.s + n.s", "n.s | replace('o', 'oo')", "n.s.replace('o', 'oo')",
+                "[n.s, n.s] | join", "''.join([n.s, n.s])", "'%s%s' % (n.s, n.s)",
+                "'{0}{0}'.format(n.s)", "'%s%s' | format(n.s, n.s)",
+                # Lists that hold each other twice are small until they are a text.
+                "[n.s, n.s] %}{% if i == 59 %}{{ n.s | string }}{% endif %}{% set _ = 0",
+            )
+        ),
+        "{% set s = 'x' * 99999 %}{% for i in range(9999) %}{{ s }}{% endfor %}",
+        "{% set s = 'x' * 99999 %}{% set n = namespace(l=[]) %}{% for i in range(9999) %}"
+        "{% set t %}{{ s }}{% endset %}{% set n.l = n.l + [t[1:]] %}{% endfor %}",
+        "{{ 'x' | center(9999999999) }}",
+        "{{ 'x'.zfill(9999999999) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ 'xyz' | list | map('center', 9999999999) | list }}",
+    ],
+)  # fmt: skip
+def test_a_template_that_would_take_all_memory_is_the_fault_of_a_row(source: str):
+    found = document(source, {"messages": CONVERSATIONS[0]})
+    assert isinstance(found, UnreadableDocument)
+    assert "makes more than 67,108,864 characters for one conversation" in found.message

@@ -117,9 +117,11 @@ def _compiled(source: str) -> _Compiled:
     `strftime_now` is missing: the same data would be another text on another day.
     """
     environment = TemplateSandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+        {"tojson": _to_json},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlocks, loopcontrols],
     )
-    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     try:
         marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None

@@ -1,4 +1,4 @@
-"""The table of one run: its facts, then it beside its prediction."""
+"""Tables of one run beside its prediction, and of what differs between several."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from windlass.judge import RunDiff
 from windlass.report.formatting import (
     describe_batch,
     describe_coord,
@@ -28,6 +29,7 @@ from windlass.report.predicted_vs_measured import (
     seconds_by_kind,
     step_time_notes,
 )
+from windlass.report.run_differences import input_line, key_rows, result_rows
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
 from windlass.schema import Step
 from windlass.sparsity import describe_legs
@@ -74,6 +76,19 @@ def record_table(record: RunRecord) -> RenderableType:
     notes = step_time_notes(record.current_plan_steps, record.prediction)
     lines = (Text(note, style="yellow") for note in notes)
     return Group(table, _comparison(record), *lines, *_ranks(record))
+
+
+def run_diff_table(found: RunDiff) -> RenderableType:
+    """One sentence on the inputs, the keys that differ, and the results beside the noise floor."""
+    names = [run.short_id for run in found.runs]
+    parts: list[RenderableType] = [Text(f"{input_line(found)}.", style="bold")]
+    keys = list(key_rows(found))
+    if keys:
+        parts.append(_columns(("input", "key", *names), keys))
+    results = list(result_rows(found))
+    if results:
+        parts.append(_columns(("result", *names, f"{names[-1]} beside {names[0]}"), results))
+    return Group(*parts)
 
 
 def _results(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
@@ -143,3 +158,12 @@ def _ranks(record: RunRecord) -> Iterator[RenderableType]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _columns(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

@@ -1,5 +1,6 @@
-"""Weights of a checkpoint as a folder of Hugging Face: sharded safetensors with an index."""
+"""Weights of a checkpoint as a folder of Hugging Face, and adapters as a folder of PEFT."""
 
+import contextlib
 import json
 import shutil
 import uuid
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from windlass.atomic_files import atomic_write, fsync_folder, require_writable, storage_errors
 from windlass.errors import StorageError
-from windlass.models import ExportLayout, LayerStack
-from windlass.runtime.checkpoint.checkpoint import Checkpoint
+from windlass.models import ExportLayout, LayerStack, PeftAdapter, linear_layers
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.export_weights import dense_tensors
-from windlass.runtime.checkpoint.safetensors_io import stream_tensors
+from windlass.runtime.checkpoint.layer_tensors import read_tensor
+from windlass.runtime.checkpoint.safetensors_io import stream_tensors, write_tensors
 
 _STEM = "model"
 SHARD_BYTES = 5 * 10**9
@@ -46,28 +48,52 @@ def export_huggingface(
         ModelError: a value is too large for its type.
         StorageError: the folder is not empty, or the disk is full or not writable.
     """
-    require_new_folder(to)
     with torch.device("meta"):
         shapes = {name: tensor.to("meta") for name, tensor in _tensors(stack, layout, None)}
     shards = _shards(shapes, shard_bytes)
     files = _file_names(len(shards))
     values = (value for _, value in _tensors(stack, layout, checkpoint))
-    partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
-    with storage_errors(to):
-        try:
-            partial.mkdir(parents=True)
-            for name, content in layout.files.items():
-                atomic_write(partial / name, content)
-            for file, names in zip(files, shards, strict=True):
-                shard = {name: shapes[name] for name in names}
-                stream_tensors(partial / file, shard, islice(values, len(names)))
-            if len(files) > 1:
-                index = _index(shapes, files, shards)
-                atomic_write(partial / f"{_STEM}.safetensors.index.json", index)
-            partial.replace(to)
-            fsync_folder(to.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with _new_folder(to) as folder:
+        for name, content in layout.files.items():
+            atomic_write(folder / name, content)
+        for file, names in zip(files, shards, strict=True):
+            shard = {name: shapes[name] for name in names}
+            stream_tensors(folder / file, shard, islice(values, len(names)))
+        if len(files) > 1:
+            index = _index(shapes, files, shards)
+            atomic_write(folder / f"{_STEM}.safetensors.index.json", index)
+
+
+def export_adapter(
+    checkpoint: Checkpoint, stack: LayerStack, adapter: PeftAdapter, to: Path
+) -> None:
+    """Writes a folder that PEFT loads beside the base model, whole or not at all.
+
+    Args:
+        checkpoint: a complete checkpoint, with every layer in one file.
+        stack: the model; its weights are not touched.
+        adapter: names and configuration.
+        to: the folder, which does not exist yet or is empty.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another model.
+        StorageError: the folder is not empty, or the disk is full or not writable.
+    """
+
+    def weight(name: str) -> Tensor:
+        file = checkpoint.path / layer_file(stack.layer_of(name))
+        return read_tensor(file, f"weight/{name}")
+
+    with _new_folder(to) as folder:
+        tensors: dict[str, Tensor] = {}
+        for linear in linear_layers(stack, adapted=True):
+            a, b = (weight(f"{linear}.lora_{each}") for each in "ab")
+            tensors |= adapter.tensors(linear, a, b)
+        for name in adapter.whole:
+            tensors |= adapter.whole_tensors(name, weight(name))
+        content = json.dumps(adapter.content(tensors), indent=2, sort_keys=True) + "\n"
+        atomic_write(folder / "adapter_config.json", content)
+        write_tensors(folder / "adapter_model.safetensors", sorted(tensors.items()))
 
 
 def require_new_folder(path: Path) -> None:
@@ -81,6 +107,21 @@ def require_new_folder(path: Path) -> None:
     if path.exists():
         raise StorageError(f"`{path}` is there already; name another folder")
     require_writable(path)
+
+
+@contextlib.contextmanager
+def _new_folder(to: Path) -> Iterator[Path]:
+    """A folder that appears at `to` if the block ends without an exception, and not otherwise."""
+    require_new_folder(to)
+    partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
+    with storage_errors(to):
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            partial.replace(to)
+            fsync_folder(to.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _tensors(

@@ -18,10 +18,13 @@ from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
 from windlass.runtime.offload.direct_io import round_up_to_page
-from windlass.runtime.offload.layer_update import LayerUpdate, UpdatePass
 from windlass.runtime.offload.staging_buffers import (
     GRADIENT_BUFFER,
+    LayerUpdate,
+    Part,
     StagingBuffers,
+    StateParts,
+    UpdatePass,
     part_elements,
 )
 from windlass.runtime.offload.state_layout import (
@@ -31,7 +34,6 @@ from windlass.runtime.offload.state_layout import (
     tensor_region,
     write_tail,
 )
-from windlass.runtime.offload.state_parts import Part, StateParts
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype

@@ -24,7 +24,6 @@ from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.frozen_weights import FrozenWeights, places_of_base
 from windlass.runtime.offload.initial_state import offloaded_layers
 from windlass.runtime.offload.layer_state import OffloadedLayerState
-from windlass.runtime.offload.layer_update import LayerUpdate
 from windlass.runtime.offload.layer_weights import (
     LoadedLayer,
     grad_layers,
@@ -38,7 +37,7 @@ from windlass.runtime.offload.layer_weights import (
     with_buffers,
 )
 from windlass.runtime.offload.offloaded_gradients import OffloadedGradients, WaitingGradients
-from windlass.runtime.offload.staging_buffers import StagingBuffers
+from windlass.runtime.offload.staging_buffers import LayerUpdate, StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
