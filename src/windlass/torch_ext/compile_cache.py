@@ -67,8 +67,11 @@ def remove_torn_libraries(folder: Path, *, link_seconds: float = _LINK_SECONDS) 
     removed: list[str] = []
     for path in sorted(folder.rglob("*.so")):
         with contextlib.suppress(OSError):  # another process has removed it
+            began = time.monotonic()
             while not _is_whole(path):
-                if time.time() - path.stat().st_mtime > link_seconds:
+                # A clock that was set back makes a file younger than nothing.
+                age = max(time.time() - path.stat().st_mtime, time.monotonic() - began)
+                if age > link_seconds:
                     path.unlink()
                     removed.append(path.relative_to(folder).as_posix())
                     break

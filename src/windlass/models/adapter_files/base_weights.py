@@ -81,7 +81,8 @@ def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
 
     Raises:
         ModelError: a file cannot be read, or has not all weights of the base.
-        InputErrors: weights that a checkpoint only refers to were changed.
+        InputErrors: weights that a checkpoint only refers to were changed, or what it says of them
+            is damaged.
     """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     stored = {
@@ -91,7 +92,7 @@ def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:
         if key.startswith(_WEIGHT) or not path.is_dir()
     }
     for file in path.glob(f"*{PLACES_SUFFIX}"):
-        places = WeightPlaces.model_validate_json(file.read_bytes())
+        places = WeightPlaces.load(file)
         if changed := [*places.changes()]:
             raise InputErrors(changed)
         stored |= places.weights

@@ -100,11 +100,14 @@ class ExportLayout:
                 settings[key] = first
         template = self._json("tokenizer_config.json").get("chat_template")
         if "chat_template.jinja" in self.files:
-            template = self.files["chat_template.jinja"].decode()
+            template = self.files["chat_template.jinja"].decode(errors="replace")
         return settings | ({"chat_template": template} if isinstance(template, str) else {})
 
     def _json(self, name: str) -> Mapping[str, Any]:
-        content = json.loads(self.files.get(name, b"{}"))
+        try:
+            content = json.loads(self.files.get(name, b"{}"))
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"`{name}` of the model's folder is no JSON: {error}") from None
         return content if isinstance(content, dict) else {}
 
     def other_tensors(self, written: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
