@@ -14,6 +14,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -219,7 +220,7 @@ def free_disk_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def open_regular_file(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BufferedReader:
     """A file that a user names, opened to be read.
 
     Pipes and devices such as `/dev/zero` are refused before they are opened: they may never end.

@@ -85,7 +85,7 @@ class ObjectStore:
             self._files.pipe_file(path, content)
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
-        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+        """Puts a copy of a large file there, or nothing, with a part of it in memory at most.
 
         Raises:
             RecordError: the store refuses.
@@ -177,7 +177,7 @@ class ServerStore:
         self._ask("PUT", self._written_place(run_id, name), content)
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
-        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+        """Puts a copy of a large file there, or nothing, with a part of it in memory at most.
 
         Raises:
             RecordError: the server refuses, or does not answer.

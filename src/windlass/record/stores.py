@@ -77,7 +77,7 @@ class Store(Protocol):
         """Puts a whole file there, or nothing."""
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
-        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most."""
+        """Puts a copy of a large file there, or nothing, with a part of it in memory at most."""
 
     def is_busy(self, run_id: str) -> bool:
         """Whether a process is writing the run right now."""
@@ -149,7 +149,7 @@ class FolderStore:
         atomic_write(self._folders[run_id] / name, content)
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
-        """Puts a copy of a large file there, or nothing, and holds a part of it in memory at most.
+        """Puts a copy of a large file there, or nothing, with a part of it in memory at most.
 
         Raises:
             StorageError: the disk is full.

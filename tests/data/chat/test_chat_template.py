@@ -241,8 +241,7 @@ def test_a_template_that_would_not_end_is_the_fault_of_a_row(source: str):
 
 
 DOUBLED = (
-    "{% set n = namespace(s='long') %}"
-    "{% for i in range(60) %}{% set n.s = DOUBLE %}{% endfor %}"
+    "{% set n = namespace(s='long') %}{% for i in range(60) %}{% set n.s = DOUBLE %}{% endfor %}"
 )
 
 
@@ -260,8 +259,11 @@ DOUBLED = (
             )
         ),
         "{% set s = 'x' * 99999 %}{% for i in range(9999) %}{{ s }}{% endfor %}",
-        "{% set s = 'x' * 99999 %}{% set n = namespace(l=[]) %}{% for i in range(9999) %}"
-        "{% set t %}{{ s }}{% endset %}{% set n.l = n.l + [t[1:]] %}{% endfor %}",
+        (
+            "{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set t %}{{ 'x' * 999 }}"
+            "{% endset %}{% for j in range(99) %}{% set n.l = n.l + [t[1:]] %}{% endfor %}"
+            "{% endfor %}"
+        ),
         "{{ 'x' | center(9999999999) }}",
         "{{ 'x'.zfill(9999999999) }}",
         "{{ '%9999999999d' % 1 }}",

@@ -94,8 +94,12 @@ def require_same_training(pool: RankPool, run: InstrumentedRun, other: Instrumen
 def weights_of(pool: RankPool, run: InstrumentedRun) -> dict[str, Tensor]:
     """The weights of all layers after the last step."""
     folder = pool.merged_checkpoint(run, run.steps[-1].step)
-    tensors = {f"{file.stem} {name}": tensor for file in sorted(folder.glob("layer-*.safetensors"))
-               for name, tensor in load_file(file).items() if name.startswith("weight/")}  # fmt: skip
+    tensors = {
+        f"{file.stem} {name}": tensor
+        for file in sorted(folder.glob("layer-*.safetensors"))
+        for name, tensor in load_file(file).items()
+        if name.startswith("weight/")
+    }
     assert tensors
     return tensors
 

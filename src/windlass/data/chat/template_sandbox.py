@@ -33,8 +33,8 @@ _PADDING = frozenset(
 _FORMATS = frozenset({"format", "format_map"})
 _SHALLOW = frozenset(
     {"abs", "attr", "count", "d", "default", "dictsort", "first", "float", "groupby", "int",
-     "items", "last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse",
-     "round", "select", "selectattr", "sort", "unique"}
+     "items", "last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr",
+     "reverse", "round", "select", "selectattr", "sort", "unique"}
 )  # fmt: skip
 """Filters that make no text of what lists hold, and no more than they are given."""
 _TURNS, _COUNTED, _JOINED, _SHOWN, _MADE = "_turns", "_counted", "_joined", "_shown", "_made"
@@ -179,7 +179,7 @@ class _CountingNodes(NodeTransformer):
         return node
 
 
-def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filter(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
