@@ -112,6 +112,29 @@ def test_a_refusal_hangs_below_its_first_word_on_a_terminal_and_is_one_line_else
     assert piped.getvalue() == f"windlass: {message}\n"
 
 
+def test_work_that_goes_on_has_lines_in_a_log_and_none_in_a_log_of_what_is_soon_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(output, "error_console", Console(file=shown, width=60))
+    with output.ProgressBars() as progress:
+        progress("searching", 1, 4)
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(output, "_MIN_LINE_SECONDS", 0.01)
+    with output.ProgressBars() as progress:
+        progress("searching", 1, 4)
+        deadline = time.monotonic() + 10
+        while shown.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"searching, 25 %, [\d.]+ m?s so far", line) for line in lines)
+
+
+def test_lines_of_a_log_are_ten_seconds_apart_at_first_and_ten_minutes_at_most() -> None:
+    assert [output.line_interval(seconds) for seconds in (0, 90, 600, 86400)] == [10, 10, 60, 600]
+
+
 def test_planning_and_help_answer_without_torch(
     windlass: Windlass, surroundings: dict[str, str]
 ) -> None:

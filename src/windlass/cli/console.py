@@ -4,7 +4,10 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +26,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from windlass.document import Document
 from windlass.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
+_MIN_LINE_SECONDS, _MAX_LINE_SECONDS = 10.0, 600.0
 _VERDICT_COLORS = {"expected": "green", "slow": "yellow", "broken": "red", "unknown": "dim"}
 _MAX_CELL = 22
 """Most columns of a cell of words between the first and the last."""
@@ -85,7 +88,24 @@ error_console = _console(stderr=True)
 
 
 class ProgressBars:
-    """One progress bar for each label, on stderr; the bars vanish when the work is done."""
+    """What is under way and how far it is, on stderr.
+
+    A terminal has a bar for each label, and they vanish when the work is done. A pipe or a file has
+    a line now and then, so that a log shows life.
+    """
+
+    def __init__(self) -> None:
+        self._shown: _Bars | _Lines = _Bars() if error_console.is_terminal else _Lines()
+
+    def __enter__(self) -> "api.Progress":
+        return self._shown.update
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.stop()
+
+
+class _Bars:
+    """One progress bar for each label."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -95,24 +115,67 @@ class ProgressBars:
             TimeElapsedColumn(),
             console=error_console,
             transient=True,
-            disable=not error_console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> "api.Progress":
-        return self._update
-
-    def __exit__(self, *_: object) -> None:
-        if self._tasks:
-            self._progress.stop()
-
-    def _update(self, label: str, done: int, total: int | None) -> None:
+    def update(self, label: str, done: int, total: int | None) -> None:
         # Started with the first label, because an empty display would leave a blank line behind.
         if not self._tasks:
             self._progress.start()
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label, total=total)
         self._progress.update(self._tasks[label], completed=done, total=total)
+
+    def stop(self) -> None:
+        if self._tasks:
+            self._progress.stop()
+
+
+class _Lines:
+    """The latest label, a line now and then: from a thread, as a label may last for minutes."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._latest: tuple[str, int, int | None] | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print, name="progress", daemon=True)
+
+    def update(self, label: str, done: int, total: int | None) -> None:
+        if self._latest is None:
+            self._thread.start()
+        self._latest = (label, done, total)
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._latest is not None:
+            self._thread.join()
+
+    def _print(self) -> None:
+        seconds = 0.0
+        while not self._ended.wait(line_interval(seconds)):
+            seconds = time.monotonic() - self._begun
+            label, done, total = self._latest or ("", 0, None)
+            if total is not None and done >= total:
+                continue  # what comes after it has no label
+            share = f", {100 * done // total} %" if total else ""
+            # Without a reader there is nobody to tell.
+            with suppress(BrokenPipeError):
+                error_console.print(
+                    f"{label}{share}, {format_seconds(seconds)} so far", soft_wrap=True
+                )
+
+
+def line_interval(seconds: float) -> float:
+    """Time until the next line about work that goes on, where the output is no terminal.
+
+    Args:
+        seconds: how long the work has taken.
+
+    Returns:
+        Seconds: ten, a tenth of what the work has taken if that is longer, at most ten minutes. An
+        hour of work has 47 lines, a day 186.
+    """
+    return min(max(_MIN_LINE_SECONDS, seconds / 10), _MAX_LINE_SECONDS)
 
 
 def print_plan(planned: "api.Planned") -> None:
@@ -235,6 +298,8 @@ def print_json(value: object) -> None:
 
 
 def _plain(value: object) -> object:
+    from windlass.document import Document
+
     if isinstance(value, Document):
         return _plain(value.model_dump(mode="json"))
     if is_dataclass(value):

@@ -4,10 +4,12 @@ Exit codes: 0 good, 1 a run that is broken or that `judge` calls slow or broken,
 machine that is too small, 3 a bug of Windlass, 130 interrupted.
 """
 
+import ast
 import errno
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from cyclopts import App, CycloptsError
 
@@ -15,13 +17,6 @@ from windlass.atomic_files import cache_folder
 from windlass.cli.console import error_console, print_error
 from windlass.cli.usage_errors import describe_usage_error
 from windlass.errors import RequestError, RunInterrupted, WindlassError, is_text, shorten
-
-app = App(
-    name="windlass",
-    help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
-    version_flags=["--version"],
-    suppress_keyboard_interrupt=False,
-)
 
 _COMMANDS = {
     "train": "train:train",
@@ -64,11 +59,55 @@ _COMMANDS = {
 }
 """Command -> its function, imported when it is called. The help lists them in this order."""
 
-for position, (command, place) in enumerate(_COMMANDS.items()):
-    app.command(f"windlass.cli.commands.{place}", name=command, sort_key=position)
-app.command("windlass.cli.commands.rank:rank", name="rank", show=False)
-app.command("windlass.cli.commands.rank:rank_server", name="rank-server", show=False)
-app.command("windlass.cli.commands.rank:host", name="host", show=False)
+
+def _new_app(summary: Callable[[str], str | None]) -> App:
+    """All commands, which are imported when they are called.
+
+    Args:
+        summary: the line that the help says of a place in `_COMMANDS`; None takes the docstring of
+            the function there, and so imports it.
+    """
+    made = App(
+        name="windlass",
+        help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
+    )
+    for position, (command, place) in enumerate(_COMMANDS.items()):
+        path = f"windlass.cli.commands.{place}"
+        made.command(path, name=command, help=summary(place), sort_key=position)
+    made.command("windlass.cli.commands.rank:rank", name="rank", show=False)
+    made.command("windlass.cli.commands.rank:rank_server", name="rank-server", show=False)
+    made.command("windlass.cli.commands.rank:host", name="host", show=False)
+    return made
+
+
+def _listing() -> App:
+    """The command line for its own help, which imports no command."""
+    listed = _new_app(_summary)
+    listed.help_format = "plaintext"  # what else there is loads a parser of Markdown
+    return listed
+
+
+def _summary(place: str) -> str:
+    """The first line on a command, read from its file: to import them all takes two seconds."""
+    module, _, name = place.partition(":")
+    file = Path(__file__).with_name("commands").joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        # An `App` has a `help` of its own, or says what its default command does.
+        if name == "app" and isinstance(node, ast.keyword) and node.arg == "help":
+            return str(ast.literal_eval(node.value))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and (
+            name == node.name or f"{name}.default" in map(ast.unparse, node.decorator_list)
+        ):
+            return (ast.get_docstring(node) or "").partition("\n")[0].replace("`", "")
+    raise LookupError(f"`{file}` has no `{name}`")
+
+
+app = _new_app(lambda place: None)
+"""The command line; tests and documentation read it too."""
 
 
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -108,9 +147,12 @@ def main(
     words = sys.argv[1:] if tokens is None else tokens
     try:
         _require_text(words)
-        _load_commands(words)
+        is_help = not words or words[0] in app.help_flags
+        called = _listing() if is_help else app
+        if words and words[0] in app:
+            app[words[0]]  # imports it
         on_loaded()
-        app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        called(words, exit_on_error=False, print_error=False, result_action="return_value")
     except WindlassError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
@@ -150,12 +192,3 @@ def _describe_refusal(error: OSError) -> str:
     """One sentence on a file that the system refuses."""
     reason = (error.strerror or "").lower()
     return f"`{shorten(str(error.filename))}` cannot be used: {reason}; name another place"
-
-
-def _load_commands(tokens: list[str]) -> None:
-    """Imports the command of a command line; every one where the help shows their docstrings."""
-    if not tokens or tokens[0] in app.help_flags:
-        for command in _COMMANDS:
-            app[command]
-    elif tokens[0] in app:
-        app[tokens[0]]

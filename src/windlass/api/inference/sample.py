@@ -121,10 +121,10 @@ def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":
     return find_chat_template(str(tokenizer), None)
 
 
-def write_sample(run: Run) -> None:
-    """Keeps a short text that the model of a finished run writes, for the run's page.
+def write_sample(run: Run) -> str | None:
+    """Keeps a short text that the model of a finished run writes, and returns it.
 
-    Nothing is kept where it would cost much: if the weights do not stay in device memory, or if the
+    There is none where it would cost much: if the weights do not stay in device memory, or if the
     passes for it need more than a hundredth of the run's FLOP, or seconds on a CPU. A model of the
     user's own is left alone too, which may be no language model.
 
@@ -140,6 +140,7 @@ def write_sample(run: Run) -> None:
     writes = has_config(name) and is_causal(name) and planned.objects.is_rebuildable
     writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
     if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
-        return
-    pieces = sample(run.folder, "", tokens=_SAMPLE_TOKENS)
-    atomic_write(run.folder / SAMPLE_FILE, "".join(pieces))
+        return None
+    text = "".join(sample(run.folder, "", tokens=_SAMPLE_TOKENS))
+    atomic_write(run.folder / SAMPLE_FILE, text)
+    return text

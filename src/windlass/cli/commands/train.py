@@ -3,9 +3,11 @@
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 from types import FrameType
 
 from rich.live import Live
@@ -26,6 +28,7 @@ from windlass.cli.console import (
     ProgressBars,
     console,
     error_console,
+    line_interval,
     print_notes,
     print_predicted_plan,
     print_values,
@@ -34,14 +37,14 @@ from windlass.cli.console import (
 from windlass.cli.flags import Flag
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.judge import Verdict
-from windlass.models import is_causal
+from windlass.models import is_causal, model_names
 from windlass.report import TrainingView
 from windlass.schema import Step
 from windlass.sparsity import describe_leg
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20
-"""Progress lines of a run, about, where the output is no terminal."""
+"""Progress lines of a run at least, where the output is no terminal; more where it takes long."""
 
 
 def train(
@@ -159,14 +162,33 @@ def show_run(run: api.Run, root: Path) -> None:
         with suppress(RecordError, StorageError):
             _print_record(run.folder)
         raise
-    api.write_sample(run)
+    text = api.write_sample(run)
+    if text:
+        console.print(Text.assemble(("it writes\n", "bold"), indent(text.strip("\n"), "  "), "\n"))
     _print_record(run.folder)
-    if planned.graph.examples is None and is_causal(model):
-        folder = shlex.quote(str(run.folder))
-        prompt = (
-            "--prompt 'def '" if planned.request.data.format == "text" else "--chat --prompt Hi"
-        )
-        console.print(f"sample  windlass sample {folder} {prompt}", soft_wrap=True)
+    _print_next(run, root)
+
+
+def _print_next(run: api.Run, root: Path) -> None:
+    """Prints the commands that come next after a run, each with what it does."""
+    request = run.planned.request
+    model, steps = request.model.name, request.train.steps
+    is_listed = run.folder.parent == root == api.RUNS
+    # The end of a folder's name is that of the run's id.
+    name = run.folder.name.rpartition("-")[2] if is_listed else shlex.quote(str(run.folder))
+    writes = run.planned.graph.examples is None and is_causal(model)
+    prompt = "--prompt 'def '" if request.data.format == "text" else "--chat --prompt Hi"
+    larger = "gpt3-13b" if model in model_names() else shlex.quote(model)
+    commands = {
+        **({f"sample {name} {prompt}": "text from the model"} if writes else {}),
+        f"show {name}": "predicted beside measured",
+        f"train --from {name} --continue train.steps={2 * steps}": "more steps",
+        f"plan {larger} --on dgx-h100": "on another machine",
+    }
+    width = max(map(len, commands))
+    for index, (command, purpose) in enumerate(commands.items()):
+        head = "" if index else "next"
+        console.print(f"{head:8}windlass {command:{width}}  {purpose}", soft_wrap=True)
 
 
 def _print_record(folder: Path) -> None:
@@ -177,7 +199,7 @@ def _print_record(folder: Path) -> None:
 
 
 def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
-    """Shows each step, about 20 lines where there is no terminal, and each new verdict."""
+    """Shows each step, some of them where there is no terminal, and each new verdict."""
     try:
         if console.is_terminal:
             with Live(view, console=console, refresh_per_second=4):
@@ -187,12 +209,16 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
             return
         last = run.planned.request.train.steps
         every = max(1, last // _PRINTED_LINES)
-        for step in _steps(run, view):
+        begun = printed = time.monotonic()
+        for step in _with_wait(_steps(run, view)):
             view.update(step)
             verdict = judge.observe(step)
+            now = time.monotonic()
+            is_due = now - printed >= line_interval(now - begun)
             with _stop_without_reader():
-                if step.step % every == 0 or step.step in (1, last):
+                if is_due or step.step % every == 0 or step.step in (1, last):
                     console.print(view.line(), soft_wrap=True)
+                    printed = now
                 _print_known(verdict)
     except RunInterrupted as error:
         message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
@@ -212,6 +238,16 @@ def _steps(run: api.Run, view: TrainingView) -> Iterator[Step]:
             what = f"{fault}; training goes on, and its record waits" if fault else "complete again"
             error_console.print(Text.assemble(("record:", "yellow"), f" {what}"), soft_wrap=True)
         yield step
+
+
+def _with_wait(steps: Iterator[Step]) -> Iterator[Step]:
+    """The steps; shows on stderr that the first one is awaited, before which much may compile."""
+    with ProgressBars() as progress:
+        progress("waiting for the first step", 0, None)
+        first = next(steps, None)
+    if first is not None:
+        yield first
+        yield from steps
 
 
 def _print_leg(planned: api.Planned, step: int) -> None:

@@ -1,12 +1,14 @@
 """The live view of a run: a display for a terminal, or plain lines for a file or a pipe."""
 
 import math
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -50,6 +52,8 @@ class TrainingView:
         earlier_steps: tuple[Step, ...] = (),
     ) -> None:
         self._name = name
+        self._begun = time.monotonic()
+        self._spinner = Spinner("dots", style="cyan")
         self._steps = steps
         self._prediction = prediction
         self._losses = [step.loss for step in earlier_steps]
@@ -145,15 +149,17 @@ class TrainingView:
     def _bar(self) -> Group:
         done = self._last.step if self._last else 0
         remaining = self.remaining_seconds
-        head = Table.grid(expand=True)
+        head = Table.grid(expand=True, padding=(0, 1, 0, 0))
         head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         head.add_column(justify="right", no_wrap=True)
+        head.add_column(no_wrap=True)
         name = Text(self._name, style="bold")
         name.append(f"  step {done} of {self._steps}", style="not bold")
         tail = f"{100 * done // self._steps} %"
         if remaining:
             tail += f", {format_seconds(remaining)} left" if self._seconds else ""
-        head.add_row(name, tail)
+        # A step may take minutes, and a display that stands still looks dead.
+        head.add_row(name, tail, self._spinner if done < self._steps else "")
         # The bar needs a table around it: a bare bar does not end its line.
         below = Table.grid(expand=True)
         below.add_row(ProgressBar(total=self._steps, completed=done, complete_style="cyan"))
@@ -176,6 +182,7 @@ class TrainingView:
                 words += f", predicted {format_seconds(prediction.step_seconds)}"
                 compiles = prediction.compile_seconds
                 words += f" after {format_seconds(compiles)} of compiling" if compiles else ""
+            words += f", {time.monotonic() - self._begun:.0f} s so far"
             return [("step", words)]
         loss = Text(f"{format_loss(step.loss)}  ").append(sparkline(self._losses), style="cyan")
         return [
