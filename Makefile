@@ -15,6 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 train: setup
 	$(BIN)/windlass train gpt-tiny
+	@echo "        . $(BIN)/activate     lets this shell find windlass"
 
 test: setup
 	$(BIN)/ruff format --check .

@@ -135,7 +135,7 @@ def test_lines_of_a_log_are_ten_seconds_apart_at_first_and_ten_minutes_at_most()
     assert [output.line_interval(seconds) for seconds in (0, 90, 600, 86400)] == [10, 10, 60, 600]
 
 
-def test_planning_and_help_answer_without_torch(
+def test_planning_and_help_answer_without_torch_and_help_without_other_rooms(
     windlass: Windlass, surroundings: dict[str, str]
 ) -> None:
     code = (
@@ -145,16 +145,18 @@ def test_planning_and_help_answer_without_torch(
         "    try: main(words.split())\n"
         "    except SystemExit as end: print('code', end.code)\n"
         "    print('torch after', words, 'torch' in sys.modules)\n"
+        "    print('rooms after', words, 'windlass.schema' in sys.modules)\n"
     )
     windlass("plan", "gpt-tiny")  # captures the model once, which takes torch
 
     done = subprocess.run(
-        (sys.executable, "-c", code, "plan gpt-tiny", "--help", "models", "machines"),
+        (sys.executable, "-c", code, "--help", "plan gpt-tiny", "models", "machines"),
         env=surroundings, capture_output=True, text=True, check=True,
     )  # fmt: skip
 
     told = [line.split()[-1] for line in done.stdout.splitlines() if line[:11] == "torch after"]
     assert told == ["False"] * 4
+    assert "rooms after --help False" in done.stdout
 
 
 def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Windlass) -> None:

@@ -60,33 +60,28 @@ _COMMANDS = {
 """Command -> its function, imported when it is called. The help lists them in this order."""
 
 
-def _new_app(summary: Callable[[str], str | None]) -> App:
+def _new_app(*, is_listing: bool = False) -> App:
     """All commands, which are imported when they are called.
 
     Args:
-        summary: the line that the help says of a place in `_COMMANDS`; None takes the docstring of
-            the function there, and so imports it.
+        is_listing: whether it only shows its own help, which then imports no command.
     """
     made = App(
         name="windlass",
         help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
         version_flags=["--version"],
         suppress_keyboard_interrupt=False,
+        # What else there is loads a parser of Markdown.
+        help_format="plaintext" if is_listing else None,
     )
     for position, (command, place) in enumerate(_COMMANDS.items()):
         path = f"windlass.cli.commands.{place}"
-        made.command(path, name=command, help=summary(place), sort_key=position)
+        summary = _summary(place) if is_listing else None
+        made.command(path, name=command, help=summary, sort_key=position)
     made.command("windlass.cli.commands.rank:rank", name="rank", show=False)
     made.command("windlass.cli.commands.rank:rank_server", name="rank-server", show=False)
     made.command("windlass.cli.commands.rank:host", name="host", show=False)
     return made
-
-
-def _listing() -> App:
-    """The command line for its own help, which imports no command."""
-    listed = _new_app(_summary)
-    listed.help_format = "plaintext"  # what else there is loads a parser of Markdown
-    return listed
 
 
 def _summary(place: str) -> str:
@@ -106,7 +101,7 @@ def _summary(place: str) -> str:
     raise LookupError(f"`{file}` has no `{name}`")
 
 
-app = _new_app(lambda place: None)
+app = _new_app()
 """The command line; tests and documentation read it too."""
 
 
@@ -148,7 +143,7 @@ def main(
     try:
         _require_text(words)
         is_help = not words or words[0] in app.help_flags
-        called = _listing() if is_help else app
+        called = _new_app(is_listing=True) if is_help else app
         if words and words[0] in app:
             app[words[0]]  # imports it
         on_loaded()
