@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.data.keyed_choices.mlm_masking import MlmMasking
-from windlass.data.keyed_choices.permutation import Indices, keyed_number, keyed_permutation
+from windlass.data.keyed_choices.permutation import (
+    Indices,
+    by_group,
+    keyed_number,
+    keyed_permutation,
+    sample_indices,
+)
 from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.token_files import TokenDataset
 from windlass.errors import raise_data_errors
@@ -195,17 +201,8 @@ class Batches:
 
     def _starts(self, step: int, first: int, count: int) -> TokenBatch:
         """Offset in the training tokens of consecutive samples of a step, `Int[sample]`."""
-        if step < 1 or first < 0 or count < 0 or first + count > self.batch:
-            raise ValueError(
-                f"no samples {first} to {first + count} in step {step} of {self.batch} samples"
-            )
-        samples = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
-        sources, indices = self.mixture.locate(samples)
-        starts = np.empty(count, dtype=np.int64)
-        for source in np.unique(sources).tolist():
-            of_source = sources == source
-            starts[of_source] = self._starts_in(source, indices[of_source])
-        return starts
+        samples = sample_indices(step, first, count, self.batch)
+        return by_group(*self.mixture.locate(samples), self._starts_in)
 
     def _starts_in(self, source: int, indices: Indices) -> Indices:
         """Offset in the training tokens of samples of one source, `Int[sample]`.
@@ -216,15 +213,14 @@ class Batches:
         """
         first, end = self._rings[source : source + 2]
         windows = self.epoch_sequences[source]
-        epochs, within = np.divmod(indices, windows)
-        starts = np.empty(len(indices), dtype=np.int64)
         # The key of the first source has no index, as the key of a text of one source has none.
         key = (self.seed, source) if source else (self.seed,)
-        for epoch in np.unique(epochs).tolist():
-            in_epoch = epochs == epoch
+
+        def rotated(epoch: int, within: Indices) -> Indices:
             order = keyed_permutation(windows, *key, epoch)
-            rotation = keyed_number(end - first, *key, epoch)
-            starts[in_epoch] = order(within[in_epoch]) * self.sequence + rotation
+            return order(within) * self.sequence + keyed_number(end - first, *key, epoch)
+
+        starts = by_group(*np.divmod(indices, windows), rotated)
         return first + starts % (end - first)
 
     def _ring_around(self, offset: int) -> tuple[int, int]:

@@ -1,9 +1,8 @@
 """What a recipe runs: arms of settings, each with several seeds, as one sweep."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from windlass.api.machines import Progress
 from windlass.document import Document
 from windlass.schema import Request
 from windlass.sweep import SweepRequest
@@ -99,10 +98,6 @@ class RecipePlan(Document):
     def predicted_seconds(self, seeds: int) -> float:
         """Predicted time of all steps of all runs, one after another."""
         return seeds * sum(arm.predicted_seconds for arm in self.arms)
-
-
-MakePlan = Callable[[str, tuple[str, ...], Progress | None], RecipePlan]
-"""Makes the plan of a recipe from a scale and the overrides of its user."""
 
 
 def settings_of(overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 
-import numpy as np
-
 from windlass.data.batches import TokenBatch
 from windlass.data.examples.example_dataset import ExampleDataset
-from windlass.data.keyed_choices.permutation import keyed_permutation
+from windlass.data.keyed_choices.permutation import epoch_places, sample_indices
 from windlass.data.targets import ExampleArray, target_counts
 
 
@@ -92,11 +90,5 @@ class ExampleBatches:
 
     def _rows(self, step: int, first: int, count: int) -> TokenBatch:
         """Indices of consecutive samples of a step, `Int[sample]`."""
-        index = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
-        epochs, within = np.divmod(index, self._training)
-        rows = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            in_epoch = epochs == epoch
-            order = keyed_permutation(self._training, self.seed, epoch)
-            rows[in_epoch] = order(within[in_epoch])
-        return rows
+        indices = sample_indices(step, first, count, self.batch)
+        return epoch_places(indices, self._training, self.seed)

@@ -1,6 +1,7 @@
 """Keyed random permutations of `range(size)` with random access, without a table."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,43 @@ def keyed_permutation(size: int, *key: int) -> Permutation:
     digest = _digest("permutation", *key)
     keys = tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS))
     return Permutation(size=size, keys=keys)
+
+
+def epoch_places(indices: Indices, size: int, *key: int) -> Indices:
+    """The places of indices in the orders of their epochs, each of which has its own.
+
+    Args:
+        indices: counted over all epochs, `Int[n]`.
+        size: indices of an epoch.
+        key: of the order of epoch e, which is that of the key with e behind it.
+    """
+    epochs, within = np.divmod(indices, size)
+    return by_group(epochs, within, lambda epoch, own: keyed_permutation(size, *key, epoch)(own))
+
+
+def by_group(
+    groups: Indices, indices: Indices, places: Callable[[int, Indices], Indices]
+) -> Indices:
+    """`places(group, indices)` of the indices of each group, at the places of these, `Int[n]`."""
+    found = np.empty_like(indices)
+    for group in np.unique(groups).tolist():
+        own = groups == group
+        found[own] = places(group, indices[own])
+    return found
+
+
+def sample_indices(step: int, first: int, count: int, batch: int) -> Indices:
+    """Indices over the whole run of consecutive samples of a step, `Int[count]`.
+
+    Args:
+        step: step, counted from 1.
+        first: index of the first sample in the global batch, from 0.
+        count: number of samples.
+        batch: global batch in samples.
+    """
+    if step < 1 or first < 0 or count < 0 or first + count > batch:
+        raise ValueError(f"no samples {first} to {first + count} in step {step} of {batch} samples")
+    return (step - 1) * batch + first + np.arange(count, dtype=np.int64)
 
 
 def keyed_number(below: int, *key: int) -> int:

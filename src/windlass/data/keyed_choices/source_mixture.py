@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from windlass.data.keyed_choices.permutation import Indices, keyed_permutation
+from windlass.data.keyed_choices.permutation import Indices, by_group, keyed_permutation
 from windlass.errors import DataError
 
 _BLOCK = 1000
@@ -39,12 +39,12 @@ class SourceMixture:
         if len(self.shares) == 1:
             return np.zeros_like(samples), samples
         blocks, positions = np.divmod(samples, _BLOCK)
-        images = np.empty_like(samples)
-        for block in np.unique(blocks).tolist():
-            in_block = blocks == block
+
+        def images_in(block: int, places: Indices) -> Indices:
             # Four numbers, where the key of an epoch's order has two or three.
-            order = keyed_permutation(_BLOCK, self.seed, block, 0, 0)
-            images[in_block] = order(positions[in_block])
+            return keyed_permutation(_BLOCK, self.seed, block, 0, 0)(places)
+
+        images = by_group(blocks, positions, images_in)
         firsts = np.array([0, *accumulate(self.shares)])
         sources = np.searchsorted(firsts, images, side="right") - 1
         return sources, blocks * np.array(self.shares)[sources] + images - firsts[sources]

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
-from windlass.data.keyed_choices.permutation import Indices, keyed_permutation
+from windlass.data.keyed_choices.permutation import (
+    Indices,
+    by_group,
+    epoch_places,
+    sample_indices,
+)
 from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.packing.row_layout import RowLayout
 from windlass.data.token_files import TokenDataset
@@ -135,25 +140,10 @@ class RowOrder:
 
     def _sources_and_rows(self, step: int, first: int, count: int) -> tuple[Indices, Indices]:
         """Source and row of consecutive samples of a step, `Int[sample]` each."""
-        if step < 1 or first < 0 or count < 0 or first + count > self.batch:
-            raise ValueError(
-                f"no samples {first} to {first + count} in step {step} of {self.batch} samples"
-            )
-        samples = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
+        samples = sample_indices(step, first, count, self.batch)
         sources, indices = self.mixture.locate(samples)
-        rows = np.empty(count, dtype=np.int64)
-        for source in np.unique(sources).tolist():
-            of_source = sources == source
-            rows[of_source] = self._rows_of(source, indices[of_source])
-        return sources, rows
+        return sources, by_group(sources, indices, self._rows_of)
 
     def _rows_of(self, source: int, indices: Indices) -> Indices:
         """Rows of a source's samples, counted over all its epochs, `Int[sample]`."""
-        layout = self.train[source]
-        epochs, within = np.divmod(indices, len(layout))
-        rows = np.empty(len(indices), dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            in_epoch = epochs == epoch
-            order = keyed_permutation(len(layout), self.seed, source, epoch)
-            rows[in_epoch] = order(within[in_epoch])
-        return rows
+        return epoch_places(indices, len(self.train[source]), self.seed, source)

@@ -28,8 +28,11 @@ def choose_experts(
 ) -> tuple[Tensor, Tensor]:
     """The k best experts of each token `Int[b s k]`, and their weights `[b s k]`.
 
-    Their gradient has that of the balance loss in it: `balance_loss` times the sum of
-    `balance_losses` times `scale`.
+    Their gradient has that of the balance loss in it: `balance_loss` times `scale` times the sum
+    over sequences of `sum_e f_e P_e`, which says how unevenly each loads the experts, 1 if evenly.
+    `f_e` is E times the share of the sequence's choices that are expert e, `P_e` is the mean share
+    of e in a token's scores. No sequence's depends on another's, so that the sum is the same
+    however a batch is divided. Source: DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20.
 
     Args:
         logits: `Float[b s E]`.
@@ -45,21 +48,6 @@ def choose_experts(
         config.balance_loss if balances else 0.0, context.degree, context.group_name,
     )  # fmt: skip
     return experts, weights
-
-
-def balance_losses(scores: Tensor, experts: Tensor) -> Tensor:
-    """How unevenly each sequence loads the experts, `[b]`: `sum_e f_e P_e`, 1 if evenly.
-
-    `f_e` is E times the share of the sequence's choices that are expert e, `P_e` is the mean share
-    of e in a token's scores. No sequence's depends on another's, so that their sum is the same
-    however a batch is divided. Source: DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20.
-
-    Args:
-        scores: `Float[b s E]`.
-        experts: `Int[b s k]`.
-    """
-    shares = scores / scores.sum(-1, keepdim=True)
-    return (_choices(experts, scores) * shares.mean(1)).sum(-1)
 
 
 def _choices(experts: Tensor, scores: Tensor) -> Tensor:
@@ -135,7 +123,7 @@ def _choose_grad_op(
 
 
 def _balance_grad(scores: Tensor, choices: Tensor, ranks: int) -> Tensor:
-    """The gradient of the sum of `balance_losses` by the scores, `[b s/c E]`.
+    """The gradient of the sum over sequences of `sum_e f_e P_e` by the scores, `[b s/c E]`.
 
     Args:
         scores: those of one rank's tokens, `[b s/c E]`.

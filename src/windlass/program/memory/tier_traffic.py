@@ -122,20 +122,6 @@ class TierTraffic:
         )
 
 
-def instruction_transfer(
-    plan: Plan, graph: Graph, instruction: Instruction, *, stored: bool = True
-) -> TransferBytes:
-    """Bytes that one instruction reads from and writes to all offload tiers together.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
-        instruction: an instruction of a program that was lowered from the plan.
-        stored: as in `TierTraffic.instruction_traffic`.
-    """
-    return sum_tiers(TierTraffic(plan, graph).instruction_traffic(instruction, stored=stored))
-
-
 def sum_tiers(tiers: Mapping[str, TransferBytes]) -> TransferBytes:
     """The sum of the transfers of all tiers."""
     return TransferBytes(

@@ -26,7 +26,7 @@ class RankStatus(NamedTuple):
     step: int
     instruction: int
     """Index of the current instruction in the program."""
-    extra_work: int
+    other_work: int
     """Count of work other than instructions: saving and evaluating."""
     stopped: bool
     """Whether a signal or a debugger has stopped the process."""
