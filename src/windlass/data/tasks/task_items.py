@@ -122,7 +122,7 @@ def _parsed(
                 f"{path}:{number}: {_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"
                 for item in error.errors()
             ]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             messages.append(f"{path}:{number}: {error}")
 
 

@@ -7,7 +7,6 @@ the graph.
 """
 
 import contextlib
-import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -290,7 +289,7 @@ def _fake(tensor: Tensor) -> Tensor:
 
 def _place(error: Exception) -> str:
     """The innermost line of code outside of torch and of this file."""
-    own = (str(Path(torch.__file__).parent), __file__, math.__name__)
+    own = (str(Path(torch.__file__).parent), __file__)
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)
     ]
