@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow test-gpu docs format clean
+.PHONY: setup train test types site test-slow test-gpu docs format clean
 
 setup: $(VENV)/.ready
 
@@ -21,9 +21,14 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
-	$(BIN)/mkdocs build --quiet --strict
+	@$(MAKE) --no-print-directory --jobs 2 types site
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu"
+
+types: setup
+	$(BIN)/mypy
+
+site: setup
+	$(BIN)/mkdocs build --quiet --strict
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not gpu"
