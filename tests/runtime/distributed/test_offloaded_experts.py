@@ -95,7 +95,7 @@ def weights_of(pool: RankPool, run: InstrumentedRun) -> dict[str, Tensor]:
     """The weights of all layers after the last step."""
     folder = pool.merged_checkpoint(run, run.steps[-1].step)
     tensors = {
-        f"{file.stem} {name}": tensor
+        name: tensor
         for file in sorted(folder.glob("layer-*.safetensors"))
         for name, tensor in load_file(file).items()
         if name.startswith("weight/")
