@@ -1,4 +1,4 @@
-"""Atomic file writes: writes a temporary file, flushes it to the disk, renames it over the target.
+"""Atomic writes: makes a temporary file or folder, flushes it to the disk, and renames it.
 
 A reader therefore sees the old file or the new one, never a part of either, even after `kill -9` or
 a power cut. Files that a user names are read only if they are regular and of bounded size.
@@ -88,6 +88,33 @@ def _create(path: Path) -> BinaryIO:
         return path.open("xb")
     except FileNotFoundError as error:  # not on a disk, such as in `/proc`
         raise PermissionError(errno.EPERM, "no file can be created there") from error
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """A new folder that appears at `path` if the block ends without an exception, else nothing.
+
+    Args:
+        path: the folder, which is missing or empty.
+        replaces: removes what is there, and what killed processes have left beside it; so one
+            process at a time.
+
+    Raises:
+        StorageError: the disk is full, or the folder is not writable.
+    """
+    for leftover in path.parent.glob(f".{path.name}.*.tmp") if replaces else ():
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with storage_errors(path):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            if replaces and path.exists():
+                shutil.rmtree(path)
+            temporary.replace(path)
+            fsync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def require_writable(path: Path) -> None:

@@ -68,13 +68,13 @@ def write_token_files(
     """Writes all files of a token folder and flushes them to disk.
 
     Args:
-        folder: folder to create; it must not exist.
+        folder: folder to write, which is missing or empty.
         reader: reader of the corpora.
         summary: summary of the same reader.
         tokenizer: tokenizer that encodes every document.
         progress: called with "encoding" and bytes of text.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 2**16 else "<u4")
     with ExitStack() as stack:
         train = _SplitWriter(stack, folder, "train", dtype, tokenizer, reader)

@@ -2,15 +2,13 @@
 
 import contextlib
 import hashlib
-import shutil
-import uuid
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from windlass.atomic_files import (
+    atomic_folder,
     file_state,
-    fsync_folder,
     one_process,
     read_regular_file,
     storage_errors,
@@ -190,7 +188,7 @@ def _prepare(
     progress: DataProgress,
     hashed: _HashedCorpora,
 ) -> None:
-    """Builds in a temporary folder and renames it to `folder` if no source file has changed.
+    """Builds a folder of tokens, which appears if no source file has changed.
 
     Args:
         folder: folder of the finished tokens.
@@ -199,10 +197,7 @@ def _prepare(
         progress: called with the progress.
         hashed: state of the corpus's files before reading.
     """
-    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)  # of a process that was killed
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with atomic_folder(folder, replaces=True) as temporary:  # a damaged one is replaced
         summary = reader.summarize(progress)
         name = data.tokenizer
         tokenizer: Tokenizer
@@ -214,12 +209,6 @@ def _prepare(
             tokenizer = load_tokenizer(Path(name).expanduser())
         write_token_files(temporary, reader, summary, tokenizer, progress)
         _check_unchanged(reader.corpora, hashed)
-        if folder.exists():
-            shutil.rmtree(folder)  # damaged, otherwise it would have been opened
-        temporary.rename(folder)
-        fsync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _check_unchanged(corpora: Corpora, hashed: _HashedCorpora) -> None:

@@ -1,6 +1,7 @@
 """Images of folders and tables, with their classes."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,16 @@ def test_a_table_gives_the_same_images_as_a_folder(tmp_path: Path):
 
     assert ((images.inputs[:, 0, 0, 0] > 100) == (images.targets == 1)).all()
     assert sorted(images.inputs[:, 0, 0, 0]) == sorted(i + 200 * (i % 2) for i in range(COUNT))
+
+
+def test_a_class_number_without_a_name_is_refused_and_not_taken_for_the_last_class(tmp_path: Path):
+    names = {"info": {"features": {"label": {"names": ["dark", "bright"], "_type": "ClassLabel"}}}}
+    table = pa.table({"image": [b"", b""], "label": [1, -1]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps(names)})
+    pq.write_table(table, tmp_path / "images.parquet")
+
+    with pytest.raises(DataError, match="row 1 has class -1, and the 2 classes are counted from 0"):
+        prepared(tmp_path / "cache", source=str(tmp_path / "images.parquet"))
 
 
 def test_images_of_another_size_and_colour_are_scaled_to_one_shape(tmp_path: Path):

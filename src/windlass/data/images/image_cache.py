@@ -1,8 +1,6 @@
 """Prepares the images of a request once, and finds them again by the content of their files."""
 
 import hashlib
-import shutil
-import uuid
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from windlass.atomic_files import atomic_write, fsync_folder, hash_file, storage_errors
+from windlass.atomic_files import atomic_folder, atomic_write, hash_file, one_process
 from windlass.data.content_hashes import DataProgress, hash_files
 from windlass.data.corpus_split import hash_fraction
 from windlass.data.examples import ExampleDataset
@@ -78,9 +76,11 @@ def prepare_images(
         fields=(data.image_field, data.label_field),
     )
     folder = cache / recipe.fingerprint()
+    lock = folder.with_name(f".{folder.name}.lock")
     if not (folder / _META).is_file():
-        with storage_errors(cache):
-            _prepare(folder, sources, data, shape, report)
+        with one_process(lock, lambda: report("waiting for another process", 0, None)):
+            if not (folder / _META).is_file():  # another process may have prepared them meanwhile
+                _prepare(folder, sources, data, shape, report)
     return _open(folder, data)
 
 
@@ -126,7 +126,7 @@ def _prepare(
     shape: tuple[int, int, int],
     progress: DataProgress,
 ) -> None:
-    """Builds in a temporary folder and renames it to `folder`.
+    """Builds a folder of images.
 
     Raises:
         DataError: there is nothing to train on or to hold out.
@@ -136,9 +136,7 @@ def _prepare(
     classes = _class_order({label for part in labels for _, label in part})
     number = {label: index for index, label in enumerate(classes)}
     places, held_out = _split(labels, data, classes)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir(parents=True)
-    try:
+    with atomic_folder(folder, replaces=True) as temporary:
         every = [label for part in labels for _, label in part]
         targets = np.empty(len(every), dtype=np.int64)
         targets[places] = [number[label] for label in every]
@@ -152,12 +150,6 @@ def _prepare(
         hashes = (hash_file(temporary / _IMAGES), hash_file(temporary / _LABELS))
         meta = ImageMeta(classes=classes, held_out=held_out, mean=mean, std=std, sha256=hashes)
         atomic_write(temporary / _META, meta.to_json())
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-        fsync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _class_order(labels: set[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import importlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,8 +145,7 @@ class _Table:
                 for value in batch.column(self.label_field).to_pylist():
                     if value is None:
                         raise DataError(f"`{file.path}`: row {number} has no `{self.label_field}`")
-                    label = names[value] if names and isinstance(value, int) else str(value)
-                    yield f"{file.name}:{number}", label
+                    yield f"{file.name}:{number}", _class_name(value, names, file.path, number)
                     number += 1
 
     def images(self) -> Iterator[RawImage]:
@@ -193,9 +192,29 @@ def decode_image(raw: RawImage, shape: tuple[int, int, int]) -> npt.NDArray[np.u
         scaled = operations.fit(image, (width, height), image_module.Resampling.BICUBIC)
     # Damaged files raise whatever their decoders do.
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
-        raise DataError(f"is no image that can be read: {str(error).splitlines()[0]}") from None
+        raise DataError(f"is no image that can be read: {_first_line(error)}") from None
     pixels = np.asarray(scaled, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
+
+
+def _class_name(value: object, names: Sequence[str], file: Path, row: int) -> str:
+    """The class of a row: a name by its number, if there are names, or the value itself.
+
+    Raises:
+        DataError: no name has that number; -1 stands for a class that is not known.
+    """
+    if not names or not isinstance(value, int):
+        return str(value)
+    if not 0 <= value < len(names):
+        raise DataError(
+            f"`{file}`: row {row} has class {value}, and the {len(names)} classes are counted from "
+            "0; leave out rows whose class is not known"
+        )
+    return names[value]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _class_folders(root: Path) -> dict[str, tuple[Path, ...]]:

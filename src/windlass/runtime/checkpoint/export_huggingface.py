@@ -1,9 +1,6 @@
 """Weights of a checkpoint as a folder of Hugging Face, and adapters as a folder of PEFT."""
 
-import contextlib
 import json
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import atomic_write, fsync_folder, require_writable, storage_errors
+from windlass.atomic_files import atomic_folder, atomic_write, require_writable
 from windlass.errors import StorageError
 from windlass.models import ExportLayout, LayerStack, PeftAdapter, linear_layers
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
@@ -53,7 +50,8 @@ def export_huggingface(
     shards = _shards(shapes, shard_bytes)
     files = _file_names(len(shards))
     values = (value for _, value in _tensors(stack, layout, checkpoint))
-    with _new_folder(to) as folder:
+    require_new_folder(to)
+    with atomic_folder(to) as folder:
         for name, content in layout.files.items():
             atomic_write(folder / name, content)
         for file, names in zip(files, shards, strict=True):
@@ -84,7 +82,8 @@ def export_adapter(
         file = checkpoint.path / layer_file(stack.layer_of(name))
         return read_tensor(file, f"weight/{name}")
 
-    with _new_folder(to) as folder:
+    require_new_folder(to)
+    with atomic_folder(to) as folder:
         tensors: dict[str, Tensor] = {}
         for linear in linear_layers(stack, adapted=True):
             a, b = (weight(f"{linear}.lora_{each}") for each in "ab")
@@ -107,21 +106,6 @@ def require_new_folder(path: Path) -> None:
     if path.exists():
         raise StorageError(f"`{path}` is there already; name another folder")
     require_writable(path)
-
-
-@contextlib.contextmanager
-def _new_folder(to: Path) -> Iterator[Path]:
-    """A folder that appears at `to` if the block ends without an exception, and not otherwise."""
-    require_new_folder(to)
-    partial = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.partial")
-    with storage_errors(to):
-        try:
-            partial.mkdir(parents=True)
-            yield partial
-            partial.replace(to)
-            fsync_folder(to.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _tensors(
