@@ -123,3 +123,9 @@ def test_data_without_such_classes_are_refused(
 ) -> None:
     with pytest.raises((DataError, InputErrors), match=message):
         prepared(write(rows), classes=classes)
+
+
+def test_rows_without_room_for_a_text_are_refused(write: Write) -> None:
+    rows = [{"text": "a", "other": "b", "label": label} for label in ("x", "y")]
+    with pytest.raises(DataError, match="no token for a text beside the 3 tokens"):
+        prepared(write(rows, second_field="other"), sequence=3)

@@ -68,9 +68,15 @@ def prepare_labelled_texts(
             number if all are numbers.
 
     Raises:
-        DataError: there are no rows, or only one class.
+        DataError: there are no rows, only one class, or no room for a text.
         InputErrors: all rows that cannot be read, or whose class is none of `classes`.
     """
+    marks = 2 if data.second_field is None else 3
+    if sequence <= marks:
+        raise DataError(
+            f"`train.sequence` = {sequence} leaves no token for a text beside the {marks} tokens that "
+            "stand around it; raise it"
+        )
     rows = [list(_rows(source, data)) for source in data.sources]
     training = [row for part in rows for row in part]
     validation = [] if data.validation is None else list(_rows(data.validation, data))
