@@ -74,8 +74,8 @@ def prepare_labelled_texts(
     marks = 2 if data.second_field is None else 3
     if sequence <= marks:
         raise DataError(
-            f"`train.sequence` = {sequence} leaves no token for a text beside the {marks} tokens that "
-            "stand around it; raise it"
+            f"`train.sequence` = {sequence} leaves no token for a text beside the {marks} tokens "
+            "that stand around it; raise it"
         )
     rows = [list(_rows(source, data)) for source in data.sources]
     training = [row for part in rows for row in part]
