@@ -50,7 +50,9 @@ def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) ->
         (("compare", "a", "b"), "did you mean `diff` or `machines compare`?"),
         (("machines", "lst"), "`lst` is too much for `windlass machines`; did you mean `list`?"),
         (("show", "last", "a", "b"), "`a` and 1 more are too much for `windlass show`"),
-        (("train", "gpt-tiny", "--stepz", "3"), "--stepz"),
+        (("train", "gpt-tiny", "--stepz", "3"), "unknown option `--stepz`"),
+        (("train", "gpt-tiny", "--lr=3"), "write it as a key: `train.learning_rate=...`"),
+        (("show", "--josn"), "did you mean `--json`?"),
     ],
 )
 def test_an_unknown_name_is_one_clear_message_and_exit_code_2(

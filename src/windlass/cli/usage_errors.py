@@ -1,6 +1,13 @@
 """Messages for words that no command takes, where cyclopts's own say too little."""
 
-from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
+import inspect
+
+from cyclopts import (
+    CycloptsError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from windlass.errors import did_you_mean, did_you_mean_any, shorten
 
@@ -24,6 +31,8 @@ _OTHER_WORDS = {
 
 def describe_usage_error(error: CycloptsError) -> str:
     """What is wrong with a command line, with the nearest word and the help that lists all."""
+    if isinstance(error, UnknownOptionError):
+        return _describe_option(error)
     if not isinstance(error, UnknownCommandError | UnusedCliTokensError) or not error.unused_tokens:
         return str(error)
     word, *more = error.unused_tokens
@@ -35,3 +44,17 @@ def describe_usage_error(error: CycloptsError) -> str:
         return f"unknown command `{shorten(word)}`{hint}; `{chain} --help` lists all"
     words = f"`{shorten(word)}` and {len(more)} more are" if more else f"`{shorten(word)}` is"
     return f"{words} too much for `{chain}`{hint}; `{chain} --help` says what it takes"
+
+
+def _describe_option(error: UnknownOptionError) -> str:
+    """What may be meant by an option that no command takes: another one, or a key of a request."""
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    unknown = f"unknown option `{shorten(option)}`"
+    if error.target is not None and "overrides" in inspect.signature(error.target).parameters:
+        from windlass.schema import Request
+
+        if keys := Request.meant_keys(option):
+            return f"{unknown}; write it as a key: `{'=...`, `'.join(keys)}=...`"
+    options = [name for each in error.argument_collection if each.parse for name in each.names]
+    command = " ".join(("windlass", *(error.command_chain or ())))
+    return f"{unknown}{did_you_mean(option, options)}; `{command} --help` lists all"

@@ -69,6 +69,7 @@ def hash_files(
         hashed.append(HashedFile(name=file.name, sha256=sha256, state=state))
         if now - max(state[1:3]) > _MIN_AGE_NANOSECONDS:
             cacheable[path] = (state, sha256)
+    progress("checking files", len(files), len(files))
     if cacheable != cached:
         _save_hashes(cache_file, cacheable)
     return tuple(hashed)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from windlass.atomic_files import atomic_write
 from windlass.document.fields import KeyPath
-from windlass.document.messages import Synonyms, describe_origin, message
+from windlass.document.messages import Synonyms, describe_origin, meant_keys, message
 from windlass.document.parse import (
     apply_override,
     dotted,
@@ -111,6 +111,11 @@ class Document(BaseModel):
     def synonyms(cls) -> Synonyms:
         """Words of other software for this document's keys and values; here none."""
         return Synonyms()
+
+    @classmethod
+    def meant_keys(cls, word: str) -> list[str]:
+        """The dotted keys that a word of other software stands for, or that end in it."""
+        return meant_keys(cls, word, cls.synonyms())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields replaced; their values are not validated, their names are.

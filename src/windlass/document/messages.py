@@ -61,6 +61,23 @@ def message(
     return f"{where}: `{name}` = {shorten(repr(item['input']))}: {text}"
 
 
+def meant_keys(cls: type[BaseModel], word: str, synonyms: Synonyms) -> list[str]:
+    """The keys that a word of other software stands for, or that end in it; none if it is unknown.
+
+    Args:
+        cls: the class of the whole document.
+        word: the word, with or without the tables that it stands in.
+        synonyms: words of other software for keys.
+    """
+    last = word.rpartition(".")[2]
+    leaves = [key for key, _ in leaf_fields(cls)]
+    return (
+        _meant(word, synonyms.keys)
+        or _meant(last, synonyms.keys)
+        or [key for key in leaves if _plain(key.rpartition(".")[2]) == _plain(last)]
+    )
+
+
 def describe_origin(loc: KeyPath, origin: Mapping[KeyPath, str], file: Path | None) -> str:
     """The origin of `loc`; else of a key below it, of the nearest key above it, or the file."""
     if loc in origin:
@@ -79,12 +96,9 @@ def _suggestion(cls: type[BaseModel], loc: KeyPath, given: KeyPath, synonyms: Sy
         given: the key that was given, `loc` or one below it.
         synonyms: words of other software for keys.
     """
-    word = str(given[-1])
-    if meant := _meant(dotted(given), synonyms.keys) or _meant(word, synonyms.keys):
+    if meant := meant_keys(cls, dotted(given), synonyms):
         return did_you_mean_any(meant)
     leaves = [key for key, _ in leaf_fields(cls)]
-    if equal := [key for key in leaves if _plain(key.rpartition(".")[2]) == _plain(word)]:
-        return did_you_mean_any(equal)
     table = table_at(cls, loc[:-1])
     near = did_you_mean(str(loc[-1]), table.model_fields) if table else ""
     prefixed = near.replace("`", f"`{''.join(f'{part}.' for part in loc[:-1])}", 1)

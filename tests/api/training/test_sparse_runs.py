@@ -109,7 +109,7 @@ def test_a_checkpoint_falls_with_density(home: Path) -> None:
 
 def test_what_cannot_be_exported_is_refused(home: Path) -> None:
     run = run_of(home, "train.steps=1")
-    with pytest.raises(RequestError, match="name the file to write"):
+    with pytest.raises(RequestError, match="name what to write"):
         windlass.export(run.folder)
     with pytest.raises(CheckpointError, match="has no sparse layer; leave `--masks` out"):
         windlass.export(run.folder, masks=home / "masks.safetensors")

@@ -84,7 +84,10 @@ def export(
     from windlass.runtime import evaluation_checkpoint, export_masks, latest_checkpoint
 
     if to is None and masks is None:
-        raise RequestError("name the file to write: `--to FILE`, `--masks FILE`, or both")
+        raise RequestError(
+            "name what to write: `--to hf:DIR`, `--to FILE` or `--masks FILE`; "
+            "`windlass export --help` lists all"
+        )
     record = load(run, root=root)
     planned = planned_from_record(record)
     checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)

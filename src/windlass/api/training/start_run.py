@@ -100,6 +100,8 @@ def start_run(
         meta["parent"] = parent.metadata
     if group is not None:
         meta["group"] = group
+    if progress is not None:
+        progress("loading torch", 0, None)  # which takes seconds, and what follows computes
     require_vocabulary(planned, tokens)
     if parent is not None:
         require_tokens_of_parent(parent, tokens)

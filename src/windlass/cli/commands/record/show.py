@@ -1,11 +1,13 @@
 """`windlass show`, `report` and `sample`: the record of one run, and its model."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 from windlass import api
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import (
+    ProgressBars,
     console,
     print_json,
     print_scores,
@@ -95,8 +97,7 @@ def sample(
         ema: Let the averages of the weights write that the run keeps (`train.ema`).
         runs: The folder that holds the run folders.
     """
-    sys.stdout.write("" if chat else prompt)
-    for piece in api.sample(
+    pieces = api.sample(
         run,
         prompt,
         root=runs,
@@ -108,7 +109,11 @@ def sample(
         chat=chat,
         phases=phases,
         ema=ema,
-    ):
+    )
+    with ProgressBars() as progress:
+        progress("loading the model", 0, None)
+        first = next(pieces, "")
+    for piece in chain(("" if chat else prompt, first), pieces):
         sys.stdout.write(without_controls(piece) if sys.stdout.isatty() else piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
