@@ -42,6 +42,18 @@ def test_a_narrow_list_leaves_numbers_out_and_cuts_none(
         assert name in lines[1]
 
 
+def test_a_long_name_of_a_model_is_cut_and_nothing_else(tmp_path: Path):
+    make_record(tmp_path, count=20)
+    (row,) = rows(tmp_path)
+    long = (replace(row, model="hf:/home/somebody/models/my-llama"), replace(row, model="m" * 40))
+    for width in (60, 80):
+        lines = render(runs_table(long, NOW), width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert all(row.short_id in line for line in lines[3:5])
+        assert "llama  " in lines[3]
+        assert "".join(lines).count("…") == len(long)
+
+
 def test_the_list_of_runs_says_what_differs_among_them(tmp_path: Path):
     for count in (20, 20, 30):
         make_record(tmp_path, count=count)

@@ -51,19 +51,23 @@ class _RunsTable:
             ", ".join(filter(None, (*_marks(run), words)))
             for run, words in zip(runs, differences, strict=True)
         ]
-        longest_model = max((len(run.model) for run in runs), default=0)
+        self._longest_model = max((len(run.model) for run in runs), default=0)
         self._narrowing = NarrowingTable(
-            self._table, _NUMBERS, _LEAST_NEEDED, elastic=max(0, longest_model - _MODEL_CELLS)
+            self._table, _NUMBERS, _LEAST_NEEDED, elastic=max(0, self._longest_model - _MODEL_CELLS)
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the table."""
         numbers = self._narrowing.fitting(console, options)
-        table = self._table(numbers)
+        # A table is measured as no wider than its console.
+        wide = options.update(width=options.max_width + self._longest_model)
+        excess = console.measure(self._table(numbers), options=wide).maximum - options.max_width
+        cells = max(_MODEL_CELLS, self._longest_model - max(0, excess))
+        table = self._table(numbers, cells)
         room = options.max_width - console.measure(table).maximum
         longest = max(map(len, self._differences), default=0)
         is_wide = room >= max(_DIFFERENCE_CELLS, longest / _MOST_LINES)
-        yield self._table(numbers, with_differences=True) if is_wide and longest else table
+        yield self._table(numbers, cells, with_differences=True) if is_wide and longest else table
         if longest and not is_wide:
             below = fact_table()
             for run, words in zip(self._runs, self._differences, strict=True):
@@ -71,10 +75,17 @@ class _RunsTable:
             yield Text("what differs", style="bold")
             yield below
 
-    def _table(self, numbers: Sequence[str], *, with_differences: bool = False) -> Table:
+    def _table(
+        self,
+        numbers: Sequence[str],
+        model_cells: int | None = None,
+        *,
+        with_differences: bool = False,
+    ) -> Table:
+        """The table with some of the numbers, and models in so many cells; None cuts none."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", no_wrap=True)
-        table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=_MODEL_CELLS)
+        table.add_column("model", no_wrap=True)
         table.add_column("state", no_wrap=True)
         for name in numbers:
             table.add_column(name, justify="right", no_wrap=True)
@@ -83,7 +94,8 @@ class _RunsTable:
         for run, words in zip(self._runs, self._differences, strict=True):
             cells = self._cells(run)
             table.add_row(
-                run.short_id, Text(run.model), Text(run.state, style=STATE_COLOURS[run.state]),
+                run.short_id, Text(_cut(run.model, model_cells or self._longest_model)),
+                Text(run.state, style=STATE_COLOURS[run.state]),
                 *(cells[name] for name in numbers), *([Text(words)] if with_differences else []),
             )  # fmt: skip
         return table
@@ -99,6 +111,13 @@ class _RunsTable:
             "ratio": Text(ratio, style=OUTSIDE_STYLE if run.outside_interval else ""),
             "ago": _ABSENT if run.started is None else _ago(self._now - run.started),
         }
+
+
+def _cut(model: str, cells: int) -> str:
+    """A name in so many cells: the end of a path, and the beginning of another name."""
+    if len(model) <= cells:
+        return model
+    return f"…{model[1 - cells :]}" if "/" in model else f"{model[: cells - 1]}…"
 
 
 def _marks(run: RunRow) -> Iterator[str]:
