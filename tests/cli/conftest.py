@@ -1,22 +1,18 @@
 """The command line with a cache of its own, which already holds this machine."""
 
-import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from cli.forked_command_line import run_forked
 from cli.rank_processes import STAGES, ended
-from command_line import Windlass, start
+from command_line import Windlass, run_here, start
 from forked_runs import forking_process
 from made_cache import made_cache
-from windlass.cli import console as output
-from windlass.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +53,7 @@ def windlass(
         *words: str, env: Mapping[str, str] | None = None, **more: object
     ) -> subprocess.CompletedProcess[str]:
         if words[0] in _WITHOUT_RANKS and not (env or more):
-            return _run_here(words, surroundings, tmp_path)
+            return run_here(words, surroundings, tmp_path)
         if not (env or more):
             return run_forked(request.getfixturevalue("_forking"), words, tmp_path, surroundings)
         return subprocess.run(
@@ -72,26 +68,7 @@ def windlass(
 @pytest.fixture
 def refused(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
     """Runs any command line in this process: one that ends before it starts to train."""
-    return lambda *words: _run_here(words, surroundings, tmp_path)
-
-
-def _run_here(
-    words: tuple[str, ...], surroundings: dict[str, str], folder: Path
-) -> subprocess.CompletedProcess[str]:
-    stdout, stderr = io.StringIO(), io.StringIO()
-    code: object = 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.chdir(folder)
-        for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
-            patch.setenv(name, surroundings[name])
-        for console in (output.console, output.error_console):
-            patch.setattr(console, "_width", int(surroundings["COLUMNS"]))
-        try:
-            main(list(words))
-        except SystemExit as end:
-            code = end.code
-    assert isinstance(code, int)
-    return subprocess.CompletedProcess(words, code, stdout.getvalue(), stderr.getvalue())
+    return lambda *words: run_here(words, surroundings, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,7 +25,7 @@ from cli.rank_processes import (
     wait_until_gone,
     weights,
 )
-from command_line import Windlass
+from command_line import Windlass, run_here
 from windlass.errors import RequestError
 from windlass.runtime.distributed.rendezvous import HeadAddress, host_store
 from windlass.tracking.run_reader import load_run
@@ -95,9 +97,9 @@ Hosts = Callable[..., list[subprocess.Popen[str]]]
 """Starts a prepared run's script once for each host."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start_hosts(surroundings: dict[str, str]) -> Iterator[Hosts]:
-    """Starts hosts; kills those that a test leaves running, for example because it failed."""
+    """Starts hosts; kills those that are left running, for example because a test failed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -210,6 +212,43 @@ def test_a_run_on_one_host_listens_on_the_loopback_only(
 WITHIN = 10
 """Seconds after the hang timeout within which all hosts must have ended."""
 
+UNTIL_KILLED = (*STAGES, *SHORT_TIMEOUT, "train.schedule=constant", "train.warmup=0")
+"""Whose steps do not depend on how many there are."""
+KILLED_AFTER = 5
+"""Steps."""
+
+
+class CutShort(NamedTuple):
+    """A run on two hosts, of which one rank has met a signal."""
+
+    folder: Path
+    outcomes: list[tuple[int, str]]
+    """Exit code and output of each host."""
+
+
+CutRuns = Callable[[int, signal.Signals], CutShort]
+
+
+@pytest.fixture(scope="module")
+def cut_short(
+    surroundings: dict[str, str], start_hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
+) -> CutRuns:
+    """`cut_short(0, SIGKILL)`: the run whose rank of the first host was killed."""
+
+    @cache
+    def run(host: int, number: signal.Signals) -> CutShort:
+        folder = tmp_path_factory.mktemp("cut") / "run"
+        words = ("launch", *UNTIL_KILLED, "train.steps=4000", "--nodes", "2", "--folder", "run")
+        assert run_here(words, surroundings, folder.parent).returncode == 0
+        hosts = start_hosts(folder, 2, RESTARTS="0")
+        wait_for_step(folder, KILLED_AFTER, seconds=120)
+        processes = {rank: rank_process(folder, rank) for rank in range(2)}
+        os.kill(processes[host], number)
+        wait_until_gone(processes, HANG_SECONDS + WITHIN)
+        return CutShort(folder, outcome(hosts))
+
+    return run
+
 
 @pytest.mark.parametrize(
     ("host", "number", "told"),
@@ -221,23 +260,29 @@ WITHIN = 10
     ],
 )
 def test_a_rank_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
-    windlass: Windlass, start_hosts: Hosts, tmp_path: Path,
-    number: signal.Signals, told: str, host: int,
-) -> None:  # fmt: skip
-    prepare(windlass, *STAGES, *SHORT_TIMEOUT, "train.steps=4000", "--nodes", "2")
-    folder = tmp_path / "run"
-    hosts = start_hosts(folder, 2, RESTARTS="0")
-    wait_for_step(folder, 5, seconds=120)
-    processes = {rank: rank_process(folder, rank) for rank in range(2)}
-    os.kill(processes[host], number)
-    wait_until_gone(processes, HANG_SECONDS + WITHIN)
+    cut_short: CutRuns, host: int, number: signal.Signals, told: str
+) -> None:
     where = f"pipeline stage {host}, tensor-parallel rank 0, data-parallel rank 0"
     named = f"rank {host} ({where}) in step"
-    for code, words in outcome(hosts):
+    for code, words in cut_short(host, number).outcomes:
         assert code != 0
         assert named in words
         assert told in words
         assert f"rank {1 - host} (" not in words
+
+
+def test_two_hosts_take_the_steps_of_two_devices_of_one_host_until_one_is_killed(
+    windlass: Windlass, cut_short: CutRuns, tmp_path: Path
+) -> None:
+    words = (*UNTIL_KILLED, f"train.steps={KILLED_AFTER}")
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        [(step.step, step.loss, step.gradient_norm) for step in load_run(folder).steps]
+        for folder in (tmp_path / "here", cut_short(0, signal.SIGKILL).folder)
+    )
+    assert len(one) == KILLED_AFTER
+    assert two[:KILLED_AFTER] == one
 
 
 @pytest.fixture
