@@ -21,8 +21,10 @@ _TURN_ELEMENTS = 64
 """Elements of lists whose sizes are added up in the time of a turn."""
 _MOST_CHARACTERS = 2**26
 """Characters that one conversation may make, in texts that are alive or not: 256 MiB at most."""
-_ELEMENT_CHARACTERS = 16
-"""Characters that an element of a list counts for."""
+_TOO_MUCH = f"it makes more than {_MOST_CHARACTERS:,} characters for one conversation"
+_ELEMENT_CHARACTERS, _VALUE_CHARACTERS = 8, 64
+"""Characters that an element of a list counts for, and a value of those in a list that becomes a
+text: about their memory."""
 _LEFT_OUT = ("pprint", "urlize", "wordwrap", "xmlattr")
 """Filters for web pages and debugging; how much they make is hard to tell before."""
 _PADDING = frozenset(
@@ -37,7 +39,8 @@ _SHALLOW = frozenset(
      "reverse", "round", "select", "selectattr", "sort", "unique"}
 )  # fmt: skip
 """Filters that make no text of what lists hold, and no more than they are given."""
-_TURNS, _COUNTED, _JOINED, _SHOWN, _MADE = "_turns", "_counted", "_joined", "_shown", "_made"
+_SIZED = (str, bytes, list, tuple)
+_TURNS, _COUNTED, _JOINED, _MADE = "_turns", "_counted", "_joined", "_made"
 
 
 class Turns:
@@ -63,14 +66,14 @@ class Turns:
             TemplateError: they are too many.
         """
         if size > self._room:
-            raise TemplateError(
-                f"it makes more than {_MOST_CHARACTERS:,} characters for one conversation"
-            )
+            raise TemplateError(_TOO_MUCH)
 
     def made(self, result: object) -> object:
         """Counts what an operation has made, and returns it."""
-        size = len(result) if isinstance(result, (str, bytes, list, tuple)) else 1
-        size *= 1 if isinstance(result, (str, bytes)) else _ELEMENT_CHARACTERS
+        if isinstance(result, (str, bytes)):
+            size = len(result)
+        else:
+            size = _ELEMENT_CHARACTERS * (len(result) if isinstance(result, (list, tuple)) else 1)
         self.require_room(size)
         self._room -= size
         return result
@@ -86,7 +89,7 @@ class Turns:
         while waiting and size <= self._room:
             value, depth = waiting.pop()
             deepest, seen = max(deepest, depth), seen + 1
-            size += len(value) if isinstance(value, (str, bytes)) else _ELEMENT_CHARACTERS
+            size += _VALUE_CHARACTERS + (len(value) if isinstance(value, (str, bytes)) else 0)
             if isinstance(value, Mapping):
                 waiting += ((item, depth + 1) for pair in value.items() for item in pair)
             elif isinstance(value, (list, tuple)):
@@ -117,16 +120,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, filters: Mapping[str, Callable[..., object]], **options: Any) -> None:  # noqa: ANN401
-        super().__init__(**options)
+        super().__init__(**options, finalize=_shown)
         del self.globals["lipsum"]
         named = {name: run for name, run in self.filters.items() if name not in _LEFT_OUT}
         self.filters = {
             **{name: _bounded(name, run) for name, run in (named | dict(filters)).items()},
             _COUNTED: _counted,
             _JOINED: pass_context(lambda context, parts: _turns_of(context).text(*parts)),
-            _SHOWN: pass_context(lambda context, value: _turns_of(context).text(value)),
             _MADE: pass_context(lambda context, value: _turns_of(context).made(value)),
         }
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """What a template, a macro or a block has made, piece by piece."""
+        pieces = list(parts)
+        if sum(map(len, pieces)) > _MOST_CHARACTERS:
+            raise TemplateError(_TOO_MUCH)
+        return "".join(pieces)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _CountingNodes().visit(super()._parse(source, name, filename))
@@ -148,17 +158,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Adds, multiplies or formats: a text of ten letters becomes one of gigabytes."""
         turns = _turns_of(context)
-        if operator in ("*", "**"):
+        if operator[0] == "*":
             turns.take(_elements(operator, left, right))
         elif operator == "%" and isinstance(left, (str, bytes)):
             turns.require_room(_bound(turns, "format", (left, right), ()))
-        elif isinstance(left, Sized) and isinstance(right, Sized):
+        elif isinstance(left, _SIZED) and isinstance(right, _SIZED):
             turns.require_room(len(left) + len(right))  # of lists, `made` counts more
         return turns.made(super().call_binop(context, operator, left, right))
 
 
 class _CountingNodes(NodeTransformer):
-    """Puts filters that count around what a template loops over, joins, cuts and shows."""
+    """Puts filters that count around what a template loops over, joins and cuts."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  Jinja's own form
         self.generic_visit(node)
@@ -173,14 +183,16 @@ class _CountingNodes(NodeTransformer):
         self.generic_visit(node)
         return _filter(node, _MADE) if isinstance(node.arg, nodes.Slice) else node
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_filter(shown, _SHOWN) for shown in node.nodes]
+        node.filter = _filter(node.filter, _MADE)
         return node
 
 
-def _filter(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filter(node: nodes.Node | None, name: str) -> nodes.Filter:
+    """A filter of a value, or of the content of a block, which is no node."""
+    line = None if node is None else node.lineno
+    return nodes.Filter(node, name, [], [], None, None, lineno=line)
 
 
 def _turns_of(context: Context) -> Turns:
@@ -188,6 +200,12 @@ def _turns_of(context: Context) -> Turns:
     if not isinstance(turns, Turns):
         raise TemplateError(f"`{_TURNS}` is no name of a template's own")
     return turns
+
+
+@pass_context
+def _shown(context: Context, value: object) -> str:
+    """The text of what a template shows."""
+    return value if isinstance(value, str) else _turns_of(context).text(value)
 
 
 @pass_context
@@ -215,13 +233,10 @@ def _bounded(name: str, run: Callable[..., object]) -> Callable[..., object]:
         turns = _turns_of(context)
         args = _settled(turns, name, args)
         turns.require_room(_bound(turns, name, args, tuple(more.values())))
-        places = {
-            "context": context,
-            "eval_context": context.eval_ctx,
-            "environment": context.environment,
-        }
-        first = () if passed is None else (places[passed.name],)
-        return turns.made(run(*first, *args, **more))
+        if passed is None:
+            return turns.made(run(*args, **more))
+        places = {"eval_context": context.eval_ctx, "environment": context.environment}
+        return turns.made(run(places.get(passed.name, context), *args, **more))
 
     return bounded
 
@@ -242,8 +257,8 @@ def _bound(turns: Turns, name: str, args: tuple[object, ...], more: tuple[object
         args: what it takes, a method's own text first.
         more: what it takes by keyword.
     """
-    if name in _SHALLOW:
-        return 0
+    if name in _SHALLOW or (len(args) == 1 and not more and isinstance(args[0], str)):
+        return 0  # a text alone grows a few times at most, and `made` counts it
     if name == "replace" and len(args) > 2 and all(isinstance(arg, str) for arg in args[:3]):
         text, old, new = map(str, args[:3])
         return len(text) + text.count(old) * len(new)
