@@ -2,15 +2,19 @@
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from served_record import KNOWN, Served, log_steps, make_run, serve
 
-from windlass.record import annotate
+from windlass.record import Catalog, annotate
+from windlass.server import change_feed
+from windlass.server.change_feed import ChangeFeed
 from windlass.tracking import reopen_run_folder
 
 
@@ -76,3 +80,16 @@ def events_of(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
             name = value
         elif key == "data":
             yield name, json.loads(value)
+
+
+def test_a_feed_that_nobody_looks_at_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_feed, "_LOOKED_SECONDS", 0.0)
+    with Catalog.open(tmp_path) as catalog, ExitStack() as stack:
+        stack.enter_context(ChangeFeed(catalog))
+        time.sleep(0.1)  # it pauses before it asks whether somebody looks
+        ending = threading.Thread(target=stack.close, daemon=True)
+        ending.start()
+        ending.join(5)
+        assert not ending.is_alive()

@@ -95,9 +95,15 @@ class ChangeFeed:
             began = time.monotonic()
             self.refresh()
             self._closed.wait(max(_PAUSE_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began)))
-            if time.monotonic() - self._last_look > _LOOKED_SECONDS:
+            if self._is_left_alone():
                 self._looked.clear()
-                self._looked.wait()
+                # Asked again: whoever looks or closes notes it first, and then sets the event.
+                if self._is_left_alone():
+                    self._looked.wait()
+
+    def _is_left_alone(self) -> bool:
+        is_asked = time.monotonic() - self._last_look <= _LOOKED_SECONDS
+        return not is_asked and not self._closed.is_set()
 
 
 _ALL = RunQuery(archived=None)
