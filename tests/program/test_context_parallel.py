@@ -59,6 +59,24 @@ def test_a_pass_sends_a_ranks_keys_and_values_to_each_other_rank(graph: Graph):
     assert sent["forward"] == sent["backward"] == 2 * 3 * own
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_tell_each_other_how_often_their_runs_chose_each_expert_of_limited_room(
+    compiled: bool,
+):
+    dials = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 4, "sequence": 32, "experts": 6}
+    sent, degrees = [], {"context": 4, "sequence": 32, "micro": 2, "precision": "float32"}
+    for more in ({}, {"capacity": 1.0}):
+        graph = catalog_graph("moe-tiny", **dials, **more)
+        plan = tiny_plan(graph, MACHINE, compiled=compiled, **degrees)
+        sent.append(sent_bytes_by_kind(plan, graph, 0))
+    free, limited = sent
+    own = 2 * 2 * 6 * 8  # sequences, runs, experts, bytes
+    assert limited["forward"] - free["forward"] == 2 * 3 * own
+    keys_and_values, choices = 2 * 2 * (32 // 4) * 32 * 4, 2 * 6 * 4
+    summed = 2 * 3 / 4 * choices  # a ring of four
+    assert limited["backward"] == free["backward"] == 2 * (3 * keys_and_values + summed)
+
+
 def test_selective_recompute_gathers_keys_and_values_again(graph: Graph):
     once, twice = (
         sent_bytes_by_kind(

@@ -8,7 +8,7 @@ from torch import nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.context_parallel.divided_sequence import ContextParallelRank
-from windlass.models.experts.routing import Router, has_capacity
+from windlass.models.experts.routing import Router
 from windlass.models.init_weights import meta_copy
 from windlass.models.sentences.sentence_head import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
@@ -23,9 +23,7 @@ from windlass.models.transformer import (
 
 
 def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
-    """Whether tokens of a model depend on others by its attention alone.
-
-    With a capacity an expert drops a token if earlier ones took its room, so those layers do not.
+    """Whether tokens of a model depend on others by its attention, and by their experts, alone.
 
     Args:
         layers: all layers of the model.
@@ -34,10 +32,7 @@ def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
         Embedding, Block, HalfBlock, ParallelBlock, Head,
         bert.BertEmbedding, bert.BertBlock, bert.BertHalfBlock, bert.BertHead,
     )  # fmt: skip
-    return all(
-        isinstance(layer, kinds) and not (has_sentence_head(layer) or has_capacity(layer))
-        for layer in layers
-    )
+    return all(isinstance(layer, kinds) and not has_sentence_head(layer) for layer in layers)
 
 
 def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) -> nn.Module:

@@ -11,6 +11,7 @@ PLANS = {
     "micro-batches": ("batch.micro=1",),
     "divided experts": ("parallel.data=2", "parallel.expert=2"),
     "stages with recompute": ("parallel.pipeline=2", "recompute=full"),
+    "divided sequences": ("parallel.context=2",),
 }
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,10 @@ from torch.nn import functional
 
 from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.config import ExpertConfig, TransformerConfig
+from windlass.models.context_parallel.divided_sequence import ContextParallelRank
 from windlass.models.experts.grouped_products import grouped_linear
 from windlass.models.experts.mixture import MixtureOfExperts
+from windlass.models.experts.routing_ops import drop_late_tokens
 
 SAME_FLOAT64 = 1e-12
 """Sums in another order, in float64."""
@@ -151,6 +154,25 @@ def test_dropped_choices_are_those_behind_the_first_of_a_sequence_and_no_other(c
 
     assert module.router.dropped.item() == late
     assert (late > 0) == (capacity < 5)
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_ranks_that_divide_a_sequence_drop_the_choices_that_one_drops(degree: int):
+    """Each rank is told how often its experts were chosen in front of each of its runs."""
+    tokens, count, slots = 12 * degree, 5, 7
+    experts = torch.randint(count, (BATCH, tokens, 2))
+    whole = drop_late_tokens(experts, None, count, slots)
+    chosen = functional.one_hot(experts, count).sum(2)  # [b s E]
+    for index in range(degree):
+        rank = ContextParallelRank(degree=degree, index=index)
+        own = torch.from_numpy(rank.own_tokens(np.arange(tokens)))
+        firsts = rank.first_positions(tokens // degree)
+        before = torch.stack([chosen[:, :first].sum(1) for first in firsts], dim=1)
+
+        dropped = drop_late_tokens(experts[:, own], before, count, slots)
+
+        assert torch.equal(dropped, whole[:, own])
+    assert (whole == count).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -207,3 +207,24 @@ def test_a_run_of_two_expert_ranks_goes_on_with_four_and_with_one(pool: RankPool
         resumed = pool.run(plan_of(pool, **plan), resume=checkpoint).steps
         assert [step.step for step in resumed] == [2, 3]
         assert [step.loss for step in resumed] == pytest.approx(losses, rel=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def full_pool(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
+    """Experts have room for 0.6 times an equal share of a sequence's choices."""
+    dials = {
+        "layers": 4, "width": 32, "heads": 8, "sequence": 48, "vocabulary": 300, "capacity": 0.6,
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("full")
+    return RankPool(folder, 4, (2,), model=MODEL, examples=EXAMPLES, processes=ranks, dials=dials)
+
+
+@pytest.mark.parametrize("name", [name for name in MORE_PLANS if "sequences" in name])
+def test_ranks_that_divide_sequences_drop_the_choices_that_one_device_drops(
+    full_pool: RankPool, name: str
+):
+    result, run = full_pool.verify(plan_of(full_pool, **MORE_PLANS[name]))
+    assert result.passed, result.first_mismatch
+    alone = full_pool.single_device_run("float64").steps
+    losses = [step.loss for step in alone]
+    assert [step.loss for step in run.steps] == pytest.approx(losses, rel=TOLERANCE)

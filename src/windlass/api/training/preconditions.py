@@ -142,8 +142,7 @@ def _require_divisible_sequences(planned: Planned) -> None:
         raise PlanError(
             f"`parallel.context` = {planned.plan.parallel.context} needs the attention of the "
             f"catalogue's models, which gathers keys and values, and `{stack.name}` has other "
-            "layers, or experts with a capacity, which count the tokens of other ranks; leave "
-            "`parallel.context` out, or use `parallel.data`"
+            "layers; leave `parallel.context` out, or use `parallel.data`"
         )
 
 

@@ -14,6 +14,7 @@ from windlass.models.context_parallel.divided_sequence import ContextParallelRan
 from windlass.models.experts.routing_ops import (
     add_dropped,
     add_load,
+    choices_before,
     choose_experts,
     drop_late_tokens,
 )
@@ -88,9 +89,10 @@ class Router(Adaptable, GridShardable):
         )  # fmt: skip
         if self.training:
             add_load(self.load, experts)
-        slots = config.slots(x.shape[1])
+        slots = config.slots(x.shape[1] * self.context.degree)
         if slots is not None:
-            experts = drop_late_tokens(experts, config.count, slots)
+            before = choices_before(experts, config.count, self.context)
+            experts = drop_late_tokens(experts, before, config.count, slots)
             if self.training and self.dropped is not None:
                 add_dropped(self.dropped, experts, config.count)
             weights = weights.masked_fill(experts == config.count, 0)

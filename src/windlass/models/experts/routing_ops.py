@@ -15,6 +15,7 @@ from torch.nn import functional
 from windlass.models.config import ExpertConfig
 from windlass.models.context_parallel.divided_sequence import ContextParallelRank
 from windlass.models.tensor_parallel.collectives import process_group
+from windlass.schema import CONTEXT_RUNS
 
 
 def choose_experts(
@@ -219,20 +220,49 @@ def count_rows(experts: Tensor, count: int) -> Tensor:
     )
 
 
+def choices_before(experts: Tensor, count: int, context: ContextParallelRank) -> Tensor | None:
+    """How often each sequence chose each expert in front of each run of tokens, `Int[b r E]`.
+
+    Ranks tell each other how often their own runs did.
+
+    Args:
+        experts: what each of a rank's tokens chose, `Int[b s/c k]`.
+        count: number E of experts.
+        context: the rank; None is returned if it has whole sequences.
+    """
+    if context.degree == 1:
+        return None
+    choices = experts.flatten(1).unflatten(1, (CONTEXT_RUNS, -1))  # [b r s*k/(r*c)]
+    none = choices.new_zeros(len(choices), CONTEXT_RUNS, count)
+    chosen = context.all_tokens(none.scatter_add(2, choices, torch.ones_like(choices)))
+    before = chosen.cumsum(1) - chosen  # [b r*c E]
+    return torch.stack([before[:, run.number] for run in context.runs()], dim=1)
+
+
 @custom_op("windlass::drop_late_tokens", mutates_args=())
-def drop_late_tokens(experts: Tensor, count: int, slots: int) -> Tensor:
+def drop_late_tokens(experts: Tensor, before: Tensor | None, count: int, slots: int) -> Tensor:
     """The experts `Int[b s k]` of each token, or `count` where one has no room for it.
 
     A token is judged by the earlier ones of its sequence alone, so that a causal model stays one.
+
+    Args:
+        experts: what each token chose.
+        before: choices in front of each of r runs of tokens, `Int[b r E]`; None means whole
+            sequences.
+        count: number E of experts.
+        slots: most choices of a sequence that an expert takes.
     """
-    choices = experts.flatten(1)  # [b s*k]
-    taken = functional.one_hot(choices, count).cumsum(1)
+    runs = 1 if before is None else before.shape[1]
+    choices = experts.flatten(1).unflatten(1, (runs, -1))  # [b r s*k/r]
+    taken = functional.one_hot(choices, count).cumsum(2)
+    if before is not None:
+        taken += before.unsqueeze(2)
     place = taken.gather(-1, choices.unsqueeze(-1)).squeeze(-1)
     return experts.masked_fill((place > slots).view_as(experts), count)
 
 
 @drop_late_tokens.register_fake
-def _(experts: Tensor, count: int, slots: int) -> Tensor:  # noqa: ARG001
+def _(experts: Tensor, before: Tensor | None, count: int, slots: int) -> Tensor:  # noqa: ARG001
     return torch.empty_like(experts)
 
 

@@ -7,7 +7,6 @@ gradients. Everything else is what a replica does with `1 / c` of the tokens. So
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 from windlass.program.replicas.zero_sharding import adjacent_replicas
 from windlass.schema import (
@@ -26,6 +25,11 @@ from windlass.schema import (
 
 _ROUTER_GRADIENT = "choose_experts_grad"
 """Name of the op that makes the gradient of a router's scores."""
+
+_FULL_EXPERTS = "drop_late_tokens"
+"""Name of the op that finds choices of experts without room."""
+
+_COUNT_BYTES = 8
 
 
 def context_group(data_rank: int, plan: Plan) -> tuple[int, ...]:
@@ -112,17 +116,19 @@ def gathered_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, Lay
 
 def _gathered(kind: LayerKind, degree: int) -> LayerKind:
     """A layer kind beside whose own keys and values lie those of all ranks."""
-    gathered = kind.with_costs(lambda cost: _gathered_cost(cost, degree, again=False))
-    selective = (_gathered_cost(cost, degree, again=True) for cost in kind.selective_costs)
+    experts = next((p.shape[0] for p in kind.parameters if p.expert), 0)
+    gathered = kind.with_costs(lambda cost: _gathered_cost(cost, degree, experts, again=False))
+    selective = (_gathered_cost(cost, degree, experts, again=True) for cost in kind.selective_costs)
     return gathered.model_copy(update={"selective_costs": tuple(selective)})
 
 
-def _gathered_cost(cost: LayerCost, degree: int, *, again: bool) -> LayerCost:
+def _gathered_cost(cost: LayerCost, degree: int, experts: int, *, again: bool) -> LayerCost:
     """A layer's cost for `1 / degree` of the tokens of a micro-batch.
 
     Args:
         cost: the cost of one rank that has all of them.
         degree: context-parallel degree.
+        experts: number E of experts of a mixture in it.
         again: whether keys and values are gathered again as backward begins, in place of being kept
             from the forward pass.
     """
@@ -131,17 +137,17 @@ def _gathered_cost(cost: LayerCost, degree: int, *, again: bool) -> LayerCost:
     gather, scatter = _exchange("all_gather", everyone), _exchange("reduce_scatter", everyone)
     kept = Polynomial() if again else others
     repeated = cost.recompute
-    backward = _around_attention(cost.backward[::-1], scatter, kept=others, others=others)
-    backward = tuple(chain.from_iterable(_with_choices(op, cost, degree) for op in backward))
-    return cost.model_copy(
-        update={
-            "forward": _around_attention(cost.forward, gather, kept=kept, others=others),
-            "backward": (*((gather,) if again and own.bs else ()), *backward[::-1]),
-            "recompute": repeated
-            and _around_attention(repeated, gather, kept=others, others=others),
-            "saved_bytes": cost.saved_bytes.plus(kept),
-        }
-    )
+    backward = _around_attention(cost.backward[::-1], scatter, kept=others, others=others)[::-1]
+    passes = {
+        "forward": _around_attention(cost.forward, gather, kept=kept, others=others),
+        "backward": (*((gather,) if again and own.bs else ()), *backward),
+        "recompute": repeated and _around_attention(repeated, gather, kept=others, others=others),
+    }
+    width = max(4, PRECISION_BYTES[cost.precision])
+    routed = {
+        name: ops and _with_counts(ops, degree, experts, width) for name, ops in passes.items()
+    }
+    return cost.model_copy(update={**routed, "saved_bytes": cost.saved_bytes.plus(kept)})
 
 
 def _around_attention(
@@ -170,17 +176,32 @@ def _around_attention(
     return tuple(held)
 
 
-def _with_choices(op: Op, cost: LayerCost, degree: int) -> Iterator[Op]:
-    """An op of a backward pass, last first; ranks sum what a router's balance loss counts.
+def _with_counts(ops: tuple[Op, ...], degree: int, experts: int, width: int) -> tuple[Op, ...]:
+    """The ops of a pass in which ranks tell each other how often sequences chose each expert.
 
-    It counts how often each sequence chose each of E experts, in numbers of 4 bytes at least. The
-    gradient of the router's scores has E numbers for each token.
+    Before choices without room are found, each says it of each of its runs of tokens; before the
+    gradient of a router's scores, which has that of the balance loss, it is summed.
+
+    Args:
+        ops: the ops of a pass.
+        degree: context-parallel degree.
+        experts: number E of experts.
+        width: bytes of a number in such a sum.
     """
-    yield op
-    if op.name == _ROUTER_GRADIENT:
-        width = PRECISION_BYTES[cost.precision]
-        counts = Polynomial(b=degree * op.written_bytes.bs / width * max(4, width))
-        yield _exchange("all_reduce", counts).model_copy(update={"live_bytes": op.live_bytes})
+    runs, sums = (
+        Polynomial(b=degree * experts * nbytes)
+        for nbytes in (CONTEXT_RUNS * degree * _COUNT_BYTES, width)
+    )
+    exchanges = {
+        _FULL_EXPERTS: _exchange("all_gather", runs),
+        _ROUTER_GRADIENT: _exchange("all_reduce", sums),
+    }
+    held: list[Op] = []
+    for op in ops:
+        # A compiler fuses several operations into one.
+        needed = (exchanges[name] for name in op.name.split("+") if name in exchanges)
+        held += [*(_beside(exchange, op.live_bytes) for exchange in needed), op]
+    return tuple(held)
 
 
 def _exchange(kind: CollectiveKind, nbytes: Polynomial) -> Op:
