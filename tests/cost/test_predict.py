@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import HOST_OFFLOAD, sharded_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import (
+    HOST_OFFLOAD,
+    catalog_graph,
+    sharded_graph,
+    tiny_graph,
+    tiny_machine,
+    tiny_plan,
+)
 from windlass.cost.predict import predict_plan
 from windlass.cost.simulator.event_simulator import simulate
 from windlass.program.lowering.lower import lower
@@ -220,3 +227,22 @@ def test_stages_wait_for_each_other_and_the_step_ends_with_the_last(stages: int)
     assert prediction.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
     assert prediction.step_seconds > alone.step_seconds / stages
     assert sum(prediction.by_kind.values()) == pytest.approx(prediction.step_seconds)
+
+
+@pytest.mark.parametrize("wishes", [{}, {"offload": HOST_OFFLOAD, "phases": ((0, 2), (2, 4))}])
+def test_documents_that_share_rows_attend_as_rows_of_their_length_do(wishes: dict[str, Any]):
+    dials = {"layers": 2, "width": 32, "heads": 4, "sequence": 64, "vocabulary": 64}
+    graph, machine = catalog_graph("gpt-tiny", **dials), tiny_machine(host=2**30)
+    packed = graph.model_copy(update={"document_tokens": 16.0})
+
+    rows = _predict(packed, machine, sequence=64, micro=1, **wishes).by_term
+    short = _predict(graph, machine, sequence=16, micro=4, **wishes).by_term
+    whole = _predict(graph, machine, sequence=64, micro=1, **wishes).by_term
+    assert rows["attention"] == pytest.approx(short["attention"])
+    assert rows["matmul"] == pytest.approx(whole["matmul"])
+
+    # Compiled code computes whole rows under a mask.
+    one, other = (
+        _predict(each, machine, sequence=64, micro=1, compiled=True) for each in (packed, graph)
+    )
+    assert one.by_term["attention"] == other.by_term["attention"]

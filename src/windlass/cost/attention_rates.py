@@ -28,7 +28,7 @@ class AttentionRates:
     def __init__(
         self,
         measured: Sequence[AttentionRate],
-        sequence: int,
+        sequence: float,
         *,
         compiled: bool,
         interpolates: bool,

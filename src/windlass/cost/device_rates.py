@@ -51,6 +51,9 @@ class OpContext(NamedTuple):
     vocabulary: int = 0
     """Entries of the last projection, which our own runtime pads on accelerators to a multiple of
     `VOCABULARY_MULTIPLE`; 0 where it does not."""
+    document: float | None = None
+    """Mean length of the document of a token in rows that documents share; None where a row is
+    one sequence."""
 
 
 class DeviceRates:
@@ -90,6 +93,16 @@ class DeviceRates:
         """Whether products with the vocabulary as a side run with a padded one."""
         own = self.stack is OWN_STACK and self.device.kind != "cpu"
         return own and self.mode.vocabulary > 0
+
+    @property
+    def attended(self) -> float:
+        """Tokens of the sequences that attention is computed for.
+
+        Eager code on a CPU computes each document by itself; compiled code, whose shapes are fixed,
+        and other devices, which would wait for the lengths, compute the whole row.
+        """
+        divides = self.device.kind == "cpu" and not self.mode.compiled
+        return self.mode.document if divides and self.mode.document else self.mode.sequence
 
     def products(self, op: Op) -> MatmulRate:
         """Rates of a matrix product, in the precision of its factors."""
@@ -151,9 +164,12 @@ class DeviceRates:
 
     def _attention(self, op: Op, head_width: float, *, backward: bool) -> Curve:
         """FLOP/s of attention: the rate measured at this sequence length if there is one."""
+        # A row under a mask skips none of its tiles.
+        is_masked = self.mode.document is not None and self.attended == self.mode.sequence
         curve = self._attention_rates.curve(
-            op.attention, head_width, is_causal=op.is_causal is not False, backward=backward
-        )
+            op.attention, head_width, backward=backward,
+            is_causal=op.is_causal is not False and not is_masked,
+        )  # fmt: skip
         return curve or self._products.attention
 
     @cached_property
@@ -170,7 +186,7 @@ class DeviceRates:
         newest = next((kernel for kernel in reversed(known) if kernel in stated), None)
         return AttentionRates(
             [rate for rate in rates if rate.kernel == newest],
-            self.mode.sequence,
+            self.attended,
             compiled=self.mode.compiled,
             interpolates=self.device.kind == "cpu",
         )

@@ -64,7 +64,7 @@ class InstructionCosts:
         mode = OpContext(
             batch.sequence, plan.precision, plan.compile, context, bool(plan.deterministic),
             bool(plan.step_graph),
-            padded_vocabulary(graph, plan.parallel.tensor, plan.loss),
+            padded_vocabulary(graph, plan.parallel.tensor, plan.loss), graph.document_tokens,
         )  # fmt: skip
         self._micro = micro_of_rank(plan)
         self._plan, self._graph, self._machine = plan, graph, machine

@@ -125,7 +125,7 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
                 by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
             ops.append(op)
             shares.append(speed * rates.share(op))
-    amounts = _amounts(ops, micros, mode.sequence)
+    amounts = _amounts(ops, micros, rates)
     work = np.empty_like(amounts)
     for curves, rows in by_curves.values():
         amount = amounts[rows]
@@ -267,8 +267,13 @@ def quantity_values(
     return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
 
 
-def _amounts(ops: Sequence[Op], micros: Floats | Ints, sequence: int) -> Floats:
-    """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`."""
+def _amounts(ops: Sequence[Op], micros: Floats | Ints, rates: DeviceRates) -> Floats:
+    """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`.
+
+    Each token of a document of L tokens attends to L in place of the s of its row, so that rows
+    take `sum(L^2) = b s E[L]` of `b s^2`, with the mean E over tokens.
+    """
+    sequence = rates.mode.sequence
     none = Polynomial()
     counted = [op.kind in ("matmul", "attention") for op in ops]
     quantities = [
@@ -276,7 +281,9 @@ def _amounts(ops: Sequence[Op], micros: Floats | Ints, sequence: int) -> Floats:
         for op, flop in zip(ops, counted, strict=True)
     ]
     first, second = zip(*quantities, strict=True) if quantities else ((), ())
-    return quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
+    attended = [rates.attended / sequence if op.kind == "attention" else 1.0 for op in ops]
+    amounts = quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
+    return amounts * np.array(attended).reshape(-1, 1)
 
 
 def _head_width(cost: LayerCost, mode: OpContext) -> float:

@@ -184,6 +184,19 @@ def test_packed_rows_hold_each_conversation_once_and_whole(conversations: Prepar
     assert f"packing factor {count / rows:.2f}: {count} training conversations" in packed.notes[-1]
 
 
+def test_the_mean_length_of_a_tokens_document_is_that_of_all_rows(conversations: Prepared):
+    packed = conversation_batches(conversations(), sequence=160, batch=1, seed=3, packing=True)
+    rows = int(packed.notes[-1].split(" rows")[0].split()[-1])
+    lengths = []
+    for step in range(1, rows + 1):
+        _, counts = np.unique(packed.document_ids(step, 0, 1), return_counts=True)
+        lengths += np.repeat(counts, counts).tolist()
+    assert packed.document_tokens == pytest.approx(np.mean(lengths), rel=1e-12)
+    assert (
+        conversation_batches(conversations(), sequence=160, batch=1, seed=3).document_tokens is None
+    )
+
+
 def test_best_fit_fills_rows_and_holds_each_length_once():
     lengths = np.array([7, 3, 5, 2, 8, 1, 4, 6, 10, 2, 2])
     rows = pack(lengths, 10)

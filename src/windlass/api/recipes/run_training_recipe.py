@@ -17,7 +17,7 @@ from windlass.api.recipes.training_recipe import (
 )
 from windlass.api.runs import load
 from windlass.api.training.export import export
-from windlass.api.training.inputs.batches import data_notes, make_batches
+from windlass.api.training.inputs.batches import data_notes, make_batches, with_document_lengths
 from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.parent import find_parent
 from windlass.api.training.resume import resume
@@ -123,6 +123,7 @@ def _with_packing(planned: Planned, progress: Progress | None) -> Planned:
     if not data.packing or data.source == CONVERSATIONS or planned.result.plan is None:
         return planned
     batches = make_batches(planned, prepare_data(planned.request, progress))
+    planned = with_document_lengths(planned, batches)
     return replace(planned, notes=(*planned.notes, *data_notes(batches)))
 
 

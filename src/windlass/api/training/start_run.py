@@ -8,7 +8,12 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.run_tasks import requested_tasks, save_run_tasks
 from windlass.api.training.disk_check import require_disk_space
-from windlass.api.training.inputs.batches import data_metadata, data_notes, make_batches
+from windlass.api.training.inputs.batches import (
+    data_metadata,
+    data_notes,
+    make_batches,
+    with_document_lengths,
+)
 from windlass.api.training.inputs.data_fit import require_vocabulary
 from windlass.api.training.inputs.model_config import save_model_config
 from windlass.api.training.inputs.run_data import (
@@ -106,6 +111,7 @@ def start_run(
     if parent is not None:
         require_tokens_of_parent(parent, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
+    planned = with_document_lengths(planned, batches)
     planned = replace(planned, notes=(*planned.notes, *data_notes(batches)))
     tasks = requested_tasks(planned.request, tokens, planned.graph.max_sequence)
     run_folder = create_run_folder(

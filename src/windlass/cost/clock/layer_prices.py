@@ -229,6 +229,7 @@ class LayerPrices:
             self._base.batch.sequence, config.precision, config.compiled, config.context or 1,
             bool(self._base.deterministic), bool(self._base.step_graph),
             padded_vocabulary(self._graph, config.tensor, config.loss),
+            self._graph.document_tokens,
         )  # fmt: skip
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)

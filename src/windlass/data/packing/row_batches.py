@@ -101,6 +101,11 @@ class RowBatches:
         """Documents per row of the training text; None without packing."""
         return self.order.factor if self.is_packed else None
 
+    @property
+    def document_tokens(self) -> float | None:
+        """Mean length, over the tokens of a batch, of their documents; None without packing."""
+        return self.order.document_tokens if self.is_packed else None
+
     def samples(
         self, step: int, first: int = 0, count: int | None = None
     ) -> tuple[TokenBatch, TokenBatch]:

@@ -46,6 +46,15 @@ class RowOrder:
         """Documents per row of the training text: the packing factor."""
         return self._documents / self._rows
 
+    @property
+    def document_tokens(self) -> float:
+        """Mean length, over all tokens of training rows, of their documents; fill is one, too."""
+        squares = 0
+        for layout in self.train:
+            filled = np.add.reduceat(layout.lengths, layout.row_starts[:-1])
+            squares += int((layout.lengths**2).sum() + ((self.sequence - filled) ** 2).sum())
+        return squares / (self.sequence * self._rows)
+
     def packing_note(self, noun: str) -> str:
         """How much packing gives, in words.
 

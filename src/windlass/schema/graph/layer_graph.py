@@ -191,7 +191,7 @@ class Graph(Document):
         {
             "tensor_shards", "unshardable", "unsharded", "kinds.selective_costs",
             "kinds.fused_costs", "kinds.chooses_attention", "kinds.is_hidden", "looks_ahead",
-            "kinds.sliding_window", "base",
+            "kinds.sliding_window", "base", "document_tokens",
         }
     )  # fmt: skip
 
@@ -207,6 +207,9 @@ class Graph(Document):
     base: Precision | None = None
     """The numbers of the files in which all frozen weights stand as they are computed with, so that
     phases may read them there; None if some stand nowhere."""
+    document_tokens: float | None = None
+    """Mean length, over the tokens of a batch, of the document that a token belongs to, where
+    documents share rows; None if they do not, or if the lengths are not known."""
     layer_runs: tuple[LayerRun, ...]
     """All layers in order, embedding and head included."""
     kinds: dict[str, LayerKind]

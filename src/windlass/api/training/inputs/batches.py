@@ -1,9 +1,11 @@
 """The batches of a run: windows of text, packed documents, conversations, or examples."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from windlass.api.objects import model_arguments
 from windlass.api.plan import Planned
+from windlass.cost import predict_time
 from windlass.errors import PlanError
 from windlass.models import is_causal, is_users_own, predicts_pairs
 
@@ -90,6 +92,26 @@ def make_windows(planned: Planned, tokens: "TokenDataset") -> "Batches":
         tokens, sequence=planned.plan.batch.sequence, batch=settings.batch, seed=settings.seed,
         masking=_masking(planned, tokens), weights=planned.request.data.weights,
     )  # fmt: skip
+
+
+def with_document_lengths(planned: Planned, batches: "TrainingBatches") -> Planned:
+    """The plan with the time that its documents take, whose lengths are known once rows are packed.
+
+    Memory stays that of rows of one document, which no row exceeds.
+    """
+    from windlass.data import RowBatches
+
+    tokens = batches.document_tokens if isinstance(batches, RowBatches) else None
+    if tokens is None:
+        return planned
+    graph = planned.graph.model_copy(update={"document_tokens": tokens})
+    before, steps = planned.prediction, planned.request.train.steps
+    prediction = predict_time(planned.plan, graph, planned.machine).model_copy(
+        update={"peaks": before.peaks, "compile_seconds": before.compile_seconds}
+    )
+    seconds = prediction.step_seconds * steps + prediction.compile_seconds
+    result = replace(planned.result, prediction=prediction, run_seconds=seconds)
+    return replace(planned, graph=graph, result=result)
 
 
 def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
