@@ -23,15 +23,18 @@ WORDS = (
 )  # fmt: skip
 
 
-def llama_folder(path: Path) -> Path:
-    """A tiny Llama in bfloat16, in two files, with its tokenizer."""
+def llama_folder(path: Path, *, experts: int = 0) -> Path:
+    """A tiny Llama in bfloat16, in two files, with its tokenizer; with experts a Mixtral."""
     path.mkdir()
     sizes = {
         "num_hidden_layers": 2, "hidden_size": WIDTH, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": HIDDEN, "vocab_size": VOCABULARY,
         "max_position_embeddings": 64, "tie_word_embeddings": False,
     }  # fmt: skip
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    kind = {"model_type": "llama"}
+    if experts:
+        kind = {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": 2}
+    (path / "config.json").write_text(json.dumps({**kind, **sizes}))
     byte_tokenizer().save(path / "tokenizer.json")
     generator = torch.Generator().manual_seed(0)
 
@@ -44,9 +47,8 @@ def llama_folder(path: Path) -> Path:
         shapes = {
             "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (WIDTH // 2, WIDTH),
             "self_attn.v_proj": (WIDTH // 2, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH),
-            "mlp.gate_proj": (HIDDEN, WIDTH), "mlp.up_proj": (HIDDEN, WIDTH),
-            "mlp.down_proj": (WIDTH, HIDDEN), "input_layernorm": (WIDTH,),
-            "post_attention_layernorm": (WIDTH,),
+            "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
+            **(feed_forward_shapes() if not experts else expert_shapes(experts)),
         }  # fmt: skip
         for name, shape in shapes.items():
             tensors[f"model.layers.{block}.{name}.weight"] = normal(*shape) + (len(shape) == 1)
@@ -57,6 +59,24 @@ def llama_folder(path: Path) -> Path:
         places |= dict.fromkeys(tensors, name)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return path
+
+
+def feed_forward_shapes() -> dict[str, tuple[int, ...]]:
+    return {
+        "mlp.gate_proj": (HIDDEN, WIDTH), "mlp.up_proj": (HIDDEN, WIDTH),
+        "mlp.down_proj": (WIDTH, HIDDEN),
+    }  # fmt: skip
+
+
+def expert_shapes(experts: int) -> dict[str, tuple[int, ...]]:
+    mixture = "block_sparse_moe"
+    return {f"{mixture}.gate": (experts, WIDTH)} | {
+        f"{mixture}.experts.{number}.{name}": shape
+        for number in range(experts)
+        for name, shape in (
+            ("w1", (HIDDEN, WIDTH)), ("w3", (HIDDEN, WIDTH)), ("w2", (WIDTH, HIDDEN))
+        )
+    }  # fmt: skip
 
 
 def train(home: Path, model: str, *overrides: str) -> windlass.Run:
@@ -129,10 +149,15 @@ def test_what_stands_in_another_order_is_kept_once_and_outlives_the_base(home: P
 
 
 @pytest.mark.slow
-def test_ranks_read_their_own_parts_of_a_base_that_stays_where_it_is(home: Path) -> None:
-    base = llama_folder(home / "llama")
+@pytest.mark.parametrize("experts", [0, 4])
+def test_ranks_read_their_own_parts_of_a_base_that_stays_where_it_is(
+    home: Path, experts: int
+) -> None:
+    base = llama_folder(home / "llama", experts=experts)
     whole = [step.loss for step in train(home, f"hf:{base}", "phases=1")]
     sharded = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2", "phases=2")
+    if experts:
+        sharded = (*sharded, "parallel.expert=2")
     run = train(home, f"hf:{base}", *sharded)
     stop_after_three(run)
     names = [path.name for path in checkpoints(run)[-1].iterdir()]
@@ -140,6 +165,8 @@ def test_ranks_read_their_own_parts_of_a_base_that_stays_where_it_is(home: Path)
     assert not [name for name in names if ".frozen." in name]
 
     alone = ("parallel.data=1", "sharding.parameters=1", "sharding.optimizer=1", "phases=2")
+    if experts:
+        alone = (*alone, "parallel.expert=1")
     list(windlass.resume(run.folder, *alone, root=home / "runs"))
     losses = [step.loss for step in windlass.load(run.folder).steps]
     # Sums of float32 in another order over four steps.

@@ -11,13 +11,13 @@ def reads_base_in_place(plan: Plan, graph: Graph) -> bool:
     """Whether frozen weights stay in the files of the base, and take no space of an offload tier.
 
     They must become the plan's numbers without rounding. Tensor-parallel ranks have parts of
-    weights that are in no order of a file, and ranks that divide experts store theirs.
+    weights that are in no order of a file.
 
     Args:
         plan: the plan.
         graph: the plan's full graph.
     """
-    if graph.base is None or plan.parallel.expert or not plan.is_offloaded("parameters"):
+    if graph.base is None or not plan.is_offloaded("parameters"):
         return False
     stored, wanted = (_COMPUTED_IN.get(each, each) for each in (graph.base, plan.precision))
     widens = stored == wanted or PRECISION_BYTES[stored] < PRECISION_BYTES[wanted]

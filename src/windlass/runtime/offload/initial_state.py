@@ -138,13 +138,14 @@ def leave_shard_in(
     Args:
         frozen: the rank's part of one layer.
         shard: what the rank has of the layer.
-        whole: where the weights stand, by full name, as far as that is known.
+        whole: where all frozen weights of the layer stand, by full name, as far as that is known.
 
     Returns:
         False if they must be stored: parts that tensor-parallel ranks have are in no order of a
-        file, and a checkpoint names the places of the weights that every replica has.
+        file, and the rank that names all places in a checkpoint has some of the other weights.
     """
-    if shard.part.experts is not None:
+    is_named = shard.frozen_of_layer > {weight.name for weight in shard.frozen}
+    if shard.part.experts is not None and not is_named:
         return False
     pieces = {weight.name: shard.pieces[weight.name] for weight in shard.frozen}
     # Whole shapes are compared, so that all ranks decide alike.

@@ -162,7 +162,7 @@ class ShardedOffloadedStore(OffloadedStore):
         places = places_of_base(self._stack, self._plan)
         for index, state in self._states.items():
             shard, frozen = self._layer_shards[index], self._frozen.get(index)
-            whole = {w.name: places[w.name] for w in shard.frozen if w.name in places}
+            whole = {name: places[name] for name in shard.frozen_of_layer if name in places}
             left = frozen is not None and leave_shard_in(frozen, shard, whole)
             name = self._stack.names[index]
             unused = {*shard.shapes} - {*shard.pieces} | {*(whole if left else ())}

@@ -100,6 +100,8 @@ class LayerShard:
         self.pieces: Mapping[str, ParamShard] = owned
         """This tensor-parallel rank's part of each weight that the layer owns, by full name."""
         names = self._frozen_names
+        self.frozen_of_layer = names - stack.tied_weights.keys()
+        """Full names of all frozen weights that the layer owns, of its other parts too."""
         trained, self._weight_elements = self._laid_out(n for n in owned if n not in names)
         frozen, frozen_elements = self._laid_out(n for n in owned if n in names)
         self.elements = padded_elements(self._weight_elements, plan)
