@@ -31,6 +31,12 @@ def test_tiles_hold_every_pair_of_tokens_that_see_each_other(earlier: int, later
     assert len(pairs) == round(tile_shares(700, earlier, later)[0] * 700**2)
 
 
+def test_a_tile_is_as_long_as_its_window():
+    first, others = 512 * 512, 7 * 512 * (512 + 511)
+    assert tile_shares(4096, 511, 0) == ((first + others) / 4096**2, 512 * 1023 / 4096**2)
+    assert len(attention_tiles(2048, 64, 64)) == 8  # 256 queries are the fewest
+
+
 def test_heads_and_widths_follow_from_the_operation_itself():
     block = catalog_graph("llama-tiny").kinds["block"]
     (op,) = (op for op in block.costs[0].forward if op.kind == "attention")

@@ -9,6 +9,10 @@ is multiplied with the keys up to its last token only. More would skip little mo
 _FEWEST_ROWS = 128
 """Fewest queries of such a tile: narrower products of scores are slow."""
 
+_FEWEST_WINDOW_ROWS = 256
+"""Fewest queries of a tile under a window of tokens: tiles as long as the window are as fast as
+shorter ones, and a compiler has fewer of them to unroll."""
+
 
 class AttentionTile(NamedTuple):
     """Queries of a sequence, and the keys that any of them sees, as half-open ranges of tokens."""
@@ -31,6 +35,8 @@ def attention_tiles(
     if min(last if each is None else each for each in (earlier, later)) >= last:
         return (AttentionTile((0, sequence), (0, sequence)),)
     rows = max(_FEWEST_ROWS, -(-sequence // _MOST_TILES))
+    if earlier is not None and later is not None:
+        rows = min(rows, max(_FEWEST_WINDOW_ROWS, earlier + later + 1))
     tiles = []
     for first in range(0, sequence, rows):
         end = min(first + rows, sequence)
