@@ -56,6 +56,8 @@ def losses(layers: list[nn.Module], tokens: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+# Torch's own, while it compiles.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny", "gpt2-124m", "bert-tiny"])
 def test_loss_and_gradients_of_packed_rows_are_those_of_the_documents_alone(
