@@ -283,7 +283,7 @@ def _amounts(ops: Sequence[Op], micros: Floats | Ints, rates: DeviceRates) -> Fl
     first, second = zip(*quantities, strict=True) if quantities else ((), ())
     attended = [rates.attended / sequence if op.kind == "attention" else 1.0 for op in ops]
     amounts = quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
-    return amounts * np.array(attended).reshape(-1, 1)
+    return np.asarray(amounts * np.array(attended).reshape(-1, 1))
 
 
 def _head_width(cost: LayerCost, mode: OpContext) -> float:
