@@ -7,6 +7,7 @@ through them, and `verify` proves that they are complete, free of deadlock and f
 
 from windlass.program.activation_checkpointing import (
     describe_recompute,
+    fully_recomputed,
     is_recomputed,
     recomputable_layers,
     selective_layers,
@@ -90,6 +91,7 @@ from windlass.program.memory.liveness import (
 )
 from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier,
+    offloaded_layer_bytes,
     offloaded_output_bytes,
     update_state_bytes,
 )
@@ -206,6 +208,7 @@ __all__ = [
     "exchanged_bytes",
     "expert_sharding",
     "float8_errors",
+    "fully_recomputed",
     "fused_loss_errors",
     "gathered_kinds",
     "gradient_scatter_group",
@@ -223,6 +226,7 @@ __all__ = [
     "micro_of_rank",
     "moment_errors",
     "offloaded_bytes_by_tier",
+    "offloaded_layer_bytes",
     "offloaded_optimizer_errors",
     "offloaded_output_bytes",
     "op_collectives",

@@ -57,6 +57,12 @@ def recomputable_layers(plan: Plan, stage: Stage) -> range:
     return range(begin, max(begin, end))
 
 
+def fully_recomputed(plan: Plan, stage: Stage) -> range:
+    """The `recomputable_layers` of a stage that the plan recomputes fully."""
+    layers = recomputable_layers(plan, stage)
+    return layers[: stage.recompute_layers] if stage.recompute == "full" else layers[:0]
+
+
 def with_recompute(plan: Plan, full: Sequence[int], selective: Sequence[int] | None = None) -> Plan:
     """The plan with the first layers of each of its stages recomputed.
 

@@ -15,9 +15,8 @@ from windlass.planner.result import PlanningResult
 from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
     PassTimes,
-    min_stage_bytes,
+    PhaseMemory,
     min_step_seconds,
-    waiting_activation_bytes,
 )
 from windlass.planner.search.phase_search import TruncatedPlan, search_phases
 from windlass.planner.space.options import offload_tiers
@@ -29,10 +28,10 @@ from windlass.planner.space.phase_space import (
     phase_partitions,
     with_state_on,
 )
+from windlass.planner.space.phase_table import PhaseTable
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import plan_layer_sizes
-from windlass.program.tied_weights import tied_owner_layers
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
@@ -100,6 +99,10 @@ def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:
     return found
 
 
+def memory_of(plan: Plan, graph: Graph) -> PhaseMemory:
+    return PhaseMemory(plan, graph, plan_layer_sizes(plan, graph))
+
+
 @cache
 def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
     """A small request on a small machine, and all its plans."""
@@ -145,13 +148,12 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         process_bytes = on.device.process_bytes(compiled=plan.compile)
         budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = TruncatedPlan(plan, graph, on)
-        sizes, owners = plan_layer_sizes(plan, graph), tied_owner_layers(graph)[-1]
-        assert process_bytes + min_stage_bytes(plan, sizes, owners) <= budget, plan
-        assert (
-            process_bytes + waiting_activation_bytes(plan, plan_layer_sizes(plan, graph)) <= budget
-        ), plan
+        memory, table = memory_of(plan, graph), PhaseTable.of(plan, [plan.stages], graph)
+        outputs = plan.is_offloaded("activations")
+        (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
+        assert process_bytes + least <= budget, plan
         assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds, plan
-        assert short.peak_bytes <= budget, plan
+        assert short.peak_bytes == budget, plan
         assert short.step_seconds <= seconds, plan
 
 
@@ -171,13 +173,17 @@ def partly_open(host_bytes: int) -> tuple[PlanSpace, list[Plan]]:
 def test_offloaded_bytes_that_plans_share_are_those_of_each():
     space, bases = partly_open(2**31)
     state, (host,) = OffloadedState(space), offload_tiers(space.machine)
-    for plan in (plan for base in bases for plan in phase_partitions(base, space)):
-        inside, outside = (with_state_on(plan, "host", activations=each) for each in (False, True))
-        sizes = plan_layer_sizes(plan, space.graph)
-        assert state.fullest_bytes(plan, host) == fullest_offloaded_bytes(inside, space.graph)
-        assert state.fullest_bytes(plan, host, sizes) == fullest_offloaded_bytes(
-            outside, space.graph
-        )
+    for base in bases:
+        table = state.table(base)
+        assert table is not None
+        outputs = memory_of(base, space.graph).offloaded_outputs(table)
+        for activations in (False, True):
+            needed = state.fullest_bytes(base, table, host, outputs if activations else None)
+            plans = (
+                with_state_on(plan, "host", activations=activations)
+                for plan in phase_partitions(base, space)
+            )
+            assert needed.tolist() == [fullest_offloaded_bytes(each, space.graph) for each in plans]
 
 
 def test_pass_times_that_plans_share_are_those_of_each():
@@ -188,21 +194,22 @@ def test_pass_times_that_plans_share_are_those_of_each():
         assert times.of(plan) == LayerPassTimes.of(plan, graph, space.machine)
 
 
-def test_a_plan_is_left_out_if_no_tier_has_room_for_its_state():
+def test_plans_are_left_out_if_no_tier_has_room_for_their_state():
     space, bases = partly_open(2**31)
 
-    def needed(plan: Plan) -> int:
-        return fullest_offloaded_bytes(with_state_on(plan, "host", activations=False), space.graph)
+    def least(base: Plan) -> int:
+        plans = (
+            with_state_on(plan, "host", activations=False) for plan in phase_partitions(base, space)
+        )
+        return min(fullest_offloaded_bytes(plan, space.graph) for plan in plans)
 
-    each = [needed(plan) for base in bases for plan in phase_partitions(base, space)]
-    room = sorted(each)[len(each) // 2]
+    needed = [least(base) for base in bases]
+    room = sorted(needed)[len(needed) // 2]
     tight, _ = partly_open(room)
     state = OffloadedState(tight)
-    found = [plan for base in bases for plan in state.partitions(base)]
-    assert found == [
-        plan for base in bases for plan in phase_partitions(base, tight) if needed(plan) <= room
-    ]
-    assert 0 < len(found) < len(each)
+    found = [base for base in bases if state.table_with_room(base) is not None]
+    assert found == [base for base, least in zip(bases, needed, strict=True) if least <= room]
+    assert 0 < len(found) < len(bases)
 
 
 def narrow(graph: Graph, on: Machine, *overrides: str) -> int:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from windlass.planner.search.evaluate import stage_peak_bytes
-from windlass.planner.search.phase_bounds import min_stage_bytes
+from windlass.planner.search.phase_bounds import PhaseMemory
 from windlass.planner.search.phase_search import may_fit_in_phases
 from windlass.planner.space.options import offload_tiers, smaller_moments
 from windlass.planner.space.phase_space import (
     OffloadedState,
     base_plans,
     fullest_offloaded_bytes,
-    phase_partitions,
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
@@ -57,16 +56,19 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
     state, estimates = OffloadedState(space), list[tuple[float, int, Plan]]()
     for index, base in enumerate(base_plans(space)):
-        finest = next(phase_partitions(base, space), None)
-        if finest is None:
+        table = state.table(base)
+        if table is None:
             continue
-        least = state.fullest_bytes(finest, largest) / largest.capacity_bytes
+        least = int(state.fullest_bytes(base, table, largest)[0]) / largest.capacity_bytes
         if len(estimates) == _MAX_LOWERED and least > estimates[-1][0]:
             continue  # its state alone is fuller than the plans that are known
-        plan = with_state_on(finest, largest.name, activations=True)
-        sizes = plan_layer_sizes(plan, space.graph)
-        device_bytes = min_stage_bytes(plan, sizes, first_trained=space.graph.first_trained)
-        offloaded = state.fullest_bytes(finest, largest, sizes) / largest.capacity_bytes
+        plan = with_state_on(base, largest.name, activations=True)
+        plan = plan.model_copy(update={"stages": table.stages[0]})
+        memory = PhaseMemory(plan, space.graph, plan_layer_sizes(plan, space.graph))
+        device_bytes = int(memory.of_fullest_stage(table, offloads_activations=True)[0])
+        outputs = memory.offloaded_outputs(table)
+        needed = int(state.fullest_bytes(base, table, largest, outputs)[0])
+        offloaded = needed / largest.capacity_bytes
         estimates.append((max(device_bytes / budget_bytes, offloaded), index, plan))
         estimates = sorted(estimates)[:_MAX_LOWERED]
     misses = [

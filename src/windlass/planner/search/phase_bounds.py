@@ -4,7 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost import InstructionCosts
+import numpy as np
+
+from windlass.cost import InstructionCosts, Ints
+from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
     InstructionKind,
@@ -12,103 +15,95 @@ from windlass.program import (
     PeerMap,
     is_recomputed,
     selective_layers,
+    tied_owner_layers,
 )
 from windlass.schema import GradientReach, Graph, Machine, Plan, Stage
 
 
-def min_stage_bytes(
-    plan: Plan, sizes: Sequence[LayerSizes], owners: Sequence[int] = (), *, first_trained: int = 0
-) -> int:
-    """Least device memory of the fullest stage, without the process itself.
+class PhaseMemory:
+    """Lower bounds on device memory of plans that differ only in phases and what is offloaded.
+
+    They leave out what the process itself takes.
 
     Args:
-        plan: a plan in phases.
+        plan: one of them.
+        graph: the graph that they partition.
         sizes: sizes of its layers.
-        owners: layers that own weights of the last one.
-        first_trained: the layer where the backward pass ends.
     """
-    return max(_stage_bytes(plan, stage, sizes, owners, first_trained) for stage in plan.stages)
 
+    def __init__(self, plan: Plan, graph: Graph, sizes: Sequence[LayerSizes]) -> None:
+        self._count, self._first_trained = plan.batch.accumulation, graph.first_trained
+        self._owners = tied_owner_layers(graph)[-1]
+        self._weights = sums_before([each.weights for each in sizes])
+        self._shards = sums_before([each.weight_shard for each in sizes])
+        self._gradients = sums_before([each.gradients + each.sparse_rows for each in sizes])
+        self._output = np.array([each.output for each in sizes])
+        self._saved = np.array([each.saved for each in sizes])
+        self._running = self._saved + np.array([each.backward_peak for each in sizes])
 
-def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
-    """Least device memory for the largest layer, in any phases; as in `min_stage_bytes`."""
-    return max(_phase_bytes(plan, (layer,)) for layer in set(sizes))
+    def of_largest_layer(self) -> int:
+        """Bytes for the largest layer alone."""
+        layer = np.arange(len(self._output))
+        return int((self._state(layer, layer + 1) + self._running).max())
 
+    def of_fullest_stage(self, table: PhaseTable, *, offloads_activations: bool) -> Ints:
+        """Bytes of the fullest phase at its second or its last micro-batch but one, `[plan]`.
 
-def waiting_activation_bytes(
-    plan: Plan, sizes: Sequence[LayerSizes], *, first_trained: int = 0
-) -> int:
-    """Bytes of activations that wait on the fullest stage between forward and backward.
+        While that runs backward all weights of the phase are there and its gradients are created,
+        beside what never leaves. Every micro-batch waits with what the previous stage has sent and
+        the outputs of the phases before; those that have not run backward, with what they left in
+        this phase; those that have, with the gradient of what enters it.
 
-    All micro-batches run through all phases but the last before any of them goes backward, and
-    through the last one too if another stage follows. Each has left what the previous stage has
-    sent, the outputs between recomputed layers unless these are offloaded, and all that the last
-    phase keeps. Layers before the first trained one leave nothing.
-    """
-    return plan.batch.accumulation * max(
-        _waiting_bytes(plan, stage, sizes, first_trained) for stage in plan.stages
-    )
+        Args:
+            table: the plans.
+            offloads_activations: whether they offload activations too.
+        """
+        output, first_trained = self._output, self._first_trained
+        plan, begin, end, first = table.plan, table.begin, table.end, table.stage_begin
+        stays = table.waits & ~table.moves if offloads_activations else table.waits
+        waiting = np.where(stays, output, 0) + np.where(table.saves, self._saved, 0)
+        before = sums_before(waiting)
+        received = np.where(first >= max(1, first_trained), output[first - 1], 0)
+        # The next phase leaves a gradient in place of the output that it took.
+        ends_inside = end < table.stage_end
+        leaving = np.where(ends_inside, output[end - 1] - waiting[plan, end - 1], 0)
+        left = before[plan, end] - before[plan, begin] + leaving
+        left += np.where(begin == first, received, waiting[plan, begin - 1])
+        entering = np.where((begin > first) & (begin > first_trained), output[begin - 1], 0)
+        earlier = received + before[plan, begin - 1] - before[plan, first]
+        beside = np.where(begin > first, self._staying(table) + self._count * earlier, 0)
+        beside += max(0, self._count - 2) * np.maximum(left, entering)
+        # Nothing runs backward there, or each micro-batch right after its forward.
+        beside[(end <= first_trained) | ((begin == first) & (end == len(output)))] = 0
+        running = np.maximum.reduceat(self._running, begin)
+        return table.most(self._state(begin, end) + running + beside)
 
+    def offloaded_outputs(self, table: PhaseTable) -> Ints:
+        """Bytes of outputs that all micro-batches of a step offload before each layer.
 
-def _waiting_bytes(
-    plan: Plan, stage: Stage, sizes: Sequence[LayerSizes], first_trained: int
-) -> int:
-    """Bytes that one micro-batch leaves on a stage."""
-    begin_backward = max(stage.first_layer, first_trained)
-    begin, end = stage.phases[-1]
-    left = (
-        sizes[stage.first_layer - 1].output
-        if begin_backward == stage.first_layer > 0 and begin > stage.first_layer
-        else 0
-    )
-    if not plan.is_offloaded("activations"):
-        left += sum(
-            layer.output for layer in sizes[begin_backward : max(begin_backward, begin - 1)]
-        )
-    if end < len(sizes):
-        left += sum(sizes[at].saved for at in range(begin, end) if not is_recomputed(plan, at))
-    return left
+        The axes are `[plan, layer + 1]`.
+        """
+        return self._count * sums_before(np.where(table.moves, self._output, 0))
 
+    def _state(self, begin: Ints, end: Ints) -> Ints:
+        """Weights and gradients of layers that are on the device together, `[phase]`."""
+        held = self._weights[end] - self._weights[begin]
+        if self._count > 1:
+            held += self._gradients[end] - self._gradients[begin]
+        return np.asarray(held)
 
-def _stage_bytes(
-    plan: Plan,
-    stage: Stage,
-    sizes: Sequence[LayerSizes],
-    owners: Sequence[int],
-    first_trained: int,
-) -> int:
-    """The most that any phase holds while its last micro-batch but one runs backward.
+    def _staying(self, table: PhaseTable) -> Ints:
+        """Weights of the first phase of each phase's stage, with tied gradients, `[phase]`.
 
-    Then all its weights are there and its gradients are created, beside what never leaves: the
-    first phase's weights with their gradients where the last layer, whose backward comes first, has
-    added to them, and what the previous stage has sent for each micro-batch. The gradient of what
-    enters the phase waits for each micro-batch that has run.
-    """
-    (first, end), count = stage.phases[0], plan.batch.accumulation
-    staying = sum(each.weight_shard for each in sizes[first:end])
-    if count > 1 and stage.end_layer == len(sizes):
-        tied = [sizes[owner] for owner in owners if first <= owner < end]
-        staying += sum(each.gradients + each.sparse_rows for each in tied)
-    if first > first_trained:
-        staying += sizes[first - 1].output * count
-
-    def beside(begin: int, end: int) -> int:
-        if begin == first or end <= first_trained:
-            return 0
-        gradients = sizes[begin - 1].output if begin > first_trained else 0
-        return staying + max(0, count - 2) * gradients
-
-    return max(
-        _phase_bytes(plan, sizes[begin:end]) + beside(begin, end) for begin, end in stage.phases
-    )
-
-
-def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
-    """Bytes of layers that are on the device together, while one of them runs backward."""
-    there = sum(each.weights for each in layers)
-    if plan.batch.accumulation > 1:
-        there += sum(each.gradients + each.sparse_rows for each in layers)
-    return there + max(each.saved + each.backward_peak for each in layers)
+        Those the last layer has added to, whose backward comes first.
+        """
+        first, end = table.stage_begin, table.resident_end
+        staying = self._shards[end] - self._shards[first]
+        if self._count > 1:
+            for owner in self._owners:
+                adds = (table.stage_end == len(self._output)) & (first <= owner) & (owner < end)
+                staying += np.where(adds, self._gradients[owner + 1] - self._gradients[owner], 0)
+        return np.asarray(staying)
 
 
 class _PhaseSeconds(NamedTuple):

@@ -5,10 +5,10 @@ each tighter and dearer than the one before, show that a plan does not fit or is
 one:
 
 - sizes of layers, and seconds of their passes (`phase_bounds`);
-- two short programs, of 2 and 3 micro-batches. More micro-batches never need less memory. The end
-  of a step is the largest of sums that each grow by a constant with every micro-batch, so a line
-  through the ends of the two is never above the full plan's; nor, on a single stage, is one through
-  their peaks.
+- programs of 3 and 4 micro-batches. What a stage holds at an instruction grows by a constant with
+  every further micro-batch, so that they give the peak of the full plan;
+- programs of 2 and 3. The end of a step is the largest of sums that each grow by a constant with
+  every micro-batch, so a line through the ends of the two is never above the full plan's.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from windlass.cost import predict_plan
+import numpy as np
+
+from windlass.cost import predict_plan, predict_time
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     PassTimes,
-    max_layer_bytes,
-    min_stage_bytes,
+    PhaseMemory,
     min_step_seconds,
-    waiting_activation_bytes,
 )
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
@@ -36,16 +36,16 @@ from windlass.planner.space.phase_space import (
     base_plans,
     with_state_on,
 )
+from windlass.planner.space.phase_table import PhaseTable
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import (
-    LayerSizes,
     Program,
     lower,
+    memory_profile,
     plan_errors,
     plan_layer_sizes,
-    tied_owner_layers,
 )
-from windlass.schema import Graph, Machine, Plan, Prediction, ShardingDegrees
+from windlass.schema import Graph, Machine, Plan, Prediction, ShardingDegrees, Tier
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -82,18 +82,11 @@ def search_phases(
     while waiting and waiting[0][0] < best:
         item = heappop(waiting)[2]
         if isinstance(item, TruncatedPlan):
-            prediction = item.predict_full(budget_bytes)
-            if prediction is not None:
-                seconds = prediction.step_seconds + prediction.compile_seconds / steps
-                evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
-                best = min(best, seconds)
-                continue
-            if item.plan.is_offloaded("activations"):
-                continue
-            tries = with_offload_tiers(item.plan, space, budget_bytes, (True,))
-        else:
-            tries = with_offload_tiers(item, space, budget_bytes)
-        if (short := next(tries, None)) is not None:
+            prediction = with_budget(item.predict_full(), budget_bytes)
+            seconds = prediction.step_seconds + prediction.compile_seconds / steps
+            evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
+            best = min(best, seconds)
+        elif (short := next(with_offload_tiers(item, space, budget_bytes), None)) is not None:
             heappush(waiting, (short.step_seconds, next(order), short))
     found = sorted(evaluated, key=itemgetter(0, 1))
     return PhaseSearchResult(tuple(each for _, _, each in found), len(small))
@@ -108,53 +101,31 @@ def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
 def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
     graph, machine = space.graph, space.machine
-    tiers, owners = offload_tiers(machine), tied_owner_layers(graph)[-1]
-    state, times = OffloadedState(space), PassTimes(graph, machine)
-    for base in _with_fitting_layers(space, budget_bytes) if tiers else ():
-        several = [
-            with_state_on(plan, tiers[0].name, activations=False) for plan in state.partitions(base)
-        ]
-        if not several or plan_errors(several[0], graph, machine):
+    tiers, state, times = offload_tiers(machine), OffloadedState(space), PassTimes(graph, machine)
+    sizes = _PlanSizes(space, budget_bytes, state)
+    for base in base_plans(space) if tiers else ():
+        table = state.table_with_room(base)
+        if table is None or not sizes.hold_each_layer(base):
             continue
-        sizes = plan_layer_sizes(base, graph)
-        room = budget_bytes - machine.device.process_bytes(compiled=base.compile)
-        first = graph.first_trained
-        small = [
-            plan
-            for plan in several
-            if min_stage_bytes(plan, sizes, owners, first_trained=first) <= room
-            and any(_held_by_tiers(plan, space, budget_bytes, sizes, state))
-        ]
-        yield from ((min_step_seconds(plan, times.of(plan)), plan) for plan in small)
-
-
-def _with_fitting_layers(space: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
-    """Every open plan whose single layers each fit on the device."""
-    known: dict[tuple[object, ...], int] = {}
-    for base in base_plans(space):
-        batch = base.batch
-        key = base.parallel.tensor, base.precision, base.compile, batch
-        if key not in known:
-            whole = base.model_copy(update={"sharding": ShardingDegrees()})
-            known[key] = max_layer_bytes(whole, plan_layer_sizes(whole, space.graph))
-        if known[key] <= budget_bytes - space.machine.device.process_bytes(compiled=base.compile):
-            yield base
+        offloaded = with_state_on(base, tiers[0].name, activations=False)
+        places = sizes.places(base, table)
+        held = [stages for stages, place in zip(table.stages, places, strict=True) if place]
+        plans = [offloaded.model_copy(update={"stages": stages}) for stages in held]
+        if plans and not plan_errors(plans[0], graph, machine):
+            yield from ((min_step_seconds(plan, times.of(plan)), plan) for plan in plans)
 
 
 def with_offload_tiers(
-    plan: Plan, space: PlanSpace, budget_bytes: int, outputs: tuple[bool, ...] = (False, True)
+    plan: Plan, space: PlanSpace, budget_bytes: int
 ) -> Iterator["TruncatedPlan"]:
-    """The plan offloaded to the nearest tier that holds it, if short programs fit.
+    """The plan offloaded to the nearest tier that holds it, if it fits.
 
-    Args:
-        plan: a plan in phases.
-        space: the plan space.
-        budget_bytes: device memory budget.
-        outputs: whether activations are offloaded too, in the order in which this is tried. They
-            stay on the device if there is room: a transfer that is not needed delays nothing.
+    Activations stay on the device if there is room: a transfer that is not needed delays nothing.
     """
-    sizes, state = plan_layer_sizes(plan, space.graph), OffloadedState(space)
-    for offloaded in _held_by_tiers(plan, space, budget_bytes, sizes, state, outputs):
+    state = OffloadedState(space)
+    table = PhaseTable.of(plan, (plan.stages,), space.graph)
+    for tier, activations in _PlanSizes(space, budget_bytes, state).places(plan, table)[0]:
+        offloaded = with_state_on(plan, tier.name, activations=activations)
         short = TruncatedPlan(offloaded, space.graph, space.machine)
         if (
             not plan_errors(offloaded, space.graph, space.machine)
@@ -163,30 +134,59 @@ def with_offload_tiers(
             yield short
 
 
-def _held_by_tiers(
-    plan: Plan,
-    space: PlanSpace,
-    budget_bytes: int,
-    sizes: tuple[LayerSizes, ...],
-    state: OffloadedState,
-    outputs: tuple[bool, ...] = (False, True),
-) -> Iterator[Plan]:
-    """The plan offloaded to the nearest tier that holds it, if what waits on the device fits."""
-    tiers, first = offload_tiers(space.machine), space.graph.first_trained
-    for activations in outputs:
-        nearby = with_state_on(plan, tiers[0].name, activations=activations)
-        if waiting_activation_bytes(nearby, sizes, first_trained=first) > budget_bytes:
-            continue
-        for tier in tiers:
-            needed = state.fullest_bytes(plan, tier, sizes if activations else None)
-            if needed <= tier.capacity_bytes:
-                yield with_state_on(plan, tier.name, activations=activations)
-                break
+class _PlanSizes:
+    """What fits by layer sizes alone.
+
+    Args:
+        space: the plan space.
+        budget_bytes: device memory budget.
+        state: bytes of state in offload tiers.
+    """
+
+    def __init__(self, space: PlanSpace, budget_bytes: int, state: OffloadedState) -> None:
+        self._space, self._budget_bytes, self._state = space, budget_bytes, state
+        self._largest: dict[tuple[object, ...], int] = {}
+
+    def hold_each_layer(self, base: Plan) -> bool:
+        """Whether single layers each fit on the device."""
+        key = base.parallel.tensor, base.precision, base.compile, base.batch
+        if key not in self._largest:
+            full = base.model_copy(update={"sharding": ShardingDegrees()})
+            self._largest[key] = self._memory(full).of_largest_layer()
+        return self._largest[key] <= self._room(base)
+
+    def places(self, base: Plan, table: PhaseTable) -> list[list[tuple[Tier, bool]]]:
+        """The nearest tier that holds each plan, and whether activations are there too, `[plan]`.
+
+        Both are there with activations on the device, if that holds them, and in the tier.
+        """
+        memory, tiers = self._memory(base), offload_tiers(self._space.machine)
+        found: list[list[tuple[Tier, bool]]] = [[] for _ in table.stages]
+        for activations in (False, True):
+            least = memory.of_fullest_stage(table, offloads_activations=activations)
+            waiting = least <= self._room(base)
+            outputs = memory.offloaded_outputs(table) if activations else None
+            for tier in tiers if waiting.any() else ():
+                needed = self._state.fullest_bytes(base, table, tier, outputs)
+                holds = waiting & (needed <= tier.capacity_bytes)
+                for row in np.flatnonzero(holds).tolist():
+                    found[row].append((tier, activations))
+                waiting &= ~holds
+        return found
+
+    def _memory(self, base: Plan) -> PhaseMemory:
+        graph = self._space.graph
+        return PhaseMemory(base, graph, plan_layer_sizes(base, graph))
+
+    def _room(self, base: Plan) -> int:
+        """Bytes beside the process."""
+        device = self._space.machine.device
+        return self._budget_bytes - device.process_bytes(compiled=base.compile)
 
 
 @dataclass(frozen=True)
 class TruncatedPlan:
-    """Bounds of one plan from what it does with two and three micro-batches.
+    """Peak memory of one plan and a bound on its step, from programs of few micro-batches.
 
     Args:
         plan: a legal plan in phases.
@@ -200,45 +200,55 @@ class TruncatedPlan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Lower bound on peak device memory.
+        """Peak device memory of the full plan.
 
-        On a single stage memory at each moment grows linearly with the micro-batches, so that a
-        line through two peaks is never above the full plan's. Several stages wait for each other,
-        and what they hold may level off: there the few micro-batches themselves are the bound.
+        All micro-batches pass a phase before the next one begins. So what a stage holds at an
+        instruction of the first, the second or the last of them grows by a constant with each one
+        in between, and is largest at one of those three.
         """
-        few, (_, programs) = _SHORT_MICROBATCHES, self._short_programs
+        few = _SHORT_MICROBATCHES
+        short, further = self._short_programs, self.plan.batch.accumulation - few
+        if further <= 0 or self.machine.stack is not None:  # other software states it at once
+            return max(stage_peak_bytes(self.plan, self.graph, self.machine, short))
+        longer = lower(self._with_accumulation(few + 1), self.graph)
+        each_stage = slice(None, None, self.plan.parallel.devices // self.plan.parallel.pipeline)
+        pairs = (
+            zip(self._held(program), self._held(more, without=few - 1), strict=True)
+            for program, more in zip(short[each_stage], longer[each_stage], strict=True)
+        )
+        return max(held + further * (more - held) for pair in pairs for held, more in pair)
+
+    def _held(self, program: Program, without: int | None = None) -> Iterator[int]:
+        """Bytes in use while each instruction runs, but for those of one micro-batch."""
+        process_bytes = self.machine.device.process_bytes(compiled=self.plan.compile)
         # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
-        high = max(stage_peak_bytes(self.plan, self.graph, self.machine, programs))
-        if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
-            return high
-        more = lower(self._with_accumulation(few + 1), self.graph)
-        higher = max(stage_peak_bytes(self.plan, self.graph, self.machine, more))
-        return high + (self.plan.batch.accumulation - few) * (higher - high)
+        profile = memory_profile(program, self.plan, self.graph, runtime_bytes=process_bytes)
+        for each, held in zip(program.instructions, profile.bytes_by_instruction, strict=True):
+            if without is None or each.micro_batch != without:
+                yield held
 
     @cached_property
     def step_seconds(self) -> float:
         """Lower bound on step time: a line through the ends of two short programs."""
-        plan, programs = self._short_programs
-        low = predict_plan(
-            self._with_accumulation(_SHORT_MICROBATCHES - 1), self.graph, self.machine
-        ).step_seconds
-        high = predict_plan(plan, self.graph, self.machine, programs).step_seconds
-        return high + max(0, self.plan.batch.accumulation - _SHORT_MICROBATCHES) * (high - low)
+        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
+        high = self._seconds(_SHORT_MICROBATCHES, self._short_programs)
+        if further <= 0:
+            return high
+        return high + further * (high - self._seconds(_SHORT_MICROBATCHES - 1))
 
-    def predict_full(self, budget_bytes: int) -> Prediction | None:
-        """Prediction of the full plan; None if its own program exceeds the budget."""
+    def _seconds(self, accumulation: int, programs: tuple[Program, ...] = ()) -> float:
+        plan = self._with_accumulation(accumulation)
+        return predict_time(plan, self.graph, self.machine, programs).step_seconds
+
+    def predict_full(self) -> Prediction:
+        """Prediction of the full plan."""
         programs = lower(self.plan, self.graph)
-        if max(stage_peak_bytes(self.plan, self.graph, self.machine, programs)) > budget_bytes:
-            return None
-        return with_budget(
-            predict_plan(self.plan, self.graph, self.machine, programs), budget_bytes
-        )
+        return predict_plan(self.plan, self.graph, self.machine, programs)
 
     @cached_property
-    def _short_programs(self) -> tuple[Plan, tuple[Program, ...]]:
-        """The plan with few micro-batches, and its programs."""
-        plan = self._with_accumulation(_SHORT_MICROBATCHES)
-        return plan, lower(plan, self.graph)
+    def _short_programs(self) -> tuple[Program, ...]:
+        """Programs of the plan with few micro-batches."""
+        return lower(self._with_accumulation(_SHORT_MICROBATCHES), self.graph)
 
     def _with_accumulation(self, accumulation: int) -> Plan:
         """The plan with at most this many micro-batches."""

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
 
+import numpy as np
+
+from windlass.cost import Ints
 from windlass.planner.space.options import offload_tiers
+from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.program import (
-    LayerSizes,
     offloaded_bytes_by_tier,
-    offloaded_output_bytes,
+    offloaded_layer_bytes,
     plan_layer_sizes,
+    plan_state_sizes,
 )
 from windlass.schema import (
     DEVICE_TIER,
@@ -144,13 +148,8 @@ def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
 
 def fullest_offloaded_bytes(plan: Plan, graph: Graph) -> int:
     """Offloaded bytes on the device that offloads most."""
-    return max(_offloaded_bytes(plan, graph))
-
-
-def _offloaded_bytes(plan: Plan, graph: Graph) -> tuple[int, ...]:
-    """Offloaded bytes on a device of each stage, `[stage]`."""
     sizes = plan_layer_sizes(plan, graph)
-    return tuple(
+    return max(
         sum(
             sum(classes.values())
             for classes in offloaded_bytes_by_tier(plan, graph, stage, sizes).values()
@@ -160,10 +159,10 @@ def _offloaded_bytes(plan: Plan, graph: Graph) -> tuple[int, ...]:
 
 
 class OffloadedState:
-    """Bytes of weights, gradients and optimizer state of plans in phases, in an offload tier.
+    """Bytes that plans in phases keep in an offload tier.
 
-    They are counted once for all plans that differ in micro-batch, compilation, recompute, loss or
-    attention: those change activations only.
+    Weights, gradients and optimizer state are counted once for all plans that differ in
+    micro-batch, compilation, recompute, loss or attention: those change activations only.
 
     Args:
         space: what is open.
@@ -171,52 +170,68 @@ class OffloadedState:
 
     def __init__(self, space: PlanSpace) -> None:
         self._space, self._tiers = space, offload_tiers(space.machine)
-        self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._too_large: set[tuple[object, ...]] = set()
-        """What plans have in common that no tier holds in any number of phases."""
+        self._before: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
+        self._tables: dict[tuple[int, Recompute], PhaseTable | None] = {}
+        self._has_room: dict[tuple[object, ...], bool] = {}
 
-    def partitions(self, base: Plan) -> list[Plan]:
-        """As `phase_partitions`, without those whose state no tier has room for.
+    def table(self, base: Plan) -> PhaseTable | None:
+        """The plan in every number of phases that is open, most phases first; None if in none."""
+        key = base.parallel.pipeline, base.stages[0].recompute
+        if key not in self._tables:
+            stages = [plan.stages for plan in phase_partitions(base, self._space)]
+            offloaded = with_state_on(base, self._tiers[0].name, activations=False)
+            self._tables[key] = (
+                PhaseTable.of(offloaded, stages, self._space.graph) if stages else None
+            )
+        return self._tables[key]
 
-        They fit nowhere: activations that are offloaded come on top.
+    def table_with_room(self, base: Plan) -> PhaseTable | None:
+        """As `table`; None too if no tier has room for the state in any number of phases.
+
+        Such plans fit nowhere: activations that are offloaded come on top.
         """
-        if self._key(base) in self._too_large:
-            return []
-        found = [plan for plan in phase_partitions(base, self._space) if self._has_room(plan)]
-        if not found:
-            self._too_large.add(self._key(base))
-        return found
+        table, key = self.table(base), (*self._key(base), base.stages[0].recompute)
+        if table is not None and key not in self._has_room:
+            self._has_room[key] = any(
+                (self.fullest_bytes(base, table, tier) <= tier.capacity_bytes).any()
+                for tier in self._tiers
+            )
+        return table if table is not None and self._has_room[key] else None
 
     def fullest_bytes(
-        self, plan: Plan, tier: Tier, sizes: tuple[LayerSizes, ...] | None = None
-    ) -> int:
-        """Offloaded bytes on the device that offloads most.
+        self, base: Plan, table: PhaseTable, tier: Tier, outputs: Ints | None = None
+    ) -> Ints:
+        """Offloaded bytes on the device that offloads most, `[plan]`.
 
         Args:
-            plan: a plan in phases.
-            tier: the tier of its state.
-            sizes: sizes of its layers, if activations are offloaded there too; None leaves them in
-                device memory.
+            base: what the plans share.
+            table: the plans.
+            tier: the tier of their state.
+            outputs: bytes of activations of all layers before each that are offloaded there too,
+                `[plan, layer + 1]`; None leaves them in device memory.
         """
-        state = self._stage_bytes(plan, tier)
-        if sizes is None:
-            return max(state)
-        offloaded = with_state_on(plan, tier.name, activations=True)
-        return max(
-            nbytes + offloaded_output_bytes(offloaded, self._space.graph, stage, sizes)
-            for stage, nbytes in enumerate(state)
-        )
+        before, waiting = self._bytes_before(base, tier)
+        is_first = table.begin == table.stage_begin
+        first, end = table.stage_begin[is_first], table.stage_end[is_first]
+        held = before[end] - before[first] + waiting[end] - waiting[table.resident_end[is_first]]
+        if outputs is not None:
+            plan = table.plan[is_first]
+            held += outputs[plan, end] - outputs[plan, first]
+        return table.most(held, is_first)
 
-    def _stage_bytes(self, plan: Plan, tier: Tier) -> tuple[int, ...]:
-        """Bytes on a device of each stage, with all activations in device memory, `[stage]`."""
-        key = (*self._key(plan), tier.name, *(stage.phases for stage in plan.stages))
-        if key not in self._known:
-            offloaded = with_state_on(plan, tier.name, activations=False)
-            self._known[key] = _offloaded_bytes(offloaded, self._space.graph)
-        return self._known[key]
+    def _bytes_before(self, plan: Plan, tier: Tier) -> tuple[Ints, Ints]:
+        """Bytes of state, and of gradients that wait for their update, of all layers before each.
 
-    def _has_room(self, plan: Plan) -> bool:
-        return any(self.fullest_bytes(plan, tier) <= tier.capacity_bytes for tier in self._tiers)
+        Layers of a stage's first phase, which stays in device memory, are updated at once.
+        """
+        key = (*self._key(plan), tier.name)
+        if key not in self._before:
+            plan, graph = with_state_on(plan, tier.name, activations=False), self._space.graph
+            sizes = plan_state_sizes(plan, graph)
+            layers = np.array([offloaded_layer_bytes(plan, graph, layer) for layer in sizes])
+            state, gradients = sums_before(layers.T)
+            self._before[key] = state, gradients if plan.defers_updates else 0 * gradients
+        return self._before[key]
 
     def _key(self, plan: Plan) -> tuple[object, ...]:
         """What the state of a plan depends on, beside its phases."""

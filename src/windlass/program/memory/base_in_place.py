@@ -1,6 +1,6 @@
 """Frozen weights that phases read where they stand, in the files of the model's base."""
 
-from windlass.program.memory.layer_sizes import LayerSizes
+from windlass.program.memory.layer_sizes import LayerSizes, StateSizes
 from windlass.schema import HOST_TIER, PRECISION_BYTES, Graph, Plan, Precision
 
 _COMPUTED_IN: dict[Precision, Precision] = {"tf32": "float32", "float8": "bfloat16"}
@@ -24,7 +24,7 @@ def reads_base_in_place(plan: Plan, graph: Graph) -> bool:
     return widens and plan.offload.parameters != HOST_TIER and int(plan.parallel.tensor) == 1
 
 
-def stored_weight_bytes(plan: Plan, graph: Graph, layer: LayerSizes) -> int:
+def stored_weight_bytes(plan: Plan, graph: Graph, layer: LayerSizes | StateSizes) -> int:
     """Bytes of a layer's weights that one device keeps in their offload tier."""
     if not reads_base_in_place(plan, graph):
         return layer.weight_shard

@@ -51,6 +51,19 @@ def offloaded_state_bytes(plan: Plan, layer: LayerSizes | StateSizes) -> int:
     return layer.optimizer + (layer.updated_weights if copies_masters else 0)
 
 
+def offloaded_layer_bytes(
+    plan: Plan, graph: Graph, layer: LayerSizes | StateSizes
+) -> tuple[int, int]:
+    """Offloaded bytes of a layer's weights and optimizer state; and of its gradient, if it waits.
+
+    A gradient waits for a deferred update. Where it may overwrite the layer's weights, only what it
+    takes beyond them counts.
+    """
+    reused = layer.updated_weights if gradients_reuse_weight_space(plan) else 0
+    state = stored_weight_bytes(plan, graph, layer) + offloaded_state_bytes(plan, layer)
+    return state, max(0, layer.gradient_shard - reused)
+
+
 def update_state_bytes(plan: Plan, layer: LayerSizes | StateSizes) -> int:
     """Bytes of a layer's offloaded state that an update reads, and writes back, in all passes."""
     return optimizer_law(plan.optimizer).passes * offloaded_state_bytes(plan, layer)
@@ -61,16 +74,9 @@ def _bytes_by_class(
 ) -> Iterator[tuple[OffloadClass, int]]:
     owned = [sizes[layer] for layer in owned_layers(plan, graph, stage)]
     deferred = [sizes[layer] for layer in deferred_update_layers(plan, graph, stage)]
-    reuses = gradients_reuse_weight_space(plan)
     yield "parameters", sum(stored_weight_bytes(plan, graph, layer) for layer in owned)
     yield "optimizer", sum(offloaded_state_bytes(plan, layer) for layer in owned)
-    yield (
-        "gradients",
-        sum(
-            max(0, layer.gradient_shard - (layer.updated_weights if reuses else 0))
-            for layer in deferred
-        ),
-    )
+    yield "gradients", sum(offloaded_layer_bytes(plan, graph, layer)[1] for layer in deferred)
     yield "activations", offloaded_output_bytes(plan, graph, stage, sizes)
 
 
