@@ -82,6 +82,7 @@ from windlass.program.memory.layer_sizes import (
     layer_kind_state_sizes,
     plan_layer_sizes,
     plan_state_sizes,
+    sparse_gradient_bytes,
     updated_elements,
     weight_gradient_elements,
 )
@@ -92,7 +93,6 @@ from windlass.program.memory.liveness import (
 from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier,
     offloaded_layer_bytes,
-    offloaded_output_bytes,
     update_state_bytes,
 )
 from windlass.program.memory.optimizer_state import (
@@ -228,7 +228,6 @@ __all__ = [
     "offloaded_bytes_by_tier",
     "offloaded_layer_bytes",
     "offloaded_optimizer_errors",
-    "offloaded_output_bytes",
     "op_collectives",
     "optimizer_shard_index",
     "padded_elements",
@@ -248,6 +247,7 @@ __all__ = [
     "schedule_passes",
     "selective_layers",
     "selective_recompute_errors",
+    "sparse_gradient_bytes",
     "sparse_state_errors",
     "stages_by_layer",
     "step_graph_errors",

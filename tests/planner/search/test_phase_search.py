@@ -31,7 +31,6 @@ from windlass.planner.space.phase_space import (
 from windlass.planner.space.phase_table import PhaseTable
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
@@ -99,10 +98,6 @@ def every(space: PlanSpace) -> list[tuple[Plan, Prediction]]:
     return found
 
 
-def memory_of(plan: Plan, graph: Graph) -> PhaseMemory:
-    return PhaseMemory(plan, graph, plan_layer_sizes(plan, graph))
-
-
 @cache
 def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
     """A small request on a small machine, and all its plans."""
@@ -148,7 +143,7 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         process_bytes = on.device.process_bytes(compiled=plan.compile)
         budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = TruncatedPlan(plan, graph, on)
-        memory, table = memory_of(plan, graph), PhaseTable.of(plan, [plan.stages], graph)
+        memory, table = PhaseMemory.of(plan, graph), PhaseTable.of(plan, [plan.stages], graph)
         outputs = plan.is_offloaded("activations")
         (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
         assert process_bytes + least <= budget, plan
@@ -176,7 +171,7 @@ def test_offloaded_bytes_that_plans_share_are_those_of_each():
     for base in bases:
         table = state.table(base)
         assert table is not None
-        outputs = memory_of(base, space.graph).offloaded_outputs(table)
+        outputs = PhaseMemory.of(base, space.graph).offloaded_outputs(table)
         for activations in (False, True):
             needed = state.fullest_bytes(base, table, host, outputs if activations else None)
             plans = (

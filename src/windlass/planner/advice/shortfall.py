@@ -18,7 +18,7 @@ from windlass.planner.space.phase_space import (
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import plan_errors, plan_layer_sizes
+from windlass.program import plan_errors
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
 from windlass.units import format_bytes
 
@@ -64,7 +64,7 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
             continue  # its state alone is fuller than the plans that are known
         plan = with_state_on(base, largest.name, activations=True)
         plan = plan.model_copy(update={"stages": table.stages[0]})
-        memory = PhaseMemory(plan, space.graph, plan_layer_sizes(plan, space.graph))
+        memory = PhaseMemory.of(plan, space.graph)
         device_bytes = int(memory.of_fullest_stage(table, offloads_activations=True)[0])
         outputs = memory.offloaded_outputs(table)
         needed = int(state.fullest_bytes(base, table, largest, outputs)[0])

@@ -1,6 +1,6 @@
 """Lower bounds on memory and time of plans in phases, without their programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,13 +11,46 @@ from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
     InstructionKind,
-    LayerSizes,
     PeerMap,
     is_recomputed,
+    plan_layer_sizes,
+    plan_state_sizes,
     selective_layers,
+    sparse_gradient_bytes,
     tied_owner_layers,
 )
 from windlass.schema import GradientReach, Graph, Machine, Plan, Stage
+
+
+class LayerState(NamedTuple):
+    """Bytes of model state of all layers before each, and of all, each `[layer + 1]`."""
+
+    weights: Ints
+    shards: Ints
+    gradients: Ints
+
+    @classmethod
+    def of(cls, plan: Plan, graph: Graph) -> "LayerState":
+        """The state of a plan; it depends on micro-batches only in that there are several."""
+        sizes = plan_state_sizes(plan, graph)
+        columns = [(each.weights, each.weight_shard, each.gradients) for each in sizes]
+        return cls(*sums_before(np.array(columns).T))
+
+
+class LayerPasses(NamedTuple):
+    """Bytes that the passes of a micro-batch take, each `[layer]`."""
+
+    output: Ints
+    saved: Ints
+    running: Ints
+    """What runs backward takes beside weights, gradients, its input and output."""
+
+    @classmethod
+    def of(cls, plan: Plan, graph: Graph) -> "LayerPasses":
+        """The passes of a plan; they do not depend on sharding, phases or how many there are."""
+        sizes = plan_layer_sizes(plan, graph)
+        columns = [(each.output, each.saved, each.saved + each.backward_peak) for each in sizes]
+        return cls(*np.array(columns).T)
 
 
 class PhaseMemory:
@@ -28,23 +61,25 @@ class PhaseMemory:
     Args:
         plan: one of them.
         graph: the graph that they partition.
-        sizes: sizes of its layers.
+        state: sizes of its layers' model state.
+        passes: what its layers' passes of a micro-batch take.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, sizes: Sequence[LayerSizes]) -> None:
+    def __init__(self, plan: Plan, graph: Graph, state: LayerState, passes: LayerPasses) -> None:
         self._count, self._first_trained = plan.batch.accumulation, graph.first_trained
         self._owners = tied_owner_layers(graph)[-1]
-        self._weights = sums_before([each.weights for each in sizes])
-        self._shards = sums_before([each.weight_shard for each in sizes])
-        self._gradients = sums_before([each.gradients + each.sparse_rows for each in sizes])
-        self._output = np.array([each.output for each in sizes])
-        self._saved = np.array([each.saved for each in sizes])
-        self._running = self._saved + np.array([each.backward_peak for each in sizes])
+        self._weights, self._shards = state.weights, state.shards
+        self._output, self._saved, self._running = passes
+        kinds = graph.shard(plan.parallel.tensor, loss=plan.loss).kinds
+        rows = {name: sparse_gradient_bytes(plan, kind) for name, kind in kinds.items()}
+        self._gradients = state.gradients + sums_before(
+            [rows[kind.name] for kind in graph.layer_kinds()]
+        )
 
-    def of_largest_layer(self) -> int:
-        """Bytes for the largest layer alone."""
-        layer = np.arange(len(self._output))
-        return int((self._state(layer, layer + 1) + self._running).max())
+    @classmethod
+    def of(cls, plan: Plan, graph: Graph) -> "PhaseMemory":
+        """The bounds of one plan and its kin."""
+        return cls(plan, graph, LayerState.of(plan, graph), LayerPasses.of(plan, graph))
 
     def of_fullest_stage(self, table: PhaseTable, *, offloads_activations: bool) -> Ints:
         """Bytes of the fullest phase at its second or its last micro-batch but one, `[plan]`.

@@ -26,6 +26,8 @@ from windlass.cost import predict_plan, predict_time
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
+    LayerPasses,
+    LayerState,
     PassTimes,
     PhaseMemory,
     min_step_seconds,
@@ -43,9 +45,8 @@ from windlass.program import (
     lower,
     memory_profile,
     plan_errors,
-    plan_layer_sizes,
 )
-from windlass.schema import Graph, Machine, Plan, Prediction, ShardingDegrees, Tier
+from windlass.schema import Graph, Machine, Plan, Prediction, Tier
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -105,7 +106,7 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
     sizes = _PlanSizes(space, budget_bytes, state)
     for base in base_plans(space) if tiers else ():
         table = state.table_with_room(base)
-        if table is None or not sizes.hold_each_layer(base):
+        if table is None:
             continue
         offloaded = with_state_on(base, tiers[0].name, activations=False)
         places = sizes.places(base, table)
@@ -145,20 +146,13 @@ class _PlanSizes:
 
     def __init__(self, space: PlanSpace, budget_bytes: int, state: OffloadedState) -> None:
         self._space, self._budget_bytes, self._state = space, budget_bytes, state
-        self._largest: dict[tuple[object, ...], int] = {}
-
-    def hold_each_layer(self, base: Plan) -> bool:
-        """Whether single layers each fit on the device."""
-        key = base.parallel.tensor, base.precision, base.compile, base.batch
-        if key not in self._largest:
-            full = base.model_copy(update={"sharding": ShardingDegrees()})
-            self._largest[key] = self._memory(full).of_largest_layer()
-        return self._largest[key] <= self._room(base)
+        self._layer_state: dict[tuple[object, ...], LayerState] = {}
+        self._layer_passes: dict[tuple[object, ...], LayerPasses] = {}
 
     def places(self, base: Plan, table: PhaseTable) -> list[list[tuple[Tier, bool]]]:
-        """The nearest tier that holds each plan, and whether activations are there too, `[plan]`.
+        """Where each plan fits: its nearest tier, and whether activations are there too, `[plan]`.
 
-        Both are there with activations on the device, if that holds them, and in the tier.
+        Places without activations come first.
         """
         memory, tiers = self._memory(base), offload_tiers(self._space.machine)
         found: list[list[tuple[Tier, bool]]] = [[] for _ in table.stages]
@@ -175,8 +169,17 @@ class _PlanSizes:
         return found
 
     def _memory(self, base: Plan) -> PhaseMemory:
-        graph = self._space.graph
-        return PhaseMemory(base, graph, plan_layer_sizes(base, graph))
+        graph, parallel, batch = self._space.graph, base.parallel, base.batch
+        passes = (
+            parallel.tensor, parallel.context, parallel.expert, base.precision, base.compile,
+            base.loss, base.attention, base.stages[0].recompute, batch.micro,
+        )  # fmt: skip
+        if passes not in self._layer_passes:
+            self._layer_passes[passes] = LayerPasses.of(base, graph)
+        state = parallel, base.precision, base.sharding, batch.accumulation > 1
+        if state not in self._layer_state:
+            self._layer_state[state] = LayerState.of(base, graph)
+        return PhaseMemory(base, graph, self._layer_state[state], self._layer_passes[passes])
 
     def _room(self, base: Plan) -> int:
         """Bytes beside the process."""

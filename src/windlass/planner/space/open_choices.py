@@ -294,10 +294,15 @@ class OpenChoices:
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )
 
-    def chunk_bounds(self, chunks: int) -> tuple[int, ...]:
-        """First layer of each model chunk, and the number of layers."""
-        bounds = stage_partition(self.graph, chunks, self.sequence)
-        return (*(first for first, _ in bounds), self.graph.layers)
+    @cached_property
+    def chunk_bounds(self) -> Callable[[int], tuple[int, ...]]:
+        """First layer of each model chunk, and the number of layers., for so many chunks."""
+
+        def found(chunks: int) -> tuple[int, ...]:
+            bounds = stage_partition(self.graph, chunks, self.sequence)
+            return (*(first for first, _ in bounds), self.graph.layers)
+
+        return cache(found)
 
     @cached_property
     def modes(

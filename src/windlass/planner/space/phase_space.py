@@ -228,8 +228,8 @@ class OffloadedState:
         if key not in self._before:
             plan, graph = with_state_on(plan, tier.name, activations=False), self._space.graph
             sizes = plan_state_sizes(plan, graph)
-            layers = np.array([offloaded_layer_bytes(plan, graph, layer) for layer in sizes])
-            state, gradients = sums_before(layers.T)
+            known = {layer: offloaded_layer_bytes(plan, graph, layer) for layer in set(sizes)}
+            state, gradients = sums_before(np.array([known[layer] for layer in sizes]).T)
             self._before[key] = state, gradients if plan.defers_updates else 0 * gradients
         return self._before[key]
 

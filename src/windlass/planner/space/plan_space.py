@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from windlass.cost import Ints, LayerConfig, PipelineShape, PlanColumns
+from windlass.cost import Bools, Ints, LayerConfig, PipelineShape, PlanColumns
 from windlass.planner.space.open_choices import OpenChoices
 from windlass.planner.space.options import is_captured, vary
 from windlass.program import with_recompute
@@ -140,8 +140,19 @@ class PlanSpace(OpenChoices):
         kept = table.devices[configs] * option.pipeline <= self.machine.devices
         if option.schedule == "interleaved":
             kept &= table.accumulation[configs] % option.pipeline == 0
-        able = np.array([bool(self.recomputes(option, each)) for each in table.modes], dtype=bool)
+        able = self._able(option)
         return np.asarray(configs[kept & able[table.mode[configs]]])
+
+    @cached_property
+    def _able(self) -> Callable[[PipelineOption], Bools]:
+        """Whether layers of each mode can run so at all, `[mode]`."""
+
+        def found(option: PipelineOption) -> Bools:
+            modes = (self.recomputes(option, each) for each in self.table.modes)
+            return np.array([bool(each) for each in modes], dtype=bool)
+
+        by_schedule = cache(lambda schedule: found(PipelineOption(1, schedule, 1)))
+        return lambda option: by_schedule(option.schedule)
 
     def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
         """Recompute modes of such layers; none if they cannot run so at all."""
