@@ -3,26 +3,47 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from factories import catalog_graph, tiny_graph
 from windlass import api
-from windlass.api.machines import EVERY_PART, needed_parts
+from windlass.api.machines import EVERY_PART, attention_parts, needed_parts
 from windlass.api.plan import make_request
+from windlass.hardware.probe.matmul import converted_precisions
 
 
 @pytest.mark.parametrize(
     ("overrides", "seconds", "parts"),
     [
         ((), 60.0, ()),
-        ((), 3600.0, ("compiled code",)),
+        ((), 3600.0, ("compiled code", "heads of 64")),
         (("compile=false",), 3600.0, ()),
-        (("compile=true",), 0.0, ("compiled code",)),
+        (("compile=true",), 0.0, ("compiled code", "heads of 64")),
         (("sparsity.level=0.5", "precision=float16"), 1.0, ("sparse products", "float16")),
+        (("attention=math",), 1.0, ("heads of 64",)),
     ],
 )
 def test_a_request_needs_only_what_its_plans_are_made_of(
     overrides: tuple[str, ...], seconds: float, parts: tuple[str, ...]
 ):
-    assert needed_parts(make_request("gpt-tiny", *overrides), seconds) == parts
+    request, without_attention = make_request("gpt-tiny", *overrides), tiny_graph()
+    assert needed_parts(request, without_attention, seconds) == parts
+
+
+@pytest.mark.parametrize(
+    ("model", "dials", "parts"),
+    [
+        ("gpt-tiny", {}, {"heads of 32"}),
+        ("gpt2-124m", {}, {"heads of 64"}),
+        ("gpt2-124m", {"heads": 8, "width": 640}, {"heads of 64", "heads of 128"}),
+        ("gpt2-124m", {"heads": 2, "width": 20}, {"heads of 16"}),
+        ("bert-base", {}, {"heads of 64", "attention without a mask"}),
+    ],
+)
+def test_a_model_needs_attention_in_its_own_heads_or_those_beside_them(
+    model: str, dials: dict[str, float], parts: set[str]
+):
+    assert attention_parts(catalog_graph(model, **dials)) == parts
 
 
 @pytest.mark.slow
@@ -31,20 +52,22 @@ def test_parts_are_measured_when_a_plan_asks_and_change_nothing_else(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = api.plan("gpt-tiny", "train.steps=5")
-    assert first.machine.unmeasured == EVERY_PART
+    assert set(EVERY_PART) - set(first.machine.unmeasured) == {"heads of 32"}
     assert not first.plan.compile
     assert any("compiled code is left out" in note for note in first.notes)
 
     sparse = api.plan("gpt-tiny", "train.steps=5", "sparsity.level=0.5", "sparsity.block=16")
-    assert sparse.machine.unmeasured == ("compiled code", "float16")
+    assert set(first.machine.unmeasured) - set(sparse.machine.unmeasured) == {"sparse products"}
     compiled = api.plan("gpt-tiny", "train.steps=5", "compile=true")
 
-    assert compiled.machine.unmeasured == ("float16",)
+    now = set(sparse.machine.unmeasured) - set(compiled.machine.unmeasured)
+    assert now == {"compiled code", "heads of 64"}
     assert compiled.prediction.compile_seconds > 1
     assert not compiled.notes
     rates = {rate.precision: rate for rate in compiled.machine.device.matmul}
+    converted = converted_precisions(torch.device("cpu"))
     for old in first.machine.device.matmul:
         new = rates[old.precision]
         assert (old.curve, old.products) == (new.curve, new.products)
         assert new.attention_rates[: len(old.attention_rates)] == old.attention_rates
-        assert bool(new.sparse_products) == bool(old.products)
+        assert bool(new.sparse_products) == (old.precision not in converted)

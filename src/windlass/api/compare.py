@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from windlass.api.machines import HERE, Progress, find_machine, find_stack
+from windlass.api.machines import HERE, Progress, find_machine, find_stack, needed_parts
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, plan
 from windlass.api.plan_file import with_tensor_shards
@@ -33,7 +33,7 @@ def compare_machines(
     """
     graph = capture(request.model_identity, stack=find_stack(request.stack))
     by_name = {
-        name: find_machine(name, progress=progress)
+        name: find_machine(name, progress=progress, needs=needed_parts(request, graph))
         for name in requested_names(machines, machine_names())
     }
     # All train the same batch: the default for the first accelerator, if there is one.
@@ -61,8 +61,9 @@ def compare_batches(
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
-    machine = find_machine(request.machine, progress=progress)
-    capture(request.model_identity, stack=find_stack(request.stack))
+    graph = capture(request.model_identity, stack=find_stack(request.stack))
+    needs = needed_parts(request, graph)
+    machine = find_machine(request.machine, progress=progress, needs=needs)
     for index, size in enumerate(sizes):
         if progress is not None:
             progress(f"planning for {size} sequences a step", index, len(sizes))

@@ -1,10 +1,10 @@
 """What a layer of a model moves to and from far memory, on one or several machines."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from windlass.api.compare import requested_names
-from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.machines import HERE, Progress, find_machine, needed_parts
 from windlass.api.model_graph import capture, capture_traces
 from windlass.cost import DataflowSubject, dataflow_report
 from windlass.errors import RequestError, did_you_mean
@@ -15,6 +15,7 @@ from windlass.schema import (
     Graph,
     LayerRun,
     Machine,
+    MachinePart,
     Precision,
     Request,
 )
@@ -65,10 +66,11 @@ def dataflow(
                 "less than 1, such as 0.875"
             )
     names = requested_names(machines or (request.machine,), device_names())
-    found = [_machine(name, progress) for name in names]
     # Ops are those of the dense model: a sparse one may run several of them as one.
     dense = request.model_copy(update={"sparsity": None})
     graph = capture(dense.model_identity)
+    needs = needed_parts(dense, graph)
+    found = [_machine(name, needs, progress) for name in names]
     subjects: dict[Precision, DataflowSubject] = {}
     reports = []
     for machine in found:
@@ -84,8 +86,8 @@ def dataflow(
     return tuple(reports)
 
 
-def _machine(name: str, progress: Progress | None) -> Machine:
-    machine = find_machine(name, progress=progress)
+def _machine(name: str, needs: Collection[MachinePart], progress: Progress | None) -> Machine:
+    machine = find_machine(name, progress=progress, needs=needs)
     if name != HERE or machine.device.on_chip_bytes is not None:
         return machine
     device = machine.device.model_copy(update={"on_chip_bytes": last_level_cache_bytes()})

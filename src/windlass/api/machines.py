@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from windlass.atomic_files import atomic_write, cache_folder, data_folder, one_process
+from windlass.cost import head_width
 from windlass.errors import InputErrors, MachineError
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
@@ -27,7 +28,16 @@ from windlass.hardware import (
     save_user_machine,
     user_machine_names,
 )
-from windlass.schema import OWN_STACK, Machine, MachinePart, Request, Stack
+from windlass.schema import (
+    HEAD_PARTS,
+    OWN_STACK,
+    TYPICAL_HEAD_WIDTH,
+    Graph,
+    Machine,
+    MachinePart,
+    Request,
+    Stack,
+)
 from windlass.stacks import load_stack
 
 HERE = "here"
@@ -36,6 +46,9 @@ EVERY_PART: tuple[MachinePart, ...] = get_args(MachinePart)
 _LONG_SECONDS = 600.0
 """Predicted time of a run for which compiled code is measured, unless it was. Measuring takes about
 40 s on two cores, and compiling a model half of it; compiled steps are 5 to 25 % shorter."""
+
+_ANY_SEQUENCE = 512
+"""Tokens of a sequence that head widths are read at; they are the same at every length."""
 
 Ask = Callable[[Question, str | None], str]
 """Called with a question and what was wrong with its last answer; returns the answer."""
@@ -108,11 +121,14 @@ def find_machine(
     return machine if is_cpu_alone else _visible_part(machine, progress, needs)
 
 
-def needed_parts(request: Request, run_seconds: float = 0.0) -> tuple[MachinePart, ...]:
+def needed_parts(
+    request: Request, graph: Graph, run_seconds: float = 0.0
+) -> tuple[MachinePart, ...]:
     """What this machine must have been measured for before a request is planned.
 
     Args:
         request: what is asked for.
+        graph: graph of the model.
         run_seconds: predicted time of the whole run without compiled code.
     """
     compiles = request.compile or (request.compile is None and run_seconds > _LONG_SECONDS)
@@ -121,7 +137,27 @@ def needed_parts(request: Request, run_seconds: float = 0.0) -> tuple[MachinePar
         "sparse products": request.sparsity is not None,
         "float16": request.precision == "float16",
     }
-    return tuple(part for part, is_needed in needed.items() if is_needed)
+    parts = {part for part, is_needed in needed.items() if is_needed} | attention_parts(graph)
+    # Where attention is measured in one more way, it is so at the typical width.
+    if parts & {"compiled code", "attention without a mask"} or request.attention is not None:
+        parts.add(HEAD_PARTS[TYPICAL_HEAD_WIDTH])
+    return tuple(part for part in EVERY_PART if part in parts)
+
+
+def attention_parts(graph: Graph) -> set[MachinePart]:
+    """What a model needs of attention: its head widths or those beside them, and its masks."""
+    parts: set[MachinePart] = set()
+    for kind in graph.kinds.values():
+        for cost in kind.costs:
+            ops = [op for op in cost.forward if op.kind == "attention"]
+            if any(op.is_causal is False for op in ops):
+                parts.add("attention without a mask")
+            if ops:
+                width = round(head_width(cost, _ANY_SEQUENCE, cost.precision))
+                below = max((each for each in HEAD_PARTS if each <= width), default=min(HEAD_PARTS))
+                above = min((each for each in HEAD_PARTS if each >= width), default=max(HEAD_PARTS))
+                parts |= {HEAD_PARTS[below], HEAD_PARTS[above]}
+    return parts
 
 
 def unmeasured_notes(request: Request, machine: Machine) -> tuple[str, ...]:

@@ -278,7 +278,7 @@ def plan_request(
     stack = find_stack(request.stack)
     model = request.model_identity
     graph = capture(model, objects, stack)
-    needs = needed_parts(request)
+    needs = needed_parts(request, graph)
     target = on_stack(named or here or find_machine(HERE, progress=progress, needs=needs), stack)
     devices = pinned_parallelism(request).devices
     if request.machine == HERE:
@@ -301,7 +301,7 @@ def plan_request(
     )
     result = outcome.result
     if target.unmeasured and here is None and result.prediction is not None:
-        needs = needed_parts(resolved, resolved.train.steps * result.prediction.step_seconds)
+        needs = needed_parts(resolved, graph, resolved.train.steps * result.prediction.step_seconds)
         if any(part in target.unmeasured for part in needs):
             find_machine(HERE, progress=progress, needs=needs)
             return plan_request(request, objects, progress, cache=cache)

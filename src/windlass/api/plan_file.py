@@ -79,7 +79,8 @@ def plan_context(
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
     decided = agreed.model_copy(update={"compile": plan.compile, "precision": plan.precision})
-    machine = on_stack(find_machine(asked, progress=progress, needs=needed_parts(decided)), stack)
+    needs = needed_parts(decided, graph)
+    machine = on_stack(find_machine(asked, progress=progress, needs=needs), stack)
     if asked == HERE:
         machine = split_machine(plan.parallel.devices, machine)
     notes: tuple[str, ...] = ()

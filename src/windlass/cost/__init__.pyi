@@ -28,6 +28,9 @@ from .dataflow.dataflow_report import (
 from .instruction_time import (
     InstructionCosts,
 )
+from .op_time import (
+    head_width,
+)
 from .peak_memory import (
     MEMORY_ERROR,
     stage_programs,
@@ -64,6 +67,7 @@ __all__ = [
     "compile_shares",
     "dataflow_report",
     "first_step_cost",
+    "head_width",
     "layer_kinds_compiled",
     "predict_plan",
     "predict_time",

@@ -20,16 +20,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from windlass.cost.arrays import FloatOrFloats, Floats, Ints
-from windlass.cost.device_rates import DeviceRates, OpContext, rates_at
+from windlass.cost.device_rates import DeviceRates, rates_at
 from windlass.cost.product_time import product_seconds, sparse_product_seconds, tile_seconds
 from windlass.schema import (
     PRECISION_BYTES,
+    TYPICAL_HEAD_WIDTH,
     VOCABULARY_MULTIPLE,
     Curve,
     LayerCost,
     MatmulRate,
     Op,
     Polynomial,
+    Precision,
     ProductRate,
     SparseProductRate,
 )
@@ -110,7 +112,7 @@ def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats 
     by_role: dict[int, tuple[ProductRate, list[int]]] = {}
     by_block: dict[int, tuple[SparseProductRate, list[int]]] = {}
     for layer_pass in passes:
-        width = _head_width(layer_pass.cost, mode)
+        width = head_width(layer_pass.cost, mode.sequence, mode.precision)
         for each in layer_pass.ops:
             sparse = rates.sparse_product(each, backward=layer_pass.backward)
             op, speed = (each, 1.0) if sparse is not None else _dense(each, rates)
@@ -286,17 +288,22 @@ def _amounts(ops: Sequence[Op], micros: Floats | Ints, rates: DeviceRates) -> Fl
     return np.asarray(amounts * np.array(attended).reshape(-1, 1))
 
 
-def _head_width(cost: LayerCost, mode: OpContext) -> float:
+def head_width(cost: LayerCost, sequence: int, precision: Precision) -> float:
     """Width of a layer's attention heads; 64 if the layer has no attention to tell it from.
 
     Fused attention with h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of
     width k and as many float32 log-sum-exps. Source: Dao 2023, arXiv:2307.08691, algorithm 1.
+
+    Args:
+        cost: the layer's cost.
+        sequence: tokens of a sequence.
+        precision: of the bytes that the cost states.
     """
     for op in cost.forward:
         if op.kind == "attention":
-            results = op.flop.at(1, mode.sequence) / (4 * mode.sequence)
-            written = op.written_bytes.at(1, mode.sequence)
-            sums = (written - results * PRECISION_BYTES[mode.precision]) / 4
+            results = op.flop.at(1, sequence) / (4 * sequence)
+            written = op.written_bytes.at(1, sequence)
+            sums = (written - results * PRECISION_BYTES[precision]) / 4
             if sums >= 1 and results / sums >= 1:
                 return results / sums
-    return 64.0
+    return float(TYPICAL_HEAD_WIDTH)

@@ -17,7 +17,7 @@ from windlass.units import parse_bytes
 LOCAL_MACHINE_FILE = "here.toml"
 """File name of the measurement in the user's cache folder."""
 
-_FORMAT = "15"
+_FORMAT = "16"
 """Version of the file. Raise it when the probe measures something new or a key changes its name, so
 that older measurements are taken again."""
 

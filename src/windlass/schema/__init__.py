@@ -72,8 +72,10 @@ from windlass.schema.graph import (
 )
 from windlass.schema.machine import (
     CACHED_BYTES,
+    HEAD_PARTS,
     MAX_CONTENTION,
     OWN_STACK,
+    TYPICAL_HEAD_WIDTH,
     AttentionKernel,
     AttentionRate,
     Capabilities,
@@ -230,6 +232,7 @@ __all__ = [
     "EVALUATIONS_FOLDER",
     "EXAMPLES_FILE",
     "GRAPH_FILE",
+    "HEAD_PARTS",
     "HOST_TIER",
     "JOBSET_FILE",
     "JOURNAL_FOLDER",
@@ -263,6 +266,7 @@ __all__ = [
     "TOKENIZER_FILE",
     "TOKENS_FOLDER",
     "TOLERANCE",
+    "TYPICAL_HEAD_WIDTH",
     "VOCABULARY_MULTIPLE",
     "AttentionBackend",
     "AttentionKernel",

@@ -1,3 +1,4 @@
+import itertools
 import math
 import os
 import subprocess
@@ -11,7 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from windlass.hardware.local_machine import load_local_machine, save_local_machine
+from windlass.hardware.local_machine import (
+    last_level_cache_bytes,
+    load_local_machine,
+    save_local_machine,
+)
+from windlass.hardware.probe.attention import AttentionWay
 from windlass.hardware.probe.disk_and_network import (
     CpuContention,
     available_memory_bytes,
@@ -28,6 +34,7 @@ from windlass.hardware.probe.matmul import (
     matmul_rates,
 )
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
+from windlass.hardware.probe.operands import ColdMemory, cold_bytes
 from windlass.hardware.probe.probe import probe_machine
 from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
@@ -52,11 +59,15 @@ def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(
     watch: Stopwatch, precision: Precision, is_converted: bool
 ):
     calls = []
-    rate = matmul_rates(precision, watch, lambda: calls.append(1), is_converted=is_converted)
+    rate = matmul_rates(
+        precision, watch, lambda: calls.append(1), ways=[AttentionWay(32)],
+        is_converted=is_converted,
+    )  # fmt: skip
     sizes = [point.size for point in rate.curve.points]
     assert sizes == sorted(sizes)
     assert all(0 < point.rate <= rate.peak for point in rate.curve.points)
     assert len(calls) > len(sizes)
+    assert {each.head_width for each in rate.attention_rates} == {32}
 
 
 def shortest_product(dtype: torch.dtype) -> float:
@@ -102,6 +113,22 @@ def test_sparse_products_have_a_rate_for_each_size_of_block_and_each_role(watch:
     assert len(rates) == len(found)
     assert all(0 < rate.flop_rate < 1e15 for rate in rates)
     assert len(calls) >= 4
+
+
+def test_what_is_read_in_turn_has_left_the_cache_before_it_is_read_again():
+    memory = ColdMemory(torch.bfloat16, torch.device("cpu"))
+    read, addresses = 0, []
+    for rows, columns in ((1024, 1000), (2048, 3000), (512, 4096)):
+        tensors = memory.tensors(rows, columns)
+        for _ in range(3):
+            tensor = next(tensors)
+            assert tensor.shape == (rows, columns)
+            addresses.append(tensor.data_ptr())
+            read += tensor.nbytes
+    assert len(set(addresses)) == len(addresses)
+    whole = itertools.takewhile(lambda each: each.data_ptr() != addresses[-1], tensors)
+    between = sum(tensor.nbytes for tensor in whole)
+    assert between + 2 * tensor.nbytes > cold_bytes() > (last_level_cache_bytes() or 0)
 
 
 def test_traffic_is_a_curve_over_rising_sizes(watch: Stopwatch):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.machines import HERE, Progress, attention_parts, find_machine
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, plan as choose_plan
 from windlass.api.plan_file import split_machine, with_tensor_shards
@@ -90,7 +90,8 @@ def rehearse_as_is(
     graph = capture(request.model_identity)
     if graph.label != plan.graph:
         return None
-    machine = split_machine(plan.parallel.devices, find_machine(HERE, progress=progress))
+    here = find_machine(HERE, progress=progress, needs=attention_parts(graph))
+    machine = split_machine(plan.parallel.devices, here)
     graph = with_tensor_shards(request.model_identity, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
     if plan_errors(plan, graph, machine):
@@ -139,9 +140,11 @@ def downscale_plan(
     machine = split_machine(plan.parallel.devices, find_machine(HERE, progress=progress))
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
     small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
-    machine = split_machine(small.plan.parallel.devices, find_machine(HERE, progress=progress))
     model = Request(model=small.model).model_identity
-    graph = with_tensor_shards(model, capture(model), small.plan)
+    graph = capture(model)
+    here = find_machine(HERE, progress=progress, needs=attention_parts(graph))
+    machine = split_machine(small.plan.parallel.devices, here)
+    graph = with_tensor_shards(model, graph, small.plan)
     text = DataRequest(
         source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
         format=request.data.format, text_field=request.data.text_field,

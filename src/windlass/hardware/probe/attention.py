@@ -9,12 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from windlass.hardware.probe.operands import random_numbers
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.models import attend
-from windlass.schema import AttentionBackend, AttentionRate, Curve, OtherAttention, Point
+from windlass.schema import (
+    HEAD_PARTS,
+    TYPICAL_HEAD_WIDTH,
+    AttentionBackend,
+    AttentionRate,
+    Curve,
+    MachinePart,
+    OtherAttention,
+    Point,
+)
 
-_TYPICAL_WIDTH = 64
-"""The head width at which attention is measured in every way."""
+_FEW_THREADS = 4
+"""Threads for which half the heads are work enough; it takes half the time."""
 
 _COMPILED_SEQUENCE = 512
 """The length at which it is measured compiled."""
@@ -28,7 +38,6 @@ class AttentionSizes(NamedTuple):
     tokens: int
     width: int
     """Number of heads times head width."""
-    head_widths: tuple[int, ...]
     sequences: tuple[int, ...]
     most_rows: int
     """Most heads times length: narrow heads are seldom long, and would take most of the time."""
@@ -36,14 +45,33 @@ class AttentionSizes(NamedTuple):
 
 
 _ON_CPU = AttentionSizes(
-    2048, 512, (16, 32, _TYPICAL_WIDTH, 128), (16, 64, 128, 256, 512, 1024, 2048), 2**15,
+    2048, 512, (16, 64, 128, 256, 512, 1024, 2048), 2**15,
     ("flash", "math"),
 )  # fmt: skip
-_CONVERTED_ON_CPU = AttentionSizes(256, 128, (_TYPICAL_WIDTH,), (64, 256), 2**15, ("flash", "math"))
+_CONVERTED_ON_CPU = AttentionSizes(256, 128, (64, 256), 2**15, ("flash", "math"))
 _ON_ACCELERATOR = AttentionSizes(
-    8192, 2048, (_TYPICAL_WIDTH, 128), (512, 1024, 2048, 4096, 8192), 2**18,
+    8192, 2048, (512, 1024, 2048, 4096, 8192), 2**18,
     ("flash", "cudnn", "efficient", "math"),
 )  # fmt: skip
+
+
+class AttentionWay(NamedTuple):
+    """Heads of one width, under a mask or none."""
+
+    head_width: int
+    is_causal: bool = True
+
+
+ATTENTION_WAYS: dict[MachinePart, AttentionWay] = {
+    **{part: AttentionWay(width) for width, part in HEAD_PARTS.items()},
+    "attention without a mask": AttentionWay(TYPICAL_HEAD_WIDTH, is_causal=False),
+}
+"""What each part of a machine says of attention; other parts say nothing."""
+
+ACCELERATOR_WAYS = tuple(
+    way for way in ATTENTION_WAYS.values() if way.head_width >= TYPICAL_HEAD_WIDTH
+)
+"""What is measured of an accelerator, all at once."""
 
 
 def attention_sizes(device: torch.device, *, is_converted: bool = False) -> AttentionSizes:
@@ -55,23 +83,30 @@ def attention_sizes(device: torch.device, *, is_converted: bool = False) -> Atte
     """
     if device.type != "cpu":
         return _ON_ACCELERATOR
-    return _CONVERTED_ON_CPU if is_converted else _ON_CPU
+    if is_converted:
+        return _CONVERTED_ON_CPU
+    if torch.get_num_threads() > _FEW_THREADS:
+        return _ON_CPU
+    width, rows = _ON_CPU.width // 2, _ON_CPU.most_rows // 2
+    return _ON_CPU._replace(width=width, most_rows=rows)
 
 
 def attention_rates(
-    dtype: torch.dtype, sizes: AttentionSizes, watch: Stopwatch, on_measured: Callable[[], None]
+    dtype: torch.dtype,
+    sizes: AttentionSizes,
+    ways: Sequence[AttentionWay],
+    watch: Stopwatch,
+    on_measured: Callable[[], None],
 ) -> tuple[AttentionRate, ...]:
-    """Rates of attention in one data type, in every way that the device has a kernel for.
-
-    All head widths are measured with a causal mask, the typical one also without.
+    """Rates of attention in one data type, by every kernel that the device has for it.
 
     Args:
         dtype: of queries, keys and values.
-        sizes: what is measured.
+        sizes: at which sizes it is measured.
+        ways: heads and masks.
         watch: times the work.
         on_measured: called after each measurement.
     """
-    ways = [*product(sizes.head_widths, (True,)), (_TYPICAL_WIDTH, False)]
     return tuple(
         rate
         for backend, (width, is_causal) in product(sizes.backends, ways)
@@ -105,7 +140,7 @@ def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
         fast, plain = (
             _rates_at(
                 partial(run, is_causal=True, backend="math"),
-                sizes, _TYPICAL_WIDTH, _COMPILED_SEQUENCE, dtype, watch,
+                sizes, TYPICAL_HEAD_WIDTH, _COMPILED_SEQUENCE, dtype, watch,
             )
             for run in (compiled, attend)
         )  # fmt: skip
@@ -122,7 +157,7 @@ def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iter
         speed: how many times as fast it is compiled.
     """
     for rate in rates:
-        if (rate.head_width, rate.attention, rate.is_causal) == (_TYPICAL_WIDTH, "math", True):
+        if (rate.head_width, rate.attention, rate.is_causal) == (TYPICAL_HEAD_WIDTH, "math", True):
             forward, backward = (
                 Curve(points=(Point(_COMPILED_SEQUENCE, times * at(_COMPILED_SEQUENCE)),))
                 for times, at in zip(speed, (rate.forward.at, rate.backward.at), strict=True)
@@ -132,14 +167,17 @@ def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iter
             )
 
 
-def typical_rates(rates: Sequence[AttentionRate], sizes: AttentionSizes) -> Curve:
-    """FLOP/s of the fused kernel forward over FLOP of one call.
+def typical_rates(rates: Sequence[AttentionRate], sizes: AttentionSizes) -> Curve | None:
+    """FLOP/s of the fused kernel forward over FLOP of one call; None if nothing was measured.
 
     Args:
         rates: what `attention_rates` measured.
         sizes: at which it measured them.
     """
-    typical = next(each.forward for each in rates if each.head_width == _TYPICAL_WIDTH)
+    fused = [each for each in rates if each.attention is None and each.is_causal]
+    if not fused:
+        return None
+    typical = min(fused, key=lambda each: abs(each.head_width - TYPICAL_HEAD_WIDTH)).forward
     flop = 4 * sizes.tokens * sizes.width
     return Curve(points=tuple(Point(flop * sequence, rate) for sequence, rate in typical.points))
 
@@ -218,5 +256,5 @@ def attention_inputs(
         device: where they are.
     """
     batch, sequence, heads, width = shape
-    joint = torch.randn(batch, sequence, 3, heads, width, device=device).to(dtype)
+    joint = random_numbers(batch, sequence, 3, heads, width, dtype=dtype, device=device)
     return [part.transpose(1, 2).detach().requires_grad_() for part in joint.unbind(2)]

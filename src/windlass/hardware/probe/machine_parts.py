@@ -1,4 +1,4 @@
-"""Measures what few plans need of a machine: compiled code, sparse products, float16.
+"""Measures what not all plans need of a machine: attention, compiled code, sparse products.
 
 The first plan of a new machine does not wait for what it has no use for.
 """
@@ -6,11 +6,18 @@ The first plan of a new machine does not wait for what it has no use for.
 import statistics
 import warnings
 from collections.abc import Collection, Iterator
+from typing import get_args
 
-from windlass.hardware.probe.attention import compiled_rates
+from windlass.hardware.probe.attention import (
+    ATTENTION_WAYS,
+    attention_rates,
+    attention_sizes,
+    compiled_rates,
+    typical_rates,
+)
 from windlass.hardware.probe.compile_costs import CompileCosts, measure_compile_costs
 from windlass.hardware.probe.disk_and_network import CpuContention
-from windlass.hardware.probe.matmul import converted_precisions, matmul_rates
+from windlass.hardware.probe.matmul import DTYPES, converted_precisions, matmul_rates
 from windlass.hardware.probe.probe_bar import ProbeBar, ProbeProgress
 from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.speed_check import speed_check_seconds
@@ -21,10 +28,12 @@ from windlass.schema import (
     MachinePart,
     MatmulRate,
     Precision,
+    SparseProductRate,
 )
 from windlass.torch_ext import Device as TorchDevice, device_for, install_allocator
 
 _MEASUREMENTS = {"compiled code": 1, "sparse products": 96, "float16": 50}
+_OF_ATTENTION = 56
 """Measurements of each part, about."""
 
 
@@ -32,7 +41,7 @@ def parts_of(device: TorchDevice) -> tuple[MachinePart, ...]:
     """The parts that a device has."""
     if device.is_asynchronous:
         return ("compiled code",)
-    return ("compiled code", "sparse products", "float16")
+    return get_args(MachinePart)
 
 
 def measure_parts(
@@ -61,18 +70,20 @@ def measure_parts(
     install_allocator()
     device = device_for(machine.device.kind) if device is None else device
     device.activate()
-    bar = ProbeBar(progress, sum(_MEASUREMENTS[part] for part in wanted))
+    bar = ProbeBar(progress, sum(_MEASUREMENTS.get(part, _OF_ATTENTION) for part in wanted))
+    converted = converted_precisions(device.torch_device)
     checks = [speed_check_seconds(device.torch_device)]
     costs = None
     if "compiled code" in wanted:
         bar.label("compiled code")
-        costs = measure_compile_costs(device, _own_products(machine.device))
+        own = [rate.precision for rate in machine.device.matmul if rate.precision not in converted]
+        costs = measure_compile_costs(device, own)
         bar.step()
     bar.label(" and ".join(part for part in wanted if part != "compiled code") or "speed")
-    measured = _measure_twice(bar, wanted, machine.device, device)
+    measured = _measure_twice(bar, wanted, machine, device, converted)
     checks.append(speed_check_seconds(device.torch_device))
     slower = statistics.fmean(checks) / machine.speed_check_seconds
-    completed = _with_products(machine.device, measured.slowed_down(1 / slower))
+    completed = _with_rates(machine.device, measured.slowed_down(1 / slower))
     if costs is not None:
         completed = _with_compiled(completed, costs, slower)
     bar.end()
@@ -80,52 +91,78 @@ def measure_parts(
     return machine.model_copy(update={"device": completed, "unmeasured": left})
 
 
-def _own_products(device: Device) -> tuple[Precision, ...]:
-    """The precisions that were measured in full: those that the processor does not convert."""
-    return tuple(rate.precision for rate in device.matmul if rate.products or device.kind != "cpu")
-
-
 def _measure_twice(
-    bar: ProbeBar, wanted: Collection[MachinePart], known: Device, device: TorchDevice
+    bar: ProbeBar,
+    wanted: Collection[MachinePart],
+    known: Machine,
+    device: TorchDevice,
+    converted: Collection[Precision],
 ) -> Device:
-    """The device with sparse products, and float16 behind its other precisions, as measured now."""
+    """The device with rates of sparse products and attention as measured now, and with float16."""
     waiting = CpuContention()
     watch = Stopwatch(
         device.torch_device, budget_seconds=BUDGET_SECONDS, waiting_share=waiting.take_share
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tuple(_products(bar, wanted, known, watch))
+        tuple(_rates(bar, wanted, known, watch, converted))
         watch.start_second_round()
-        rates = tuple(_products(bar, wanted, known, watch))
+        rates = tuple(_rates(bar, wanted, known, watch, converted))
     waiting.close()
-    return known.model_copy(update={"matmul": rates})
+    return known.device.model_copy(update={"matmul": rates})
 
 
-def _products(
-    bar: ProbeBar, wanted: Collection[MachinePart], known: Device, watch: Stopwatch
+def _rates(
+    bar: ProbeBar,
+    wanted: Collection[MachinePart],
+    known: Machine,
+    watch: Stopwatch,
+    converted: Collection[Precision],
 ) -> Iterator[MatmulRate]:
-    own = _own_products(known)
-    for rate in known.matmul:
-        if "sparse products" in wanted and rate.precision in own:
+    ways = [way for part, way in ATTENTION_WAYS.items() if part in wanted]
+    for rate in known.device.matmul:
+        is_converted = rate.precision in converted
+        sparse: tuple[SparseProductRate, ...] = ()
+        if "sparse products" in wanted and not is_converted:
             sparse = sparse_product_rates(rate.precision, watch, bar.step)
-            yield rate.model_copy(update={"sparse_products": sparse})
-        else:
-            yield rate
+        sizes = attention_sizes(watch.device, is_converted=is_converted)
+        attention = attention_rates(DTYPES[rate.precision], sizes, ways, watch, bar.step)
+        yield rate.model_copy(
+            update={
+                "sparse_products": sparse,
+                "attention": typical_rates(attention, sizes) or rate.attention,
+                "attention_rates": attention,
+            }
+        )
     if "float16" in wanted:
-        converted = converted_precisions(watch.device)
-        yield matmul_rates("float16", watch, bar.step, is_converted="float16" in converted)
+        ways += [way for part, way in ATTENTION_WAYS.items() if part not in known.unmeasured]
+        is_converted = "float16" in converted
+        yield matmul_rates("float16", watch, bar.step, ways=ways, is_converted=is_converted)
 
 
-def _with_products(device: Device, measured: Device) -> Device:
-    """The device with what is new among the rates of products, and its own other rates."""
+def _with_rates(device: Device, measured: Device) -> Device:
+    """The device with the rates that are new beside its own.
+
+    Args:
+        device: the device.
+        measured: the same with new rates of sparse products and attention in place of its own.
+    """
     old = {rate.precision: rate for rate in device.matmul}
-    rates = (
-        old[rate.precision].model_copy(update={"sparse_products": rate.sparse_products})
-        if rate.precision in old
-        else rate
-        for rate in measured.matmul
-    )
+    rates: list[MatmulRate] = []
+    for new in measured.matmul:
+        if (own := old.get(new.precision)) is None:
+            rates.append(new)
+            continue
+        is_first = bool(new.attention_rates) and not own.attention_rates
+        rates.append(
+            own.model_copy(
+                update={
+                    "sparse_products": own.sparse_products + new.sparse_products,
+                    "attention": new.attention if is_first else own.attention,
+                    "attention_rates": own.attention_rates + new.attention_rates,
+                }
+            )
+        )
     return device.model_copy(update={"matmul": tuple(rates)})
 
 

@@ -2,14 +2,19 @@
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from math import inf
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from windlass.hardware.probe.attention import attention_rates, attention_sizes, typical_rates
+from windlass.hardware.probe.attention import (
+    AttentionWay,
+    attention_rates,
+    attention_sizes,
+    typical_rates,
+)
+from windlass.hardware.probe.operands import ColdMemory
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
     CACHED_BYTES,
@@ -33,8 +38,8 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _SHAPES = (
     (16, 192, 64), (4, 512, 512), (16, 3072, 768), (32, 128, 128), (64, 1024, 1024),
     (100, 8192, 144), (128, 192, 192), (256, 320, 320), (512, 1536, 512), (1024, 576, 192),
-    (1024, 768, 768), (1215, 20882, 72), (2048, 768, 192), (2048, 3072, 768), (1024, 32768, 64),
-    (256, 32768, 768),
+    (1024, 768, 768), (608, 20882, 72), (2048, 768, 192), (1024, 3072, 768), (256, 32768, 64),
+    (128, 32768, 768),
 )  # fmt: skip
 """(m, n, k) of products in transformers: tokens, outputs and inputs, few and many of each, and
 numbers that are no power of two; those with the most outputs are models' heads."""
@@ -48,9 +53,6 @@ _CONVERTED = 3.0
 """How many times as long as in float32 a product takes at least in a converted precision."""
 
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
-
-_COLD_BYTES = 2**26
-"""Bytes of the weights and results of one measurement together: more than a processor's cache."""
 
 _ROLES: tuple[ProductRole, ...] = ("forward", "biased", "input_gradient", "weight_gradient")
 _FIT_ROUNDS = 12
@@ -90,6 +92,7 @@ def matmul_rates(
     watch: Stopwatch,
     on_measured: Callable[[], None],
     *,
+    ways: Sequence[AttentionWay] = (),
     is_converted: bool = False,
 ) -> MatmulRate:
     """Rates of matrix products and attention in one precision.
@@ -101,6 +104,7 @@ def matmul_rates(
         precision: precision of all operands.
         watch: times the work.
         on_measured: called after each measurement.
+        ways: heads and masks of the attention that is measured.
         is_converted: whether the processor has no products for it; few are measured then.
     """
     on_cpu = watch.device.type == "cpu"
@@ -108,22 +112,24 @@ def matmul_rates(
     if is_converted:
         shapes = _FEW_SHAPES
     measured: list[MeasuredProduct] = []
+    memory = ColdMemory(DTYPES[precision], watch.device)
     for m, n, k in shapes:
-        measured.append(_measure_product(m, n, k, precision, watch))
+        measured.append(_measure_product(m, n, k, memory, watch))
         on_measured()
     plain = sorted(Point(each.flop, each.rate) for each in measured)
     biased = sorted(Point(each.flop, each.flop / each.seconds["biased"]) for each in measured)
     sizes = attention_sizes(watch.device, is_converted=is_converted)
-    attention = attention_rates(DTYPES[precision], sizes, watch, on_measured)
+    attention = attention_rates(DTYPES[precision], sizes, ways, watch, on_measured)
     itemsize = PRECISION_BYTES[precision]
     fits = on_cpu and not is_converted
+    curve = Curve(points=tuple(plain))
     return MatmulRate(
         precision=precision,
         peak=max(point.rate for point in plain),
-        curve=Curve(points=tuple(plain)),
+        curve=curve,
         products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if fits else (),
         biased=Curve(points=tuple(biased)),
-        attention=typical_rates(attention, sizes),
+        attention=typical_rates(attention, sizes) or curve,
         attention_rates=attention,
     )
 
@@ -159,18 +165,12 @@ class MeasuredProduct(NamedTuple):
 
 
 def _measure_product(
-    m: int, n: int, k: int, precision: Precision, watch: Stopwatch
+    m: int, n: int, k: int, memory: ColdMemory, watch: Stopwatch
 ) -> MeasuredProduct:
-    copies = 1
-    if watch.device.type == "cpu":
-        copies = max(1, _COLD_BYTES // (PRECISION_BYTES[precision] * (n * k + m * n)))
-    x, weight, gradient = (
-        torch.randn(rows, columns, device=watch.device).to(DTYPES[precision])
-        for rows, columns in ((m, k), (n, k), (m, n))
-    )
-    bias = torch.zeros(n, device=watch.device, dtype=weight.dtype)
-    weights, inputs = (cycle([like.clone() for _ in range(copies)]) for like in (weight, x))
+    weights, inputs = memory.tensors(n, k), memory.tensors(m, k)
     # In training the left factor is still in the cache; weights and saved inputs are not.
+    x, gradient = next(inputs).clone(), next(memory.tensors(m, n)).clone()
+    bias = gradient[0].clone()
     works: dict[ProductRole, Callable[[], object]] = {
         "forward": lambda: torch.mm(x, next(weights).t()),
         "input_gradient": lambda: torch.mm(gradient, next(weights)),

@@ -14,6 +14,7 @@ from torch.optim.adamw import adamw
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.operands import random_numbers
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import (
     MOMENT_BLOCK,
@@ -284,8 +285,8 @@ class _CallCount(TorchDispatchMode):
 
 def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterator[_Op]:
     size, dtype = PRECISION_BYTES[precision], DTYPES[precision]
-    x, y = (torch.randn(rows, _WIDTH, device=device).to(dtype) for _ in range(2))
-    wide = torch.randn(rows, 4 * _WIDTH, device=device).to(dtype)
+    x, y = (random_numbers(rows, _WIDTH, dtype=dtype, device=device) for _ in range(2))
+    wide = random_numbers(rows, 4 * _WIDTH, dtype=dtype, device=device)
     weight, bias = (torch.ones(_WIDTH, device=device, dtype=dtype) for _ in range(2))
     _, mean, rstd = torch.native_layer_norm(x, (_WIDTH,), weight, bias, 1e-5)
     n = rows * _WIDTH * size
@@ -310,12 +311,12 @@ def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterato
 def _loss_ops(rows: int, precision: Precision, watch: Stopwatch) -> Iterator[_Op]:
     """The ops of loss and embedding; cross-entropy runs in float32 whatever the logits are in."""
     rows, device, dtype = rows // 4, watch.device, DTYPES[precision]
-    logits = torch.randn(rows, _VOCABULARY, device=device)
+    logits = random_numbers(rows, _VOCABULARY, dtype=torch.float32, device=device)
     low_precision = logits.to(dtype)
     log_probabilities = torch.log_softmax(logits, 1)
     targets = torch.randint(0, _VOCABULARY, (rows,), device=device)
-    table = torch.randn(_VOCABULARY, 192, device=device).to(dtype)
-    gradient = torch.randn(rows, 192, device=device).to(dtype)
+    table = random_numbers(_VOCABULARY, 192, dtype=dtype, device=device)
+    gradient = random_numbers(rows, 192, dtype=dtype, device=device)
     one, count = torch.ones((), device=device), torch.tensor(float(rows), device=device)
     n, size = 4 * logits.numel(), PRECISION_BYTES[precision]
     embedded_bytes = rows * 192 * size

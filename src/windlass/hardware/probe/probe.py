@@ -7,13 +7,15 @@ the memory of the process itself.
 
 import statistics
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
+from windlass.hardware.probe.attention import ACCELERATOR_WAYS, ATTENTION_WAYS, AttentionWay
 from windlass.hardware.probe.compile_costs import ProcessCosts, measure_process_costs
 from windlass.hardware.probe.disk_and_network import (
     CpuContention,
@@ -60,8 +62,9 @@ from windlass.torch_ext import (
     numerics,
 )
 
-_MEASUREMENTS = 600
-"""Approximate number of measurements, which is the length of the progress bar."""
+_MEASUREMENTS, _OF_ATTENTION = 260, 56
+"""Approximate numbers of measurements, of all and of each way of attention, which are the length of
+the progress bar."""
 
 
 def probe_machine(
@@ -81,13 +84,12 @@ def probe_machine(
         StorageError: the folder cannot take a file.
     """
     install_allocator()
-    bar = ProbeBar(progress, _MEASUREMENTS)
-    bar.label("memory and disk")
+    asked = sum(part not in leave for part in ATTENTION_WAYS)
+    bar = ProbeBar(progress, _MEASUREMENTS + _OF_ATTENTION * asked)
+    bar.label("memory")
     capacity = available_memory_bytes()
-    disk_transfers = disk_rates(disk)
-    bar.step()
-    bar.label("loopback")
     links: tuple[Link, ...] = (loopback_link(),)
+    bar.step()
     accelerator = accelerator_device()
     count = accelerator.count()
     devices = None
@@ -96,12 +98,19 @@ def probe_machine(
         devices = measure_host_devices(accelerator.kind, count)
     measured = device_for(f"{accelerator.kind}:{devices.slowest if devices else 0}")
     measured.activate()
-    bar.label("memory of a process")
+    bar.label("memory of a process, and the disk")
     converted = converted_precisions(measured.torch_device)
-    process_costs = measure_process_costs(
-        measured, [each for each in PRECISIONS if each not in converted]
-    )
-    device, conditions = _measure_twice(bar, process_costs, measured, converted)
+    own = [each for each in PRECISIONS if each not in converted]
+    # A process is measured in bytes, which the disk's transfers do not change.
+    with ThreadPoolExecutor(max_workers=1) as other:
+        costs = other.submit(measure_process_costs, measured, own)
+        disk_transfers = disk_rates(disk)
+        process_costs = costs.result()
+    bar.step()
+    parts = parts_of(measured)
+    now = [part for part in parts if part in ATTENTION_WAYS and part not in leave]
+    ways = ACCELERATOR_WAYS if devices else [ATTENTION_WAYS[part] for part in now]
+    device, conditions = _measure_twice(bar, process_costs, measured, converted, ways)
     device_memory = Tier(
         name=DEVICE_TIER, capacity_bytes=capacity if devices is None else devices.free_bytes
     )
@@ -112,7 +121,6 @@ def probe_machine(
         offload_tiers = (_host_tier(capacity // count, measured), disk_tier)
         links = devices.links
     bar.end()
-    parts = parts_of(measured)
     machine = Machine(
         name="here",
         devices_per_host=count,
@@ -125,7 +133,7 @@ def probe_machine(
         speed_check_seconds=conditions.speed_check_seconds,
         spread=None if devices is None else devices.spread,
         system=system_fingerprint(),
-        unmeasured=parts,
+        unmeasured=tuple(part for part in parts if part not in now),
     )
     return measure_parts(
         machine, [part for part in parts if part not in leave], progress, device=measured
@@ -145,6 +153,7 @@ def _measure_twice(
     process_costs: ProcessCosts,
     measured: TorchDevice,
     converted: frozenset[Precision],
+    ways: Sequence[AttentionWay],
 ) -> tuple[Device, _Conditions]:
     """The device as the mean of two rounds that are seconds apart."""
     kind = measured.torch_device
@@ -152,10 +161,10 @@ def _measure_twice(
     watch = Stopwatch(kind, budget_seconds=BUDGET_SECONDS, waiting_share=waiting.take_share)
     contention = CpuContention()
     speed_checks = [speed_check_seconds(kind)]
-    _measure_device(bar, process_costs, watch, measured, converted)
+    _measure_device(bar, process_costs, watch, measured, converted, ways)
     speed_checks.append(speed_check_seconds(kind))
     watch.start_second_round()
-    device = _measure_device(bar, process_costs, watch, measured, converted)
+    device = _measure_device(bar, process_costs, watch, measured, converted, ways)
     speed_checks.append(speed_check_seconds(kind))
     share = contention.take_share() or 0.0
     contention.close()
@@ -169,6 +178,7 @@ def _measure_device(
     watch: Stopwatch,
     measured: TorchDevice,
     converted: frozenset[Precision],
+    ways: Sequence[AttentionWay],
 ) -> Device:
     """The device with its measured rates and without its tiers.
 
@@ -178,6 +188,7 @@ def _measure_device(
         watch: times the work.
         measured: the device.
         converted: precisions that the processor has no products for.
+        ways: heads and masks of the attention that is measured.
     """
     kind = measured.kind
     rates: list[MatmulRate] = []
@@ -187,14 +198,14 @@ def _measure_device(
         for precision in PRECISIONS:
             bar.label(f"products in {precision}")
             is_converted = precision in converted
-            rate = matmul_rates(precision, watch, bar.step, is_converted=is_converted)
+            rate = matmul_rates(precision, watch, bar.step, ways=ways, is_converted=is_converted)
             rates.append(rate)
             bar.label(f"operations in {precision}")
             ops += op_rates(precision, watch, bar.step)
         if measured.is_asynchronous and measured.has_tf32():
             bar.label("products in tf32")
             with numerics(measured, deterministic=False, tf32=True):
-                rates.append(matmul_rates("tf32", watch, bar.step))
+                rates.append(matmul_rates("tf32", watch, bar.step, ways=ways))
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
         return Device(

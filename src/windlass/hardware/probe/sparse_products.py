@@ -1,13 +1,12 @@
 """Measures products with weights of which only some blocks are kept."""
 
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from windlass.hardware.probe.matmul import DTYPES, TimedProduct, fit_terms
+from windlass.hardware.probe.operands import ColdMemory
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import PRECISION_BYTES, Precision, ProductRole, SparseProductRate
 from windlass.sparsity import BlockPart, BlockSparseLinear
@@ -18,8 +17,6 @@ _SHAPES = (
     (2048, 1024, 1024, 4), (1024, 2048, 8192, 8),
 )  # fmt: skip
 """Tokens, outputs and inputs of layers, and the one of so many blocks of each row that is kept."""
-_COLD_BYTES = 2**25
-"""Bytes of the weights or inputs of one measurement together: more than a processor's cache."""
 
 
 def sparse_product_rates(
@@ -33,10 +30,11 @@ def sparse_product_rates(
         on_measured: called after each shape of each side.
     """
     rates: list[SparseProductRate] = []
+    memory = ColdMemory(DTYPES[precision], watch.device)
     for block in _BLOCKS:
         timed: dict[ProductRole, list[TimedProduct]] = {}
         for shape in _SHAPES:
-            for work in _works(*shape, block=block, precision=precision):
+            for work in _works(*shape, block=block, precision=precision, memory=memory):
                 product = TimedProduct(*work.amounts, watch.seconds(work.run))
                 timed.setdefault(work.role, []).append(product)
             on_measured()
@@ -57,15 +55,17 @@ class _Work(NamedTuple):
 
 
 def _works(
-    tokens: int, outputs: int, inputs: int, share: int, *, block: int, precision: Precision
-) -> Iterator[_Work]:
+    tokens: int, outputs: int, inputs: int, share: int, *, block: int, precision: Precision,
+    memory: ColdMemory,
+) -> Iterator[_Work]:  # fmt: skip
     """The three products of a layer, with weights and saved inputs that come from memory."""
     part = BlockPart(rows=outputs // block, kept=inputs // block // share)
     dtype, itemsize = DTYPES[precision], PRECISION_BYTES[precision]
     layer = BlockSparseLinear(inputs, outputs, bias=True, block=block, parts=(part,)).to(dtype)
     values, blocks, bias = layer.values.detach(), layer.blocks, layer.bias
     x, gradient = (torch.randn(tokens, features).to(dtype) for features in (inputs, outputs))
-    weights, saved = _cold(values), _cold(x)
+    weights = (each.view(values.shape) for each in memory.tensors(1, values.numel()))
+    saved = memory.tensors(tokens, inputs)
     ops, kept = torch.ops.windlass, values.numel()
     flop = 2.0 * tokens * kept
     yield _Work(
@@ -83,9 +83,3 @@ def _works(
         lambda: ops.block_linear_weight_grad(gradient, next(saved), blocks, block),
         (flop, itemsize * tokens * (inputs + outputs), itemsize * kept),
     )
-
-
-def _cold(tensor: Tensor) -> Iterator[Tensor]:
-    """Copies in turn, so many that none is still in a cache when its turn comes."""
-    copies = max(1, _COLD_BYTES // tensor.nbytes)
-    return cycle([tensor.clone() for _ in range(copies)])

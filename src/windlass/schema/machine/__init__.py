@@ -2,7 +2,9 @@
 
 from windlass.schema.machine.device import Device, Tier
 from windlass.schema.machine.machine import (
+    HEAD_PARTS,
     MAX_CONTENTION,
+    TYPICAL_HEAD_WIDTH,
     ExecutionModel,
     Link,
     Machine,
@@ -33,8 +35,10 @@ from windlass.schema.machine.stack import (
 
 __all__ = [
     "CACHED_BYTES",
+    "HEAD_PARTS",
     "MAX_CONTENTION",
     "OWN_STACK",
+    "TYPICAL_HEAD_WIDTH",
     "AttentionKernel",
     "AttentionRate",
     "Capabilities",

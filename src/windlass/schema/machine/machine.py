@@ -43,8 +43,19 @@ ExecutionModel = Literal["overlapping", "bulk-synchronous"]
 overlap computing only if compute units are reserved for them."""
 
 
-MachinePart = Literal["compiled code", "sparse products", "float16"]
-"""What few plans need of a machine, and is measured when the first of them asks for it."""
+MachinePart = Literal[
+    "compiled code", "sparse products", "float16", "heads of 16", "heads of 32", "heads of 64",
+    "heads of 128", "attention without a mask",
+]  # fmt: skip
+"""What not all plans need of a machine, and is measured when the first of them asks for it."""
+
+HEAD_PARTS: dict[int, MachinePart] = {
+    16: "heads of 16", 32: "heads of 32", 64: "heads of 64", 128: "heads of 128",
+}  # fmt: skip
+"""The part that attention in heads of each measured width is, with a causal mask."""
+
+TYPICAL_HEAD_WIDTH = 64
+"""The width at which attention is measured without a mask and compiled too."""
 
 
 class Link(Document):
