@@ -6,6 +6,7 @@ from windlass.cost.device_rates import DeviceRates, OpContext
 from windlass.cost.op_time import LayerPass, TermSeconds, pass_seconds
 from windlass.hardware import load_machine
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
+from windlass.schema.machine import Device
 from windlass.schema.machine.rates import AttentionRate, Curve, OpRate, Point, ProductRate
 from windlass.schema.machine.stack import OWN_STACK, AttentionKernel
 from windlass.stacks import load_stack
@@ -245,6 +246,25 @@ def test_a_product_with_measured_sides_takes_its_call_its_flop_and_its_bytes():
 
     read, written = 4 * 16 * 32 / 1e6, 4 * 8 * 16 / 2e6
     assert seconds == pytest.approx(1e-5 + 2 * 8 * 16 * 32 / 1e9 + read + written)
+
+
+def test_a_product_whose_rate_depends_on_its_sums_takes_its_flop_at_the_rate_of_their_length():
+    curve = Curve(points=(Point(8, 4e9), Point(32, 1e9)))
+    forward = ProductRate(role="forward", call_seconds=0.0, flop_rate=4e9, by_sum=curve)
+    rate = tiny_machine().device.rate("float32")
+    device = tiny_machine().device.model_copy(
+        update={"matmul": (rate.model_copy(update={"products": (forward,)}),)}
+    )
+
+    def seconds(of: Device) -> list[float]:
+        rates = _rates(matmul=of.matmul)
+        return [_seconds(_product(5, 6, k), rates).matmul for k in (8, 16, 32, 64)]
+
+    flop = [2 * 5 * 6 * k for k in (8, 16, 32, 64)]
+    per_second = [4e9, 2e9, 1e9, 1e9]
+    times = [flop / rate for flop, rate in zip(flop, per_second, strict=True)]
+    assert seconds(device) == pytest.approx(times)
+    assert seconds(device.slowed_down(2)) == pytest.approx([2 * each for each in times])
 
 
 @pytest.mark.parametrize(("stack", "vocabulary"), [(None, 50_304), ("megatron-core", 50_257)])

@@ -3,6 +3,7 @@
 import numpy as np
 
 from windlass.cost.arrays import Floats
+from windlass.cost.device_rates import rates_at
 from windlass.schema import (
     CACHED_BYTES,
     MatmulRate,
@@ -33,6 +34,8 @@ def product_seconds(
     made = {"weight_gradient": 0.0, "input_gradient": CACHED_BYTES}.get(rate.role, np.inf)
     cold = itemsize * k * n + np.maximum(0.0, itemsize * k * m - made)
     seconds = _seconds(rate, 2 * m * n * k, cold, itemsize * m * n)
+    if rate.by_sum is not None:
+        seconds = 2 * m * n * k / rates_at(rate.by_sum, k)
     return np.asarray(rate.call_seconds + count * seconds)
 
 

@@ -117,14 +117,13 @@ def test_sparse_products_have_a_rate_for_each_size_of_block_and_each_role(watch:
 
 def test_what_is_read_in_turn_has_left_the_cache_before_it_is_read_again():
     memory = ColdMemory(torch.bfloat16, torch.device("cpu"))
-    read, addresses = 0, []
+    addresses = []
     for rows, columns in ((1024, 1000), (2048, 3000), (512, 4096)):
         tensors = memory.tensors(rows, columns)
         for _ in range(3):
             tensor = next(tensors)
             assert tensor.shape == (rows, columns)
             addresses.append(tensor.data_ptr())
-            read += tensor.nbytes
     assert len(set(addresses)) == len(addresses)
     whole = itertools.takewhile(lambda each: each.data_ptr() != addresses[-1], tensors)
     between = sum(tensor.nbytes for tensor in whole)

@@ -140,7 +140,7 @@ def _shape_of(name: str) -> str:
 
 
 def probe() -> None:
-    """Measure all of this machine (a minute and a half), and keep the result for this user."""
+    """Measure all of this machine (about two minutes), and keep the result for this user."""
     with ProgressBars() as progress:
         machine = api.probe(progress=progress)
     console.print(machine_table(machine))

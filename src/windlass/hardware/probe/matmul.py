@@ -44,7 +44,10 @@ _SHAPES = (
 """(m, n, k) of products in transformers: tokens, outputs and inputs, few and many of each, and
 numbers that are no power of two; those with the most outputs are models' heads."""
 
-_FEW_SHAPES = ((64, 192, 192), (128, 192, 192), (256, 192, 192), (256, 320, 320))
+_FEW_SHAPES = (
+    (64, 192, 192), (300, 192, 192), (256, 320, 320), (32, 512, 512), (32, 768, 768),
+    (64, 1024, 64), (32, 1536, 512), (16, 3072, 768), (8, 9000, 384),
+)  # fmt: skip
 """In a precision that the processor converts, which takes up to a hundred times as long."""
 
 _TRIAL_SHAPE = (256, 512, 512)
@@ -121,13 +124,15 @@ def matmul_rates(
     sizes = attention_sizes(watch.device, is_converted=is_converted)
     attention = attention_rates(DTYPES[precision], sizes, ways, watch, on_measured)
     itemsize = PRECISION_BYTES[precision]
-    fits = on_cpu and not is_converted
+    products = [fit_product(role, measured, itemsize) for role in _ROLES] if on_cpu else []
+    if is_converted:
+        products[_ROLES.index("input_gradient")] = _rate_by_sum("input_gradient", measured)
     curve = Curve(points=tuple(plain))
     return MatmulRate(
         precision=precision,
         peak=max(point.rate for point in plain),
         curve=curve,
-        products=tuple(fit_product(role, measured, itemsize) for role in _ROLES) if fits else (),
+        products=tuple(products),
         biased=Curve(points=tuple(biased)),
         attention=typical_rates(attention, sizes) or curve,
         attention_rates=attention,
@@ -195,6 +200,23 @@ def fit_product(
         for each in measured
     ]
     return ProductRate(role=role, **fit_terms(timed)._asdict())
+
+
+def _rate_by_sum(role: ProductRole, measured: Sequence[MeasuredProduct]) -> ProductRate:
+    """The times of a role whose kernel is the slower, the more elements a sum has.
+
+    For an input gradient in a precision that it converts, torch takes a product of columns of the
+    weight, as long as the layer has outputs (`gemm_notrans_` of its `BlasKernel.cpp`).
+    """
+    by_length: dict[int, list[MeasuredProduct]] = {}
+    for each in measured:
+        by_length.setdefault(each.n, []).append(each)
+    points = tuple(
+        Point(length, sum(each.flop for each in those) / sum(each.seconds[role] for each in those))
+        for length, those in sorted(by_length.items())
+    )
+    fastest = max(point.rate for point in points)
+    return ProductRate(role=role, call_seconds=0.0, flop_rate=fastest, by_sum=Curve(points=points))
 
 
 class TimedProduct(NamedTuple):

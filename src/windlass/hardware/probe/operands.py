@@ -55,7 +55,7 @@ class ColdMemory:
             self._values = self._values.repeat(-(-elements // len(self._values)))
         whole = len(self._values) // elements
         parts = self._values[: whole * elements].view(whole, rows, columns)
-        first = self._used // elements
+        first = -(-self._used // elements)  # tensors of another shape end within one of these
         places = [(first + at) % whole for at in range(min(whole, _MOST_TENSORS))]
         for place, tensor in cycle([(place, parts[place]) for place in places]):
             self._used = (place + 1) * elements
