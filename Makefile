@@ -9,8 +9,8 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
 train: setup

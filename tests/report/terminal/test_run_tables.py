@@ -40,6 +40,14 @@ def test_a_run_shows_predicted_and_measured_time_with_the_ratio(record: Callable
     assert "finished" in text
 
 
+def test_a_held_out_loss_stands_beside_what_the_frequencies_of_tokens_give(
+    record: Callable[..., RunRecord],
+):
+    lines = render(record_table(record(count=60))).splitlines()
+    (row,) = [row for row, line in enumerate(lines) if line.startswith("held out")]
+    assert lines[row + 1].split()[0] == "6.310"
+
+
 def test_a_run_on_a_busy_machine_says_so_and_that_its_time_is_outside_the_interval(
     record: Callable[..., RunRecord],
 ):

@@ -1,6 +1,6 @@
 """Tables of one run beside its prediction, and of what differs between several."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
@@ -31,7 +31,6 @@ from windlass.report.predicted_vs_measured import (
 )
 from windlass.report.run_differences import input_line, key_rows, result_rows
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
-from windlass.schema import Step
 from windlass.sparsity import describe_legs
 from windlass.tracking import RunRecord
 from windlass.units import format_bytes, format_seconds
@@ -69,7 +68,7 @@ def record_table(record: RunRecord) -> RenderableType:
         table.add_row(
             "loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats per token"
         )
-    for name, words in _results(record.steps):
+    for name, words in _results(record):
         table.add_row(name, words)
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
@@ -91,10 +90,14 @@ def run_diff_table(found: RunDiff) -> RenderableType:
     return Group(*parts)
 
 
-def _results(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
+def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
     """What some runs have beside their loss: held-out loss, scores of tasks, loss scale."""
+    steps = record.steps
     if held_out := [step for step in steps if step.held_out_loss is not None]:
         yield "held out", f"{format_held_out_loss(held_out[-1])}, at step {held_out[-1].step}"
+        entropy = record.meta.get("unigram_entropy")
+        if isinstance(entropy, int | float):
+            yield "", f"{entropy:.3f} by how often each token occurs, and no more"
     if scored := [step for step in steps if step.task_scores]:
         yield "tasks", f"{format_task_scores(scored[-1])}, at step {scored[-1].step}"
     if steps and (scaled := describe_loss_scale(steps)):
