@@ -30,7 +30,10 @@ from windlass.errors import InputErrors, RequestError, shorten
 class Document(BaseModel):
     """An immutable value with a file form; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    # Built when first used: a command needs few of the classes that it imports.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True
+    )
 
     fingerprint_excludes: ClassVar[frozenset[str]] = frozenset()
     """Fields that the fingerprint leaves out because they do not change what a document describes;
