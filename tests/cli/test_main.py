@@ -53,6 +53,8 @@ def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) ->
         (("train", "gpt-tiny", "--stepz", "3"), "unknown option `--stepz`"),
         (("train", "gpt-tiny", "--lr=3"), "write it as a key: `train.learning_rate=...`"),
         (("show", "--josn"), "did you mean `--json`?"),
+        (("evaluate",), "`windlass evaluate` needs `RUN`"),
+        (("plan", "gpt-tiny", "--on"), "needs a value behind `--on`"),
     ],
 )
 def test_an_unknown_name_is_one_clear_message_and_exit_code_2(

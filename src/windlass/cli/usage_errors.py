@@ -3,7 +3,9 @@
 import inspect
 
 from cyclopts import (
+    Argument,
     CycloptsError,
+    MissingArgumentError,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -33,6 +35,8 @@ def describe_usage_error(error: CycloptsError) -> str:
     """What is wrong with a command line, with the nearest word and the help that lists all."""
     if isinstance(error, UnknownOptionError):
         return _describe_option(error)
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return _describe_missing(error, error.argument)
     if not isinstance(error, UnknownCommandError | UnusedCliTokensError) or not error.unused_tokens:
         return str(error)
     word, *more = error.unused_tokens
@@ -58,3 +62,16 @@ def _describe_option(error: UnknownOptionError) -> str:
     options = [name for each in error.argument_collection if each.parse for name in each.names]
     command = " ".join(("windlass", *(error.command_chain or ())))
     return f"{unknown}{did_you_mean(option, options)}; `{command} --help` lists all"
+
+
+def _describe_missing(error: MissingArgumentError, argument: Argument) -> str:
+    """Which word a command lacks, or that an option stands there without its value."""
+    command = " ".join(("windlass", *(error.command_chain or ())))
+    name = argument.name
+    if error.keyword is not None:
+        what = f"a value behind `{error.keyword}`"
+    elif argument.field_info.is_positional:
+        what = f"`{name.lstrip('-').upper()}`"
+    else:
+        what = f"`{name}`"
+    return f"`{command}` needs {what}; `{command} --help` says what it takes"

@@ -87,7 +87,10 @@ class SweepRequest(Document):
     def _parts_agree(self) -> Self:
         dimensions = self.dimensions()
         if not dimensions:
-            raise ValueError("nothing is searched: name at least one key with a range or choices")
+            raise ValueError(
+                "nothing is searched: give a key a range or choices, such as "
+                "`train.learning_rate=1e-4..1e-2:log`"
+            )
         both = sorted(set(self.space) & {*self.request, *chain.from_iterable(self.arms.values())})
         if both:
             where = "request" if both[0] in self.request else "arms"
