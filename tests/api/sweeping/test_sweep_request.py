@@ -62,7 +62,7 @@ def test_all_values_of_the_space_that_no_request_takes_are_refused_at_once() -> 
 @pytest.mark.parametrize(
     ("words", "settings", "told"),
     [
-        (("gpt-tiny",), {}, "name at least one key with a range or choices"),
+        (("gpt-tiny",), {}, "give a key a range or choices"),
         (("gpt-tiny", "train.seed=5..1"), {}, "above the upper end"),
         (("gpt-tiny", "train.seed=1..5"), {"sampler": "tp"}, "sampler"),
         (("gpt-tiny", "train.seed=1..5"), {"name": "../x"}, "name"),
