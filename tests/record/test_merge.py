@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from windlass.errors import RecordError
 from windlass.record import annotate, merge_folders, sync_runs
+from windlass.record.stores import FolderStore
 from windlass.record.sync import SyncReceiver
 from windlass.tracking import JournalWriter, create_run_folder, parse_journal, reopen_run_folder
 
@@ -188,6 +189,8 @@ def test_a_checkpoint_is_copied_without_being_in_memory_and_one_of_another_site_
     layer.parent.mkdir(parents=True)
     layer.write_bytes(b"a")
     os.truncate(layer, 96 * mib)
+    begun = layer.with_name(f".{layer.name}.0123abcd.tmp")  # by a merge that was killed
+    begun.write_bytes(b"a")
     copies = [tmp_path / name / layer.relative_to(tmp_path / "a") for name in ("b", "objects")]
     tracemalloc.start()
     try:
@@ -198,11 +201,24 @@ def test_a_checkpoint_is_copied_without_being_in_memory_and_one_of_another_site_
         tracemalloc.stop()
     assert peak < 48 * mib
     assert [copy.stat().st_size for copy in copies] == [96 * mib] * 2
+    assert [file.name for file in copies[0].parent.iterdir()] == [layer.name]
     copies[0].write_bytes(b"b")
     copies[0].with_name("layer-0001.safetensors").write_bytes(b"b")
     report = merge_folders([tmp_path / "b"], tmp_path / "a", checkpoints=True)
     assert "two checkpoints `checkpoints/step-3` that differ" in report.warnings[0]
-    assert [file.name for file in layer.parent.iterdir()] == [layer.name]
+    assert {*layer.parent.iterdir()} == {layer, begun}
+
+
+def test_a_file_that_a_run_removes_meanwhile_is_a_sentence(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    store = FolderStore(tmp_path / "a")
+    ((run_id, _),) = store.runs().items()
+    (run / "plan.toml").write_text("")
+    assert "plan.toml" in store.files(run_id)
+    (run / "plan.toml").unlink()
+    for read in (store.read, store.digest):
+        with pytest.raises(RecordError, match=r"plan\.toml` cannot be read any more"):
+            read(run_id, "plan.toml")
 
 
 def test_runs_go_to_an_object_store_and_come_back_equal(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from windlass.atomic_files import hash_file
 from windlass.errors import RecordError
-from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, checkpoint_of
+from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, checkpoint_of, read_errors
 from windlass.schema import JOURNAL_FOLDER
 from windlass.tracking import ID_FILE, journal_writer_id, parse_journal
 
@@ -129,11 +129,9 @@ class _Copy:
     def large_file(self, name: str) -> None:
         """Copies a file part by part, and reads it back."""
         file = self.source.path(self.run_id, name)
-        try:
+        with read_errors(file):  # a run that goes on keeps its last checkpoints alone
             self.target.copy(self.run_id, name, file)
             self._count(name, hash_file(file), file.stat().st_size)
-        except FileNotFoundError:  # the run goes on, and keeps its last checkpoints
-            raise RecordError(f"`{file}` was deleted meanwhile; merge again") from None
 
     def other_checkpoints(self, offered: Iterable[str], present: Collection[str]) -> set[str]:
         """Checkpoints of which the target has others; files of two sites do not fit together."""

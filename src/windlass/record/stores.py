@@ -1,5 +1,6 @@
 """Stores of runs: what a merge reads from and writes to, on this disk and elsewhere."""
 
+import contextlib
 import re
 import shutil
 import stat
@@ -24,7 +25,10 @@ _RECORD_FILE = re.compile(
     rf"{JOURNAL_NAME.pattern}|{ANNOTATIONS_FOLDER}/[0-9a-f-]{{36}}\.json|{ID_FILE}"
     rf"|({ATTEMPTS_FOLDER}/[0-9]{{1,9}}/)?{_DOCUMENT}"
 )
-_CHECKPOINT_FILE = re.compile(rf"{CHECKPOINT_FOLDER}/step-[0-9]+/[A-Za-z0-9_.-]*[A-Za-z0-9]")
+_CHECKPOINT_FILE = re.compile(
+    rf"{CHECKPOINT_FOLDER}/step-[0-9]+/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
+"""A name that begins with a dot is that of a copy that a killed merge has begun."""
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LONGEST_NAME = 200
 _CHUNK_BYTES = 2**24
@@ -121,21 +125,32 @@ class FolderStore:
         folder = self._folders[run_id]
         if not folder.is_dir():
             return {}
-        found = {}
-        for path in _regular_files(folder):
-            name = path.relative_to(folder).as_posix()
-            if is_record_file(name, checkpoints=checkpoints):
-                found[name] = path.stat().st_size
-        return found
+        sizes = {path.relative_to(folder).as_posix(): size for path, size in _regular_files(folder)}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if is_record_file(name, checkpoints=checkpoints)
+        }
 
     def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
-        """The content of a file, or its first `length` bytes."""
-        with (self._folders[run_id] / name).open("rb") as file:
+        """The content of a file, or its first `length` bytes.
+
+        Raises:
+            RecordError: it cannot be read, or is gone.
+        """
+        path = self.path(run_id, name)
+        with read_errors(path), path.open("rb") as file:
             return file.read() if length is None else file.read(length)
 
     def digest(self, run_id: str, name: str) -> str:
-        """SHA-256 of the content of a file, in hexadecimal."""
-        return hash_file(self._folders[run_id] / name)
+        """SHA-256 of the content of a file, in hexadecimal.
+
+        Raises:
+            RecordError: it cannot be read, or is gone.
+        """
+        path = self.path(run_id, name)
+        with read_errors(path):
+            return hash_file(path)
 
     def write(self, run_id: str, name: str, content: bytes) -> None:
         """Puts a whole file there, or nothing.
@@ -198,11 +213,30 @@ def require_run_id(run_id: str) -> None:
         raise RecordError(f"`{run_id[:_LONGEST_NAME]}` is no id of a run")
 
 
-def _regular_files(folder: Path) -> Iterator[Path]:
-    """All regular files below a folder; links are not followed."""
-    for path in sorted(folder.iterdir()):
-        mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            yield from _regular_files(path)
-        elif stat.S_ISREG(mode):
-            yield path
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns a system error about a file that is read into a `RecordError`: a run may go on.
+
+    Raises:
+        RecordError: the file cannot be read, or is gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise RecordError(f"`{path}` cannot be read any more: {reason}; merge again") from error
+
+
+def _regular_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """All regular files below a folder with their sizes; links are not followed.
+
+    What a run that goes on removes meanwhile is left out.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISDIR(status.st_mode):
+                    yield from _regular_files(path)
+                elif stat.S_ISREG(status.st_mode):
+                    yield path, status.st_size
