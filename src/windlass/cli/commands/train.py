@@ -162,7 +162,9 @@ def show_run(run: api.Run, root: Path) -> None:
         with suppress(RecordError, StorageError):
             _print_record(run.folder)
         raise
-    text = api.write_sample(run)
+    with ProgressBars() as progress:
+        progress("writing a sample", 0, None)
+        text = api.write_sample(run)
     if text:
         console.print(Text.assemble(("it writes\n", "bold"), indent(text.strip("\n"), "  "), "\n"))
     _print_record(run.folder)
