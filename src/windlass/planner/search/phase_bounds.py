@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import InstructionCosts, Ints
+from windlass.cost import Floats, InstructionCosts, Ints
 from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
     InstructionKind,
     PeerMap,
-    is_recomputed,
     plan_layer_sizes,
     plan_state_sizes,
     selective_layers,
     sparse_gradient_bytes,
+    stages_by_layer,
     tied_owner_layers,
 )
-from windlass.schema import GradientReach, Graph, Machine, Plan, Stage
+from windlass.schema import GradientReach, Graph, Machine, Plan
 
 
 class LayerState(NamedTuple):
@@ -141,13 +141,6 @@ class PhaseMemory:
         return np.asarray(staying)
 
 
-class _PhaseSeconds(NamedTuple):
-    """Seconds of one phase's passes, of all micro-batches."""
-
-    forward: float
-    backward: float
-
-
 @dataclass(frozen=True, slots=True)
 class LayerPassTimes:
     """Seconds of each layer's passes of one micro-batch, with their tensor-parallel collectives."""
@@ -191,40 +184,52 @@ class PassTimes:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self._graph, self._machine = graph, machine
         self._known: dict[tuple[object, ...], LayerPassTimes] = {}
+        self._tied = [
+            (layer, owner)
+            for layer, owners in enumerate(tied_owner_layers(graph))
+            for owner in owners
+        ]
 
     def of(self, plan: Plan) -> LayerPassTimes:
         """The passes of a plan in phases."""
+        parallel, batch = plan.parallel, plan.batch
+        stages = () if parallel.pipeline == 1 else stages_by_layer(plan)
+        # Tensor-parallel ranks are neighbours, whatever the other degrees are.
+        is_tensor_only = not (parallel.context or parallel.expert or self._machine.stack)
         key = (
-            plan.parallel, plan.precision, plan.compile, plan.loss, plan.attention,
-            plan.batch, selective_layers(plan),
+            parallel.tensor if is_tensor_only else parallel,
+            plan.precision, plan.compile, plan.loss, plan.attention,
+            batch.sequence, batch.micro, batch.accumulation > 1,
+            selective_layers(plan),
+            tuple(stages and stages[layer] == stages[owner] for layer, owner in self._tied),
         )  # fmt: skip
         if key not in self._known:
             self._known[key] = LayerPassTimes.of(plan, self._graph, self._machine)
         return self._known[key]
 
 
-def min_step_seconds(plan: Plan, times: LayerPassTimes) -> float:
-    """Least seconds of a step: one way through all stages, or the passes of its slowest stage.
+def min_step_seconds(plan: Plan, table: PhaseTable, times: LayerPassTimes) -> Floats:
+    """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
     The way: a stage sends nothing on before all micro-batches have passed all of its phases but the
     last, and nothing back before they have passed all but the first backward. So only the last
     stage's neighbours ever work beside it; the more phases, the less a pipeline gains.
+
+    Args:
+        plan: what the plans share.
+        table: the plans.
+        times: their passes.
     """
-    works = [_stage_passes(plan, stage, times) for stage in plan.stages]
-    onward = sum(sum(each.forward for each in phases[:-1]) for phases in works[:-1])
-    back = sum(sum(each.backward for each in phases[1:]) for phases in works[1:])
-    turning = sum(each.forward for each in works[-1])
-    way = onward + turning + back + (sum(each.backward for each in works[0]))
-    return max(way, *(sum(map(sum, phases)) for phases in works))
-
-
-def _stage_passes(plan: Plan, stage: Stage, times: LayerPassTimes) -> list[_PhaseSeconds]:
-    found = []
-    for begin, end in stage.phases:
-        layers = range(begin, end)
-        again = sum(times.again[at] for at in layers if is_recomputed(plan, at))
-        count = plan.batch.accumulation
-        further = (count - 1) * sum(times.backward[begin:end])
-        backward = sum(times.first[begin:end]) + further + count * again
-        found.append(_PhaseSeconds(count * sum(times.forward[begin:end]), backward))
-    return found
+    row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
+    forward, first, backward = map(sums_before, (times.forward, times.first, times.backward))
+    again = sums_before(np.where(table.recomputed, times.again, 0.0))
+    onward = count * (forward[end] - forward[begin])
+    back = first[end] - first[begin] + (count - 1) * (backward[end] - backward[begin])
+    back += count * (again[row, end] - again[row, begin])
+    is_on_way = (end < table.stage_end) | (table.stage_end == len(times.forward))
+    is_on_way_back = (begin > table.stage_begin) | (table.stage_begin == 0)
+    way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
+    begins_stage = begin == table.stage_begin
+    stages = np.add.reduceat(onward + back, np.flatnonzero(begins_stage))
+    slowest = table.most(stages, begins_stage)
+    return np.maximum(np.bincount(row, way, len(table.stages)), slowest)

@@ -110,10 +110,11 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
             continue
         offloaded = with_state_on(base, tiers[0].name, activations=False)
         places = sizes.places(base, table)
-        held = [stages for stages, place in zip(table.stages, places, strict=True) if place]
-        plans = [offloaded.model_copy(update={"stages": stages}) for stages in held]
+        rows = [row for row, place in enumerate(places) if place]
+        plans = [offloaded.model_copy(update={"stages": table.stages[row]}) for row in rows]
         if plans and not plan_errors(plans[0], graph, machine):
-            yield from ((min_step_seconds(plan, times.of(plan)), plan) for plan in plans)
+            seconds = min_step_seconds(base, table, times.of(plans[0]))
+            yield from zip(seconds[rows].tolist(), plans, strict=True)
 
 
 def with_offload_tiers(

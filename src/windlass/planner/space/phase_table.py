@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from windlass.cost import Bools, Ints
+from windlass.cost import Bools, Floats, Ints
 from windlass.program import fully_recomputed
 from windlass.schema import Graph, Plan, Stage
+
+Numbers = TypeVar("Numbers", Ints, Floats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +32,8 @@ class PhaseTable:
     """The layer after its stage's last one, `[phase]`."""
     resident_end: Ints
     """The layer after the first phase of its stage, `[phase]`."""
+    recomputed: Bools
+    """Whether a layer runs its full forward again, `[plan, layer]`."""
     waits: Bools
     """Whether a layer's output waits for its backward pass, `[plan, layer]`.
 
@@ -59,9 +65,8 @@ class PhaseTable:
         ]
         columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
         masks = [_activations(plan.model_copy(update={"stages": each}), graph) for each in stages]
-        waits, moves, saves = (
-            np.array(masks, dtype=bool).reshape(-1, 3, graph.layers).swapaxes(0, 1)
-        )
+        shape = -1, 4, graph.layers
+        recomputed, waits, moves, saves = np.array(masks).reshape(shape).swapaxes(0, 1)
         plans, begin, end, stage_begin, stage_end, resident_end = columns
         return cls(
             stages=tuple(stages),
@@ -71,12 +76,13 @@ class PhaseTable:
             stage_begin=stage_begin,
             stage_end=stage_end,
             resident_end=resident_end,
+            recomputed=recomputed,
             waits=waits,
             moves=moves,
             saves=saves,
         )
 
-    def most(self, values: Ints, phases: Bools | None = None) -> Ints:
+    def most(self, values: Numbers, phases: Bools | None = None) -> Numbers:
         """The largest value of each plan, `[plan]`.
 
         Args:
@@ -84,17 +90,18 @@ class PhaseTable:
             phases: the phases that the values are of; None means all.
         """
         plan = self.plan if phases is None else self.plan[phases]
-        return np.asarray(np.maximum.reduceat(values, np.flatnonzero(np.diff(plan, prepend=-1))))
+        most: Numbers = np.maximum.reduceat(values, np.flatnonzero(np.diff(plan, prepend=-1)))
+        return most
 
 
-def sums_before(values: Sequence[int] | Ints) -> Ints:
+def sums_before(values: npt.ArrayLike) -> npt.NDArray[Any]:
     """Sums of the values before each, and of all, along the last axis."""
-    array = np.asarray(values, dtype=np.int64)
+    array = np.asarray(values)
     return np.concatenate([np.zeros_like(array[..., :1]), np.cumsum(array, axis=-1)], axis=-1)
 
 
-def _activations(plan: Plan, graph: Graph) -> tuple[Bools, Bools, Bools]:
-    """`waits`, `moves` and `saves` of one plan, each `[layer]`."""
+def _activations(plan: Plan, graph: Graph) -> tuple[Bools, Bools, Bools, Bools]:
+    """`recomputed`, `waits`, `moves` and `saves` of one plan, each `[layer]`."""
     again = np.zeros(graph.layers + 1, dtype=bool)
     sent = np.zeros(graph.layers, dtype=bool)
     for stage in plan.stages:
@@ -108,4 +115,4 @@ def _activations(plan: Plan, graph: Graph) -> tuple[Bools, Bools, Bools]:
     runs_later[: graph.first_trained] = False
     saves = runs_later & ~again[:-1]
     waits = runs_later & ~(sent & again[:-1])
-    return waits, waits & again[:-1] & again[1:] & ~sent, saves
+    return again[:-1], waits, waits & again[:-1] & again[1:] & ~sent, saves
