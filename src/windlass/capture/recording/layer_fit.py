@@ -97,10 +97,13 @@ def fit_layer(
         if recorded.trace != first.trace:
             raise _not_one_polynomial(subject, point, "other operations")
     numbers = {point: recorded.numbers for point, recorded in passes.items()}
-    polynomials = tuple(
-        fit_polynomial({point: numbers[point][index] for point in points}, fit_sequences)
-        for index in range(len(first.numbers))
-    )
+    # Most numbers are the same as others at every size.
+    columns = tuple(zip(*(numbers[point] for point in points), strict=True))
+    fits = {
+        column: fit_polynomial(dict(zip(points, column, strict=True)), fit_sequences)
+        for column in set(columns)
+    }
+    polynomials = tuple(fits[column] for column in columns)
     fitted = zip(polynomials, numbers[check], strict=True)
     if any(polynomial.at(*check) != number for polynomial, number in fitted):
         raise _not_one_polynomial(subject, check, "another amount of work")
