@@ -248,9 +248,9 @@ def test_a_product_with_measured_sides_takes_its_call_its_flop_and_its_bytes():
     assert seconds == pytest.approx(1e-5 + 2 * 8 * 16 * 32 / 1e9 + read + written)
 
 
-def test_a_product_whose_rate_depends_on_its_sums_takes_its_flop_at_the_rate_of_their_length():
-    curve = Curve(points=(Point(8, 4e9), Point(32, 1e9)))
-    forward = ProductRate(role="forward", call_seconds=0.0, flop_rate=4e9, by_sum=curve)
+def test_a_product_whose_rate_depends_on_its_weights_takes_its_flop_at_the_rate_of_their_size():
+    curve = Curve(points=(Point(6 * 8, 4e9), Point(6 * 32, 1e9)))
+    forward = ProductRate(role="forward", call_seconds=0.0, flop_rate=4e9, by_weights=curve)
     rate = tiny_machine().device.rate("float32")
     device = tiny_machine().device.model_copy(
         update={"matmul": (rate.model_copy(update={"products": (forward,)}),)}

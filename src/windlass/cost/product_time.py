@@ -34,8 +34,8 @@ def product_seconds(
     made = {"weight_gradient": 0.0, "input_gradient": CACHED_BYTES}.get(rate.role, np.inf)
     cold = itemsize * k * n + np.maximum(0.0, itemsize * k * m - made)
     seconds = _seconds(rate, 2 * m * n * k, cold, itemsize * m * n)
-    if rate.by_sum is not None:
-        seconds = 2 * m * n * k / rates_at(rate.by_sum, k)
+    if rate.by_weights is not None:
+        seconds = 2 * m * n * k / rates_at(rate.by_weights, k * n)
     return np.asarray(rate.call_seconds + count * seconds)
 
 

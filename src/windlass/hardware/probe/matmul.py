@@ -46,7 +46,8 @@ numbers that are no power of two; those with the most outputs are models' heads.
 
 _FEW_SHAPES = (
     (64, 192, 192), (300, 192, 192), (256, 320, 320), (32, 512, 512), (32, 768, 768),
-    (64, 1024, 64), (32, 1536, 512), (16, 3072, 768), (8, 9000, 384),
+    (256, 320, 64), (32, 1536, 512), (16, 3072, 768), (8, 9000, 384),
+    (32, 16000, 64),
 )  # fmt: skip
 """In a precision that the processor converts, which takes up to a hundred times as long."""
 
@@ -126,7 +127,7 @@ def matmul_rates(
     itemsize = PRECISION_BYTES[precision]
     products = [fit_product(role, measured, itemsize) for role in _ROLES] if on_cpu else []
     if is_converted:
-        products[_ROLES.index("input_gradient")] = _rate_by_sum("input_gradient", measured)
+        products[_ROLES.index("input_gradient")] = _rate_by_weights("input_gradient", measured)
     curve = Curve(points=tuple(plain))
     return MatmulRate(
         precision=precision,
@@ -202,21 +203,23 @@ def fit_product(
     return ProductRate(role=role, **fit_terms(timed)._asdict())
 
 
-def _rate_by_sum(role: ProductRole, measured: Sequence[MeasuredProduct]) -> ProductRate:
-    """The times of a role whose kernel is the slower, the more elements a sum has.
+def _rate_by_weights(role: ProductRole, measured: Sequence[MeasuredProduct]) -> ProductRate:
+    """The times of a role whose kernel is the slower, the larger the weight is.
 
-    For an input gradient in a precision that it converts, torch takes a product of columns of the
-    weight, as long as the layer has outputs (`gemm_notrans_` of its `BlasKernel.cpp`).
+    For an input gradient in a precision that it converts, torch multiplies columns of the weight,
+    one by one on one thread (`gemm_notrans_` of its `BlasKernel.cpp`).
     """
-    by_length: dict[int, list[MeasuredProduct]] = {}
+    by_size: dict[int, list[MeasuredProduct]] = {}
     for each in measured:
-        by_length.setdefault(each.n, []).append(each)
+        by_size.setdefault(each.n * each.k, []).append(each)
     points = tuple(
-        Point(length, sum(each.flop for each in those) / sum(each.seconds[role] for each in those))
-        for length, those in sorted(by_length.items())
+        Point(size, sum(each.flop for each in those) / sum(each.seconds[role] for each in those))
+        for size, those in sorted(by_size.items())
     )
     fastest = max(point.rate for point in points)
-    return ProductRate(role=role, call_seconds=0.0, flop_rate=fastest, by_sum=Curve(points=points))
+    return ProductRate(
+        role=role, call_seconds=0.0, flop_rate=fastest, by_weights=Curve(points=points)
+    )
 
 
 class TimedProduct(NamedTuple):

@@ -220,7 +220,7 @@ def _over(rate: float | None, times: float) -> float | None:
 def _product_over(rate: ProductT, times: float) -> ProductT:
     names = ("flop_rate", "read", "write")
     rates = {name: _over(getattr(rate, name), times) for name in names}
-    return rate.model_copy(update={**rates, "by_sum": _curve_over(rate.by_sum, times)})
+    return rate.model_copy(update={**rates, "by_weights": _curve_over(rate.by_weights, times)})
 
 
 def _curve_over(curve: Curve | None, times: float) -> Curve | None:

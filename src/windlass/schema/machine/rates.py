@@ -134,10 +134,10 @@ class ProductRate(Document):
     read: BytesPerSecond | None = None
     """None means that reading takes no time of its own."""
     write: BytesPerSecond | None = None
-    by_sum: Curve | None = None
-    """FLOP/s over the elements of each sum, at most `flop_rate` and in its place: kernels for a
-    precision that a processor converts take the columns of a factor one by one, and a long column
-    leaves the cache before it is read again."""
+    by_weights: Curve | None = None
+    """FLOP/s over the elements (k n) of the right factor, at most `flop_rate` and in its place:
+    kernels for a precision that a processor converts take its columns one by one, and those of a
+    large one leave the caches before they are read again."""
 
 
 class SparseProductRate(ProductRate):
