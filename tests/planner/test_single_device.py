@@ -12,7 +12,11 @@ from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.planner.search.evaluate import evaluate
-from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
+from windlass.planner.search.phase_bounds import (
+    LayerPassTimes,
+    StateExchanges,
+    min_step_seconds,
+)
 from windlass.planner.search.phase_search import TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
@@ -155,7 +159,8 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
         seconds = prediction.step_seconds * (1 + 1e-9)
         table = PhaseTable.of(plan, [plan.stages], graph)
         passes = LayerPassTimes.of(plan, graph, on)
-        assert (min_step_seconds(plan, table, passes) <= seconds).all()
+        exchanges = StateExchanges(graph, on).of(plan)
+        assert (min_step_seconds(plan, table, passes, exchanges) <= seconds).all()
         assert short.step_seconds <= seconds
         assert short.peak_bytes == prediction.peaks[0].peak_bytes
 

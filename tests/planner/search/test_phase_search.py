@@ -16,6 +16,7 @@ from windlass.planner.search.phase_bounds import (
     LayerPassTimes,
     PassTimes,
     PhaseMemory,
+    StateExchanges,
     min_step_seconds,
 )
 from windlass.planner.search.phase_search import TruncatedPlan, search_phases
@@ -148,7 +149,8 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
         assert process_bytes + least <= budget, plan
         passes = LayerPassTimes.of(plan, graph, on)
-        assert (min_step_seconds(plan, table, passes) <= seconds).all(), plan
+        exchanges = StateExchanges(graph, on).of(plan)
+        assert (min_step_seconds(plan, table, passes, exchanges) <= seconds).all(), plan
         assert short.peak_bytes == budget, plan
         assert short.step_seconds <= seconds, plan
 

@@ -208,7 +208,62 @@ class PassTimes:
         return self._known[key]
 
 
-def min_step_seconds(plan: Plan, table: PhaseTable, times: LayerPassTimes) -> Floats:
+class StateExchanges:
+    """Least seconds for which replicas exchange weights and gradients of plans in phases.
+
+    Sharded weights are gathered before a phase runs forward, and again before it runs backward
+    unless it is the last; gradients are reduced once. A device does nothing else in the part that
+    does not overlap. Tied weights may stay for another phase, so that they count once.
+
+    Args:
+        graph: the graph that the plans partition.
+        machine: the machine that they run on.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self._graph, self._machine = graph, machine
+        owners = (owner for owners in tied_owner_layers(graph) for owner in owners)
+        self._again = np.ones(graph.layers, dtype=bool)
+        self._again[[*range(graph.first_trained), *owners]] = False
+        self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+
+    def of(self, plan: Plan) -> tuple[Floats, Floats]:
+        """Seconds of all layers before each, in a step and again for phases but the last.
+
+        Args:
+            plan: what the plans share, offloaded to any tier.
+        """
+        key = plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
+        if key not in self._known:
+            once, again = self._layer_seconds(plan)
+            self._known[key] = sums_before(once), sums_before(np.where(self._again, again, 0.0))
+        return self._known[key]
+
+    def _layer_seconds(self, plan: Plan) -> tuple[Floats, Floats]:
+        """Seconds of each layer's gather and reduction, and of its gather alone."""
+        layers, parallel = self._graph.layers, plan.parallel
+        if parallel.replicas == 1 or self._machine.stack is not None:
+            return np.zeros(layers), np.zeros(layers)
+        costs = InstructionCosts(plan, self._graph, self._machine)
+
+        def seconds(kind: InstructionKind, layer: int) -> float:
+            each = Instruction(kind, layer)
+            return costs.communication_seconds(each) - costs.communication.overlapped_seconds(each)
+
+        known: dict[str, tuple[float, float]] = {}
+        for layer, kind in enumerate(self._graph.layer_kinds()):
+            if kind.name not in known:
+                gathers = plan.sharding.parameters > 1 and kind.parameter_count
+                gather = seconds("unshard_weights", layer) if gathers else 0.0
+                reduce = seconds("reduce_grads", layer) if kind.trained_count else 0.0
+                known[kind.name] = gather + reduce, gather
+        once, again = np.array([known[kind.name] for kind in self._graph.layer_kinds()]).T
+        return once, again
+
+
+def min_step_seconds(
+    plan: Plan, table: PhaseTable, times: LayerPassTimes, exchanges: tuple[Floats, Floats]
+) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
     The way: a stage sends nothing on before all micro-batches have passed all of its phases but the
@@ -219,6 +274,7 @@ def min_step_seconds(plan: Plan, table: PhaseTable, times: LayerPassTimes) -> Fl
         plan: what the plans share.
         table: the plans.
         times: their passes.
+        exchanges: what replicas exchange, as of `StateExchanges`.
     """
     row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
     forward, first, backward = map(sums_before, (times.forward, times.first, times.backward))
@@ -231,5 +287,9 @@ def min_step_seconds(plan: Plan, table: PhaseTable, times: LayerPassTimes) -> Fl
     way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
     begins_stage = begin == table.stage_begin
     stages = np.add.reduceat(onward + back, np.flatnonzero(begins_stage))
+    once, gathered_again = exchanges
+    first, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
+    stages += once[table.stage_end[begins_stage]] - once[first]
+    stages += gathered_again[turn] - gathered_again[first]
     slowest = table.most(stages, begins_stage)
     return np.maximum(np.bincount(row, way, len(table.stages)), slowest)

@@ -30,6 +30,7 @@ from windlass.planner.search.phase_bounds import (
     LayerState,
     PassTimes,
     PhaseMemory,
+    StateExchanges,
     min_step_seconds,
 )
 from windlass.planner.space.options import offload_tiers
@@ -104,6 +105,7 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
     graph, machine = space.graph, space.machine
     tiers, state, times = offload_tiers(machine), OffloadedState(space), PassTimes(graph, machine)
     sizes = _PlanSizes(space, budget_bytes, state)
+    exchanges = StateExchanges(graph, machine)
     for base in base_plans(space) if tiers else ():
         table = state.table_with_room(base)
         if table is None:
@@ -113,7 +115,7 @@ def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[floa
         rows = [row for row, place in enumerate(places) if place]
         plans = [offloaded.model_copy(update={"stages": table.stages[row]}) for row in rows]
         if plans and not plan_errors(plans[0], graph, machine):
-            seconds = min_step_seconds(base, table, times.of(plans[0]))
+            seconds = min_step_seconds(base, table, times.of(plans[0]), exchanges.of(plans[0]))
             yield from zip(seconds[rows].tolist(), plans, strict=True)
 
 
