@@ -7,7 +7,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -80,5 +80,6 @@ def forking_process(
     finally:
         process.kill()
         process.wait()
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # what it was told last, and has not read
+            process.stdin.close()
         process.stdout.close()

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,22 @@ _WITHOUT_RANKS = frozenset(
 
 
 @pytest.fixture(scope="session")
-def _forking(surroundings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that forks one for each command line that trains."""
+def _forking(surroundings: dict[str, str]) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Gives a process that forks one for each command line that trains.
+
+    The next command line gets a new one if a command line that took too long has ended it.
+    """
     script = Path(__file__).with_name("forked_command_line.py")
-    with forking_process(script, surroundings) as process:
-        yield process
+    processes: list[subprocess.Popen[str]] = []
+
+    with ExitStack() as started:
+
+        def living() -> subprocess.Popen[str]:
+            if not processes or processes[-1].poll() is not None:
+                processes.append(started.enter_context(forking_process(script, surroundings)))
+            return processes[-1]
+
+        yield living
 
 
 @pytest.fixture
@@ -55,7 +67,7 @@ def windlass(
         if words[0] in _WITHOUT_RANKS and not (env or more):
             return run_here(words, surroundings, tmp_path)
         if not (env or more):
-            return run_forked(request.getfixturevalue("_forking"), words, tmp_path, surroundings)
+            return run_forked(request.getfixturevalue("_forking")(), words, tmp_path, surroundings)
         return subprocess.run(
             (sys.executable, "-m", "windlass", *words),
             cwd=tmp_path, env=surroundings | dict(env or {}), capture_output=True, text=True,

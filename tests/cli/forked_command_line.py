@@ -44,6 +44,7 @@ def run_forked(
     process.stdin.flush()
     if not select.select([process.stdout], [], [], SECONDS)[0]:
         process.kill()
+        process.wait()
         raise TimeoutError(f"`windlass {' '.join(words)}` takes more than {SECONDS:.0f} s")
     key, code = process.stdout.readline().split()
     assert key == "ended"
