@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.backends import mkldnn
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.program.instruction import Instruction
@@ -26,7 +27,12 @@ def allocated_by_update(rows: int, columns: int) -> int:
     weight.gradient = torch.randn(rows, columns)
     held = weight.gradient  # as in a step, which frees it when the update has ended
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as run:
+    with (
+        torch.no_grad(),
+        # What oneDNN takes beside tensors depends on the processor's instructions.
+        mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None),
+        torch.profiler.profile(activities=activities, profile_memory=True) as run,
+    ):
         optimizer.update([weight], 1, torch.tensor(2.0))
     del held
     current = peak = 0
