@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 train: setup
-	$(BIN)/windlass train gpt-tiny
+	$(BIN)/windlass train gpt-tiny train.optimizer=muon train.learning_rate=0.01 train.steps=120
 	@echo "        . $(BIN)/activate     lets this shell find windlass"
 
 test: setup

@@ -53,6 +53,8 @@ def doctor(*, on_check: OnCheck | None = None, progress: Progress | None = None)
             results = iter((_without_torch(str(error)),))
         else:
             results = _all_checks(system, folder, progress)
+        if progress is not None:
+            progress("loading torch", 1, 1)
         for check in results:
             checks.append(check)
             if on_check is not None:

@@ -94,13 +94,7 @@ def start_run(
     if parent is None:
         require_pretrained_model(planned)
     require_disk_space(planned, folder or Path(root))
-    tokens: TokenDataset | ExampleDataset | None = planned.objects.examples
-    if tokens is None and folder is not None:
-        tokens = load_run_tokens(folder)
-    meta: dict[str, object] = {}
-    if tokens is None:
-        tokens = prepare_data(planned.request, progress)
-        meta["text"] = requested_text_fingerprint(planned.request)
+    tokens, meta = _dataset(planned, folder, progress)
     if parent:
         meta["parent"] = parent.metadata
     if group is not None:
@@ -111,6 +105,8 @@ def start_run(
     if parent is not None:
         require_tokens_of_parent(parent, tokens)
     batches, programs = make_batches(planned, tokens), verified_programs(planned)
+    if progress is not None:
+        progress("loading torch", 1, 1)
     planned = with_document_lengths(planned, batches)
     planned = replace(planned, notes=(*planned.notes, *data_notes(batches)))
     tasks = requested_tasks(planned.request, tokens, planned.graph.max_sequence)
@@ -128,6 +124,19 @@ def start_run(
     )
     checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
+
+
+def _dataset(
+    planned: Planned, folder: Path | None, progress: Progress | None
+) -> tuple["TokenDataset | ExampleDataset", dict[str, object]]:
+    """What a run trains on, and what its record says of a text that was read for it."""
+    if planned.objects.examples is not None:
+        return planned.objects.examples, {}
+    kept = None if folder is None else load_run_tokens(folder)
+    if kept is not None:
+        return kept, {}
+    tokens = prepare_data(planned.request, progress)
+    return tokens, {"text": requested_text_fingerprint(planned.request)}
 
 
 def _short_name(model: str) -> str:
