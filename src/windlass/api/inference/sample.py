@@ -12,7 +12,7 @@ from windlass.api.training.run_files import planned_from_record, require_unchang
 from windlass.atomic_files import atomic_write
 from windlass.errors import RequestError
 from windlass.models import has_config, is_causal, is_huggingface, tokenizer_file
-from windlass.schema import CHAT_TEMPLATE_FILE, SAMPLE_FILE, TOKENIZER_FILE
+from windlass.schema import CHAT_TEMPLATE_FILE, SAMPLE_FILE, TOKENIZER_FILE, DataRequest
 from windlass.tracking import RunRecord
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from windlass.data import ChatTemplate
 
 _SAMPLE_TOKENS = 48
+_SAMPLE_PROMPT = "def "
+"""What a model of the default text, Python's own sources, goes on from."""
 _SAMPLE_SHARE = 0.01
 """Share of a run's FLOP that a sample for its page may take."""
 _SAMPLE_FLOP = 1e12
@@ -141,6 +143,7 @@ def write_sample(run: Run) -> str | None:
     writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
     if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
         return None
-    text = "".join(sample(run.folder, "", tokens=_SAMPLE_TOKENS))
+    prompt = _SAMPLE_PROMPT if planned.request.data.source == DataRequest().source else ""
+    text = prompt + "".join(sample(run.folder, prompt, tokens=_SAMPLE_TOKENS))
     atomic_write(run.folder / SAMPLE_FILE, text)
     return text
