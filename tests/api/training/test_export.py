@@ -135,6 +135,7 @@ def test_transformers_generates_the_text_that_a_run_writes(home: Path):
     theirs = model.generate(**prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
 
     assert len(ours) > 8
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 256  # ends with it
     assert tokenizer.decode(theirs[0], skip_special_tokens=True) == f"three{ours}"
 
 

@@ -18,6 +18,7 @@ from windlass.models import (
     apply_model_arguments,
     apply_resnet_arguments,
     has_config,
+    is_causal,
     is_residual,
     model_config,
     resnet_config,
@@ -172,15 +173,25 @@ def _write(
         adapter = peft_adapter(config, stack, identity.lora)
         export_adapter(checkpoint, stack, adapter, target.path)
         return
-    tokenizer = run / TOKENIZER_FILE
+    tokenizer = run / TOKENIZER_FILE if (run / TOKENIZER_FILE).is_file() else None
     layout = export_layout(
-        config, stack.tied_weights, tokenizer=tokenizer if tokenizer.is_file() else None,
-        classes=_learned_classes(run, config),
+        config, stack.tied_weights, tokenizer=tokenizer,
+        end_of_text=_end_of_text(identity.name, tokenizer), classes=_learned_classes(run, config),
     )  # fmt: skip
     if target.format == "hf":
         export_huggingface(checkpoint, stack, layout, target.path)
     else:
         _write_gguf(target.path, checkpoint, stack, layout)
+
+
+def _end_of_text(model: str, tokenizer: Path | None) -> tuple[int, str] | None:
+    """Id and text of the token that ends what a model writes; None for one that writes none."""
+    from windlass.data import load_tokenizer
+
+    if tokenizer is None or not is_causal(model):
+        return None
+    loaded = load_tokenizer(tokenizer)
+    return loaded.end_of_text, str(loaded.backend.id_to_token(loaded.end_of_text))
 
 
 def _learned_classes(

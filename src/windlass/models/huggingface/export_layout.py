@@ -138,6 +138,7 @@ def export_layout(
     tied: Mapping[str, str],
     *,
     tokenizer: Path | None,
+    end_of_text: tuple[int, str] | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> ExportLayout:
     """How a model is written: as its own folder has it, or as the type that has its shape.
@@ -146,6 +147,8 @@ def export_layout(
         config: the model's configuration.
         tied: full name of each tied parameter, and that of its owner.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
+        end_of_text: id and text of the token that ends what such a model writes, and stands before
+            what it begins without a prompt; None names none.
         classes: names of the classes that it learned; None keeps those that it had.
 
     Raises:
@@ -157,7 +160,8 @@ def export_layout(
         family, content = config_content(config)
         names = TensorNames(family=family, config=config)
         content = _with_classes(content, classes)
-        return ExportLayout(names=names, files=_new_files(content, tokenizer), users=users)
+        files = _new_files(content, tokenizer, end_of_text)
+        return ExportLayout(names=names, files=files, users=users)
     family = find_family(folder.read_config().get("model_type"))
     base = {
         name: tensor
@@ -197,11 +201,16 @@ def _config_file(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _new_files(content: Mapping[str, Any], tokenizer: Path | None) -> dict[str, bytes]:
+def _new_files(
+    content: Mapping[str, Any], tokenizer: Path | None, end_of_text: tuple[int, str] | None
+) -> dict[str, bytes]:
     """The small files of a model that came from no folder."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if end_of_text is not None:
+        number, settings["eos_token"] = end_of_text
+        content = {**content, "bos_token_id": number, "eos_token_id": number}
     files = {CONFIG_FILE: _config_file(content)}
     if tokenizer is not None:
         files[TOKENIZER_FILE] = tokenizer.read_bytes()
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
         files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode() + b"\n"
     return files
