@@ -1,7 +1,7 @@
 """The planner's choice for every model on every DGX family, under NCCL's rules.
 
 Slow: `pytest -m slow tests/api/test_dgx_plans.py` plans 330 times. Most take one to five CPU
-seconds; a trillion parameters nearly fit in phases on eight hosts, which takes tens of minutes.
+seconds; a trillion parameters nearly fit in phases on eight hosts, which takes a minute or more.
 """
 
 import pytest
