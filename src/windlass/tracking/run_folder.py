@@ -70,6 +70,11 @@ class RunFolder:
         self._held_out: float | None = None
 
     @property
+    def short_id(self) -> str:
+        """The last digits of the id, by which commands find the run."""
+        return self.id[-SHORT_ID_DIGITS:]
+
+    @property
     def journal(self) -> JournalWriter:
         """The journal of this attempt."""
         return self._journal

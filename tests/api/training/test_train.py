@@ -62,6 +62,7 @@ def test_a_run_yields_the_steps_that_its_record_holds(home: Path) -> None:
     assert record.state == "finished"
     assert [step.loss for step in record.steps] == [step.loss for step in steps]
     assert [found.id for found in windlass.runs(root=home / "runs")] == [record.id]
+    assert windlass.load(run.short_id, root=home / "runs").id == record.id
     assert windlass.report(run.folder).read_text().startswith("<!DOCTYPE html>")
     assert "".join(windlass.sample(run.folder, "3 times ", tokens=5))
 

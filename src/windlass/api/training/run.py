@@ -40,6 +40,8 @@ class Run:
         """What is run."""
         self.folder = folder.path
         """The run folder."""
+        self.short_id = folder.short_id
+        """The last digits of the run's id, by which commands find it among other runs."""
         self.done = done
         """Number of steps that earlier attempts have completed."""
         self.notes = notes

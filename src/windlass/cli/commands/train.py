@@ -176,8 +176,7 @@ def _print_next(run: api.Run, root: Path) -> None:
     request = run.planned.request
     model, steps = request.model.name, request.train.steps
     is_listed = run.folder.parent == root == api.RUNS
-    # The end of a folder's name is that of the run's id.
-    name = run.folder.name.rpartition("-")[2] if is_listed else shlex.quote(str(run.folder))
+    name = run.short_id if is_listed else shlex.quote(str(run.folder))
     writes = run.planned.graph.examples is None and is_causal(model)
     prompt = "--prompt 'def '" if request.data.format == "text" else "--chat --prompt Hi"
     larger = "gpt3-13b" if model in model_names() else shlex.quote(model)

@@ -68,6 +68,9 @@ ATTENTION_WAYS: dict[MachinePart, AttentionWay] = {
 }
 """What each part of a machine says of attention; other parts say nothing."""
 
+WAY_MEASUREMENTS = 56
+"""Measurements of one way on a CPU, about, in all precisions."""
+
 ACCELERATOR_WAYS = tuple(
     way for way in ATTENTION_WAYS.values() if way.head_width >= TYPICAL_HEAD_WIDTH
 )

@@ -10,6 +10,7 @@ from typing import get_args
 
 from windlass.hardware.probe.attention import (
     ATTENTION_WAYS,
+    WAY_MEASUREMENTS,
     attention_rates,
     attention_sizes,
     compiled_rates,
@@ -33,8 +34,7 @@ from windlass.schema import (
 from windlass.torch_ext import Device as TorchDevice, device_for, install_allocator
 
 _MEASUREMENTS = {"compiled code": 1, "sparse products": 96, "float16": 50}
-_OF_ATTENTION = 56
-"""Measurements of each part, about."""
+"""Measurements of each part, about; the others are ways of attention."""
 
 
 def parts_of(device: TorchDevice) -> tuple[MachinePart, ...]:
@@ -70,7 +70,7 @@ def measure_parts(
     install_allocator()
     device = device_for(machine.device.kind) if device is None else device
     device.activate()
-    bar = ProbeBar(progress, sum(_MEASUREMENTS.get(part, _OF_ATTENTION) for part in wanted))
+    bar = ProbeBar(progress, sum(_MEASUREMENTS.get(part, WAY_MEASUREMENTS) for part in wanted))
     converted = converted_precisions(device.torch_device)
     checks = [speed_check_seconds(device.torch_device)]
     costs = None

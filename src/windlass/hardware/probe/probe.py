@@ -15,7 +15,12 @@ from typing import NamedTuple
 
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
-from windlass.hardware.probe.attention import ACCELERATOR_WAYS, ATTENTION_WAYS, AttentionWay
+from windlass.hardware.probe.attention import (
+    ACCELERATOR_WAYS,
+    ATTENTION_WAYS,
+    WAY_MEASUREMENTS,
+    AttentionWay,
+)
 from windlass.hardware.probe.compile_costs import ProcessCosts, measure_process_costs
 from windlass.hardware.probe.disk_and_network import (
     CpuContention,
@@ -62,9 +67,8 @@ from windlass.torch_ext import (
     numerics,
 )
 
-_MEASUREMENTS, _OF_ATTENTION = 260, 56
-"""Approximate numbers of measurements, of all and of each way of attention, which are the length of
-the progress bar."""
+_MEASUREMENTS = 260
+"""Measurements beside those of attention, about, for the length of the progress bar."""
 
 
 def probe_machine(
@@ -85,7 +89,7 @@ def probe_machine(
     """
     install_allocator()
     asked = sum(part not in leave for part in ATTENTION_WAYS)
-    bar = ProbeBar(progress, _MEASUREMENTS + _OF_ATTENTION * asked)
+    bar = ProbeBar(progress, _MEASUREMENTS + WAY_MEASUREMENTS * asked)
     bar.label("memory")
     capacity = available_memory_bytes()
     links: tuple[Link, ...] = (loopback_link(),)

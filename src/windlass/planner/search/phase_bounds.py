@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost import Floats, InstructionCosts, Ints
+from windlass.planner.space.phase_space import state_key
 from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
@@ -233,7 +234,7 @@ class StateExchanges:
         Args:
             plan: what the plans share, offloaded to any tier.
         """
-        key = plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
+        key = state_key(plan)
         if key not in self._known:
             once, again = self._layer_seconds(plan)
             self._known[key] = sums_before(once), sums_before(np.where(self._again, again, 0.0))
@@ -288,8 +289,8 @@ def min_step_seconds(
     begins_stage = begin == table.stage_begin
     stages = np.add.reduceat(onward + back, np.flatnonzero(begins_stage))
     once, gathered_again = exchanges
-    first, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
-    stages += once[table.stage_end[begins_stage]] - once[first]
-    stages += gathered_again[turn] - gathered_again[first]
+    stage_begin, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
+    stages += once[table.stage_end[begins_stage]] - once[stage_begin]
+    stages += gathered_again[turn] - gathered_again[stage_begin]
     slowest = table.most(stages, begins_stage)
     return np.maximum(np.bincount(row, way, len(table.stages)), slowest)

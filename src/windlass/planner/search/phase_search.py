@@ -37,6 +37,7 @@ from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
     base_plans,
+    state_key,
     with_state_on,
 )
 from windlass.planner.space.phase_table import PhaseTable
@@ -179,7 +180,7 @@ class _PlanSizes:
         )  # fmt: skip
         if passes not in self._layer_passes:
             self._layer_passes[passes] = LayerPasses.of(base, graph)
-        state = parallel, base.precision, base.sharding, batch.accumulation > 1
+        state = state_key(base)
         if state not in self._layer_state:
             self._layer_state[state] = LayerState.of(base, graph)
         return PhaseMemory(base, graph, self._layer_state[state], self._layer_passes[passes])

@@ -296,7 +296,7 @@ class OpenChoices:
 
     @cached_property
     def chunk_bounds(self) -> Callable[[int], tuple[int, ...]]:
-        """First layer of each model chunk, and the number of layers., for so many chunks."""
+        """Gives the first layer of each of so many model chunks, and the number of layers."""
 
         def found(chunks: int) -> tuple[int, ...]:
             bounds = stage_partition(self.graph, chunks, self.sequence)

@@ -190,7 +190,7 @@ class OffloadedState:
 
         Such plans fit nowhere: activations that are offloaded come on top.
         """
-        table, key = self.table(base), (*self._key(base), base.stages[0].recompute)
+        table, key = self.table(base), (*state_key(base), base.stages[0].recompute)
         if table is not None and key not in self._has_room:
             self._has_room[key] = any(
                 (self.fullest_bytes(base, table, tier) <= tier.capacity_bytes).any()
@@ -224,7 +224,7 @@ class OffloadedState:
 
         Layers of a stage's first phase, which stays in device memory, are updated at once.
         """
-        key = (*self._key(plan), tier.name)
+        key = (*state_key(plan), tier.name)
         if key not in self._before:
             plan, graph = with_state_on(plan, tier.name, activations=False), self._space.graph
             sizes = plan_state_sizes(plan, graph)
@@ -233,10 +233,11 @@ class OffloadedState:
             self._before[key] = state, gradients if plan.defers_updates else 0 * gradients
         return self._before[key]
 
-    def _key(self, plan: Plan) -> tuple[object, ...]:
-        """What the state of a plan depends on, beside its phases."""
-        # Gradients that are accumulated are float32.
-        return plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
+
+def state_key(plan: Plan) -> tuple[object, ...]:
+    """What the model state of a plan depends on, beside its phases."""
+    # Gradients that are accumulated are float32.
+    return plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
 
 
 @lru_cache(maxsize=4096)

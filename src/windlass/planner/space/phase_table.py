@@ -43,7 +43,7 @@ class PhaseTable:
     moves: Bools
     """Whether that output is offloaded if activations are, `[plan, layer]`.
 
-    That is so between layers that are recomputed.
+    It is, between layers that are recomputed.
     """
     saves: Bools
     """Whether what the layer saves waits too, because it is not recomputed, `[plan, layer]`."""

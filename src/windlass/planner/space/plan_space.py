@@ -140,19 +140,20 @@ class PlanSpace(OpenChoices):
         kept = table.devices[configs] * option.pipeline <= self.machine.devices
         if option.schedule == "interleaved":
             kept &= table.accumulation[configs] % option.pipeline == 0
-        able = self._able(option)
+        able = self._able(option.schedule)
         return np.asarray(configs[kept & able[table.mode[configs]]])
 
     @cached_property
-    def _able(self) -> Callable[[PipelineOption], Bools]:
-        """Whether layers of each mode can run so at all, `[mode]`."""
+    def _able(self) -> Callable[[PipelineSchedule], Bools]:
+        """Says of each mode of layers whether a schedule can run them at all, `[mode]`."""
 
-        def found(option: PipelineOption) -> Bools:
-            modes = (self.recomputes(option, each) for each in self.table.modes)
-            return np.array([bool(each) for each in modes], dtype=bool)
+        def found(schedule: PipelineSchedule) -> Bools:
+            option = PipelineOption(1, schedule, 1)
+            return np.array(
+                [bool(self.recomputes(option, mode)) for mode in self.table.modes], dtype=bool
+            )
 
-        by_schedule = cache(lambda schedule: found(PipelineOption(1, schedule, 1)))
-        return lambda option: by_schedule(option.schedule)
+        return cache(found)
 
     def recomputes(self, option: PipelineOption, mode: LayerConfig) -> tuple[Recompute, ...]:
         """Recompute modes of such layers; none if they cannot run so at all."""
