@@ -50,9 +50,14 @@ _MIN_EPOCH = 2
 _WARMUP = 0.6
 """Share of warm-up steps: of three steps two, so that no two have the same learning rate."""
 
-_EPSILON = 1e-4
-"""Smallest epsilon of Adam and of Lion in a verification. With the usual 1e-8, a gradient that is
-zero up to rounding would move its weight by a full step, in a random direction."""
+_EPSILON, _ROUGH_EPSILON = 1e-4, 1e-2
+"""Smallest epsilon of Adam and of Lion in a verification, in float64 and in other formats.
+
+With the usual 1e-8, a gradient that is zero up to rounding would move its weight by a full step, in
+a random direction. A difference `d` between gradients `g` near zero moves weights that begin at
+zero apart by `d / epsilon` of their largest element. Float32 gives d = 5e-7 max(g), and max(g) is
+8e-3 in the adapters of a small model: with 1e-4, even one device in float32 was 2e-5 away from
+itself in float64, twice the tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,13 +271,14 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     plan = plan.model_copy(update=changed)
     if plan.precision != "bfloat16":
         plan = plan.model_copy(update={"master_weights": None})
+    epsilon = _EPSILON if plan.precision == "float64" else _ROUGH_EPSILON
     has_epsilon = optimizer_law(plan.optimizer).epsilon is not None
     short = settings.model_copy(
         update={
             "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": steps + 1,
             # A micro-batch for each replica, and one that is not full.
             "evaluate_sequences": plan.batch.micro * plan.parallel.data + 1,
-            "epsilon": max(_EPSILON if has_epsilon else 0.0, settings.epsilon), "warmup": _WARMUP,
+            "epsilon": max(epsilon if has_epsilon else 0.0, settings.epsilon), "warmup": _WARMUP,
         }
     )  # fmt: skip
     request = planned.request.model_copy(
