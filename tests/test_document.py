@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import Field
 
-from windlass.document import Document
+from windlass.document import Document, format_overrides
 from windlass.errors import InputErrors, RequestError, StorageError
 
 
@@ -84,6 +84,23 @@ def test_defaults_give_way_to_the_file_and_the_file_to_overrides(tmp_path: Path)
 
 def test_a_bare_word_of_an_override_is_a_string():
     assert Tree.resolve(None, ["name=hf:some/name", "note="]) == Tree(name="hf:some/name", note="")
+
+
+@given(
+    tree=trees, words=st.lists(st.text(st.characters(codec="latin-1", categories="L")), max_size=3)
+)
+def test_overrides_that_are_written_for_some_values_set_these(tree: Tree, words: list[str]):
+    values = {"age": tree.age, "pairs": tree.pairs, "leaf.size": tree.leaf.size}
+    known = Tree.resolve(None, format_overrides({**values, "leaf.words": words}))
+    assert known == Tree(
+        age=tree.age, pairs=tree.pairs, leaf=Leaf(size=tree.leaf.size, words=tuple(words))
+    )
+
+
+def test_truth_is_written_as_requests_have_it():
+    assert format_overrides({"compile": False, "packing": True}, "data.") == (
+        "data.compile=false", "data.packing=true",
+    )  # fmt: skip
 
 
 def test_all_errors_are_reported_at_once_each_with_its_file_and_line(tmp_path: Path):

@@ -14,6 +14,7 @@ from windlass.api.machines import (
 )
 from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
+from windlass.document import format_overrides
 from windlass.errors import RequestError, StackError
 from windlass.schema import OWN_STACK, Graph, Machine, ModelIdentity, Plan, Request, Stack
 from windlass.stacks import stack_names
@@ -158,10 +159,10 @@ def with_tensor_shards(
 def _other_model(plan: Plan, model: ModelIdentity, graph: Graph, *, is_asked: bool) -> str:
     """Why the model is not the plan's: other dials are asked for, or its code has changed."""
     dials = model.model_dump(exclude={"name", "sparsity"}, exclude_none=True)
-    words = " ".join((model.name, *(f"model.{name}={value}" for name, value in dials.items())))
+    words = " ".join((model.name, *format_overrides(dials, "model.")))
     if model.sparsity is not None:
         dials = model.sparsity.model_dump(exclude_none=True, exclude_defaults=True)
-        words += "".join(f" sparsity.{name}={value}" for name, value in dials.items())
+        words = " ".join((words, *format_overrides(dials, "sparsity.")))
     again = f"plan this one by `windlass plan {words}`"
     way_out = f"name the plan's own model and its `model.*`, or {again}" if is_asked else again
     return f"the plan is for the model `{plan.graph}`, but `{words}` is `{graph.label}`; {way_out}"

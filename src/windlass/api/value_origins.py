@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from windlass.api.plan import Planned
-from windlass.document import Document, leaf_fields
+from windlass.document import Document, format_value, leaf_fields
 from windlass.schema import Plan, Request
 
 _NOT_PLANNED = ("model", "sparsity", "lora", "machine", "stack", "memory", "data", "train")
@@ -46,7 +46,7 @@ def _origins(planned: Planned, given: Mapping[str, str]) -> Iterator[ValueOrigin
         if value is None and plan is not None and key.partition(".")[0] not in _NOT_PLANNED:
             value, origin = _planned_value(plan, key), "planner"
         if value is not None:
-            yield ValueOrigin(key=key, value=_show(value), origin=origin)
+            yield ValueOrigin(key=key, value=format_value(value), origin=origin)
 
 
 def _planned_value(plan: Plan, key: str) -> object:
@@ -60,9 +60,3 @@ def _value(document: Document, key: str) -> object:
     for part in key.split("."):
         value = None if value is None else getattr(value, part)
     return value
-
-
-def _show(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_show, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
 """The base of every file: frozen pydantic models, TOML and JSON, overrides, fingerprints."""
 
 from windlass.document.document import Document
-from windlass.document.fields import leaf_fields, value_types
+from windlass.document.fields import format_overrides, format_value, leaf_fields, value_types
 from windlass.document.messages import Synonyms
 
-__all__ = ["Document", "Synonyms", "leaf_fields", "value_types"]
+__all__ = ["Document", "Synonyms", "format_overrides", "format_value", "leaf_fields", "value_types"]

@@ -1,6 +1,7 @@
-"""Walks the keys of a document class: its tables, and which values its keys take."""
+"""Walks the keys of a document class: its tables, which values its keys take, and their words."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Union, get_args, get_origin
 
@@ -27,6 +28,32 @@ def leaf_fields(
             yield f"{prefix}{name}", field
         elif table not in (cls, *above):
             yield from leaf_fields(table, f"{prefix}{name}.", (cls, *above))
+
+
+def format_overrides(values: Mapping[str, object], table: str = "") -> tuple[str, ...]:
+    """The words `key=value` that set some keys.
+
+    Args:
+        values: the value of each key.
+        table: precedes each key, such as `model.`.
+    """
+    return tuple(f"{table}{key}={format_value(value)}" for key, value in values.items())
+
+
+def format_value(value: object) -> str:
+    """A value as a user writes it in `key=value`: `true`, `[3, 224, 224]`, text without quotes."""
+    return value if isinstance(value, str) else _toml(value)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def table_at(cls: type[BaseModel], loc: KeyPath) -> type[BaseModel] | None:

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from windlass.cli.console import print_json, print_table
 from windlass.cli.flags import AsJson
-from windlass.document import leaf_fields, value_types
+from windlass.document import format_value, leaf_fields, value_types
 from windlass.errors import RequestError, did_you_mean
 from windlass.schema import Request
 
@@ -46,8 +46,9 @@ def keys(pattern: str | None = None, *, as_json: AsJson = False) -> None:
 def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     kinds = [_type(kind) for kind in value_types(field.annotation) if kind is not NoneType]
     default = field.get_default()
+    shown = _OPEN if default is None else format_value(default)
     meaning = " ".join((field.description or "").split())
-    return key, " or ".join(kinds), _show(default), re.sub(r"\bNone\b", _OPEN, meaning)
+    return key, " or ".join(kinds), shown, re.sub(r"\bNone\b", _OPEN, meaning)
 
 
 def _type(kind: object) -> str:
@@ -57,9 +58,3 @@ def _type(kind: object) -> str:
     if get_origin(kind) is tuple:
         return "list"
     return next(word for known, word in _WORDS.items() if (get_origin(kind) or kind) is known)
-
-
-def _show(default: object) -> str:
-    if isinstance(default, tuple):
-        return f"[{', '.join(map(_show, default))}]"
-    return _OPEN if default is None else str(default)

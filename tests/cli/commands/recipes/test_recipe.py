@@ -35,6 +35,11 @@ def test_a_recipe_is_printed_and_planned_for_a_machine(
     assert "model.width=768" in printed
     assert "predicted" not in printed
 
+    main(["recipe", "bert-large"])
+    printed = capsys.readouterr().out
+    assert "compile=false" in printed
+    assert "data.packing=true" in printed
+
     main(["recipe", "llama", "--on", "h100"])
     planned = capsys.readouterr().out
     assert "a step, predicted" in planned

@@ -14,6 +14,7 @@ from windlass.cli.console import (
     print_table,
 )
 from windlass.cli.flags import AsJson
+from windlass.document import format_overrides
 from windlass.errors import RequestError
 from windlass.report import cost_table, loss_table, score_table
 from windlass.units import format_count, format_flop, format_seconds
@@ -117,10 +118,10 @@ def _print_plan(plan: api.RecipePlan, seeds: int, *, as_json: bool) -> None:
     ]  # fmt: skip
     heads = ("arm", "weights", "steps", "FLOP a run", "a run, predicted", "what it is")
     print_table(heads, rows)
-    shared = " ".join(f"{key}={value}" for key, value in plan.settings.items())
+    shared = " ".join(format_overrides(plan.settings))
     print_line(f"all arms   {shared}")
     for arm in plan.arms:
-        own = " ".join(f"{key}={value}" for key, value in arm.settings.items())
+        own = " ".join(format_overrides(arm.settings))
         print_line(f"{arm.name}   {own}")
     total = format_seconds(plan.predicted_seconds(seeds))
     count = seeds * len(plan.arms)

@@ -14,6 +14,7 @@ from windlass.cli.console import (
     print_line,
     print_table,
 )
+from windlass.document import format_overrides
 from windlass.errors import RunBroken
 from windlass.report import expert_table
 from windlass.schema import Step
@@ -36,7 +37,7 @@ def print_training(plan: api.TrainingPlan, machine: str | None, *, as_json: bool
         start = f", from the last checkpoint of {part.parent}" if part.parent else ""
         start += f", fine-tunes the model of {part.base}" if part.base else ""
         print_line(f"{part.name}{start}")
-        print_line("  " + " ".join(f"{key}={value}" for key, value in part.settings.items()))
+        print_line("  " + " ".join(format_overrides(part.settings)))
     if plan.target is not None:
         print_line(f"target     {plan.target}")
     print_bullets(plan.notes)
@@ -127,8 +128,9 @@ def _print_predictions(
         ]
     )
     for part, one in zip(plan.parts, planned, strict=True):
-        words = (f"{key}={value}" for key, value in part.settings.items() if key != "model.name")
         name = one.request.model.name
+        settings = {key: value for key, value in part.settings.items() if key != "model.name"}
+        words = format_overrides(settings)
         print_line(f"{part.name}   windlass plan {shlex.join((name, *words, '--on', machine))}")
 
 
