@@ -3,6 +3,7 @@ from .analytic import (
     analytic_tensor_shards,
     analytic_traces,
     check_analytic_degrees,
+    parameter_count,
 )
 from .capture_layers import (
     capture_graph,
@@ -47,6 +48,7 @@ __all__ = [
     "graph_key",
     "image_graph",
     "load_graph",
+    "parameter_count",
     "save_graph",
     "split_blocks",
     "stack_graph",

@@ -11,5 +11,12 @@ from windlass.capture.analytic.graph import (
     analytic_traces,
     check_analytic_degrees,
 )
+from windlass.capture.analytic.parameter_count import parameter_count
 
-__all__ = ["analytic_graph", "analytic_tensor_shards", "analytic_traces", "check_analytic_degrees"]
+__all__ = [
+    "analytic_graph",
+    "analytic_tensor_shards",
+    "analytic_traces",
+    "check_analytic_degrees",
+    "parameter_count",
+]

@@ -4,15 +4,25 @@ import sys
 from pathlib import Path
 
 from cyclopts import App
+from rich import box
+from rich.table import Table
 
 from windlass import api
+from windlass.capture import parameter_count
 from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json, print_line
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.hardware import Question, StatedNumber, stated_numbers
-from windlass.models import model_config, model_names, resnet_config
+from windlass.models import (
+    ResNetConfig,
+    TransformerConfig,
+    model_config,
+    model_names,
+    resnet_config,
+)
 from windlass.report import machine_table, machines_table, numbers_table
 from windlass.schema import Machine
+from windlass.units import format_count
 
 app = App(
     name="machines",
@@ -82,7 +92,7 @@ def write_machine(name: str, *answers: str) -> None:
     )
 
 
-def add_machine(file: Path, *, name: str | None = None, replace: bool = False) -> None:
+def add_machine(file: Path, *, name: str | None = None, replace: Flag = False) -> None:
     """Add the measured machine of a report of `windlass doctor`, so that plans can name it.
 
     For example: `windlass machines add windlass-doctor.toml`, then `windlass plan MODEL --on NAME`.
@@ -115,28 +125,37 @@ app.command(compare, name="compare", sort_key=4)
 
 
 def models() -> None:
-    """List the models that can be named."""
-    names = model_names()
-    longest = max(map(len, names))
-    for name in names:
-        print_line(f"{name:<{longest}} {_shape_of(name)}")
+    """List the models that can be named, with their parameters and shapes.
+
+    Parameters are counted from the shapes, as a plan counts them: what layers share counts once.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("model", no_wrap=True)
+    for head in ("parameters", "layers", "width", "heads", "sequence\nor image"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("vocabulary")
+    for name in model_names():
+        config = resnet_config(name) or model_config(name)
+        table.add_row(name, format_count(parameter_count(config)), *_shape_of(config))
+    console.print(table)
     print_line("or `hf:DIR`, a Hugging Face folder")
     print_line("or your own `file.py:function`, which returns an `nn.Module`")
+    print_line(
+        "Layers are blocks; parameters are counted from the shapes, embedding and head included."
+    )
 
 
-def _shape_of(name: str) -> str:
-    """The sizes of a model of the catalog, in columns."""
-    if (images := resnet_config(name)) is not None:
-        shape = " x ".join(map(str, images.image))
-        blocks = f"{images.layers:>3} blocks up to {images.widths[-1]:>5}"
-        return f"{blocks}, images of {shape}, {images.classes} classes"
-    config = model_config(name)
-    size = f"{config.layers:>3} layers of {config.width:>5}, {config.heads:>3} heads"
+def _shape_of(config: TransformerConfig | ResNetConfig) -> tuple[str, ...]:
+    """Layers, width, heads, the longest sequence or the image, and vocabulary or classes."""
+    if isinstance(config, ResNetConfig):
+        image, classes = "x".join(map(str, config.image)), f"{config.classes} classes"
+        return str(config.layers), str(config.widths[-1]), "–", image, classes
+    sequence, vocabulary = str(config.sequence), str(config.vocabulary)
     if config.image is not None:
-        shape = " x ".join(map(str, config.image))
-        return f"{size}, images of {shape}, {config.vocabulary} classes"
-    experts = f", {config.experts.count} experts" if config.experts else ""
-    return f"{size}, vocabulary {config.vocabulary:>6}, sequence {config.sequence:>6}{experts}"
+        sequence, vocabulary = "x".join(map(str, config.image)), f"{vocabulary} classes"
+    elif config.experts is not None:
+        vocabulary += f", {config.experts.count} experts"
+    return str(config.layers), str(config.width), str(config.heads), sequence, vocabulary
 
 
 def probe() -> None:
