@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -50,6 +50,16 @@ _HIDDEN = dict.fromkeys(_COMMANDS, "\N{REPLACEMENT CHARACTER}")
 
 class _PlainConsole(Console):
     """A console whose texts cannot command a terminal, and that tells of a reader who is gone."""
+
+    def print(self, *objects: Any, **how: Any) -> None:  # noqa: ANN401  rich's own arguments
+        """Prints; lines in a pipe or a file end without the spaces that fill a column."""
+        if self.is_terminal:
+            super().print(*objects, **how)
+            return
+        with self.capture() as printed:
+            super().print(*objects, **how)
+        lines = (line.rstrip(" ") for line in printed.get().split("\n"))
+        super().print("\n".join(lines), end="", soft_wrap=True)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
