@@ -54,6 +54,7 @@ def test_all_errors_of_a_command_line_are_reported_at_once(refused: Windlass) ->
         (("train", "gpt-tiny", "--lr=3"), "write it as a key: `train.learning_rate=...`"),
         (("show", "--josn"), "did you mean `--json`?"),
         (("evaluate",), "`windlass evaluate` needs `RUN`"),
+        (("train", "--model", "gpt-tiny"), "write its value alone: `windlass train MODEL`"),
         (("plan", "gpt-tiny", "--on"), "needs a value behind `--on`"),
     ],
 )
@@ -217,6 +218,16 @@ def test_every_command_has_a_row_in_the_documentation() -> None:
     shown = {name for name in app if not name.startswith("-") and app[name].show}
     assert len(shown) > 30
     assert {name for name in shown if not re.search(rf"`(windlass )?{name}\b", rows)} == set()
+
+
+@pytest.mark.parametrize("words", [("machines",), ("keys", "lora"), ("plan", "--help"), ()])
+def test_no_line_in_a_pipe_ends_in_spaces(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    main([*words])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if line.endswith(" ")] == []
 
 
 def piped(words: str, reader: str, surroundings: dict[str, str], folder: Path) -> tuple[int, str]:

@@ -70,7 +70,7 @@ class ParentOptions:
     """Start from the newest checkpoint of this run, or from another one by `RUN@STEP`, with the
     run's request; steps, learning rates and data order are the new run's own. Or start from the
     adapters of a PEFT folder, beside the base that it names."""
-    continues: Annotated[bool, Parameter(name="--continue", negative="")] = False
+    continues: Annotated[Flag, Parameter(name="--continue")] = False
     """With `--from`: go on with the steps, the learning rates and the data order of that run, up to
     a larger `train.steps`."""
 

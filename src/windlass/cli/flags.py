@@ -4,8 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-"""The flag `--json`: print values for other programs instead of tables."""
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""A flag that is off unless it is given, without a `--no-` form."""
 
-Flag = Annotated[bool, Parameter(negative="")]
-"""A flag without a `--no-` form."""
+AsJson = Annotated[Flag, Parameter(name="--json")]
+"""The flag `--json`: print values for other programs instead of tables."""

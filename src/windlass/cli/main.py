@@ -11,53 +11,68 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from windlass.atomic_files import cache_folder
-from windlass.cli.console import error_console, print_error
+from windlass.cli.console import console, error_console, print_error
 from windlass.cli.usage_errors import describe_usage_error
 from windlass.errors import RequestError, RunInterrupted, WindlassError, is_text, shorten
 
 _COMMANDS = {
-    "train": "train:train",
-    "resume": "train:resume",
-    "launch": "launch:launch",
-    "sample": "record.show:sample",
-    "evaluate": "record.evaluate:evaluate",
-    "import": "record.exchange:import_model",
-    "export": "record.exchange:export",
-    "plan": "plan:plan",
-    "fit": "plan:fit",
-    "data": "data:data",
-    "batch": "compare:batch",
-    "largest-model": "largest_model:largest_model",
-    "smallest-machine": "smallest_machine:smallest_machine",
-    "dataflow": "dataflow:dataflow",
-    "runs": "record.runs:app",
-    "show": "record.show:show",
-    "report": "record.show:report",
-    "judge": "record.judge:judge",
-    "noise": "record.judge:noise",
-    "diff": "record.diff:diff",
-    "bisect": "record.diff:bisect",
-    "sweep": "record.sweep:app",
-    "recipe": "recipes.recipe:recipe",
-    "serve": "record.serve:serve",
-    "merge": "record.store:merge",
-    "sync": "record.store:sync",
-    "mirror": "record.exchange:mirror",
-    "import-runs": "record.exchange:import_runs",
-    "keys": "keys:keys",
-    "models": "machines:models",
-    "machines": "machines:app",
-    "stacks": "stacks:stacks",
-    "probe": "machines:probe",
-    "doctor": "doctor:doctor",
-    "check": "check:check",
-    "rehearse": "check:rehearse",
-    "validate": "validation.validate:validate",
+    "Train": {
+        "train": "train:train",
+        "resume": "train:resume",
+        "launch": "launch:launch",
+        "sweep": "record.sweep:app",
+        "recipe": "recipes.recipe:recipe",
+        "sample": "record.show:sample",
+        "evaluate": "record.evaluate:evaluate",
+        "import": "record.exchange:import_model",
+        "export": "record.exchange:export",
+    },
+    "Plan": {
+        "plan": "plan:plan",
+        "fit": "plan:fit",
+        "data": "data:data",
+        "batch": "compare:batch",
+        "largest-model": "largest_model:largest_model",
+        "smallest-machine": "smallest_machine:smallest_machine",
+        "dataflow": "dataflow:dataflow",
+    },
+    "Prove": {
+        "check": "check:check",
+        "rehearse": "check:rehearse",
+        "validate": "validation.validate:validate",
+    },
+    "Runs": {
+        "runs": "record.runs:app",
+        "show": "record.show:show",
+        "report": "record.show:report",
+        "judge": "record.judge:judge",
+        "noise": "record.judge:noise",
+        "diff": "record.diff:diff",
+        "bisect": "record.diff:bisect",
+        "serve": "record.serve:serve",
+        "merge": "record.store:merge",
+        "sync": "record.store:sync",
+        "mirror": "record.exchange:mirror",
+        "import-runs": "record.exchange:import_runs",
+    },
+    "Names and machines": {
+        "keys": "keys:keys",
+        "models": "machines:models",
+        "machines": "machines:app",
+        "stacks": "stacks:stacks",
+        "probe": "machines:probe",
+        "doctor": "doctor:doctor",
+    },
 }
-"""Command -> its function, imported when it is called. The help lists them in this order."""
+"""Command -> its function, imported when it is called, under the headings of the help."""
+
+
+_HELP = """Train a large model on whatever machine you have: planned, predicted, run, recorded.
+
+Begin with: windlass train gpt-tiny. What a command takes: windlass COMMAND --help."""
 
 
 def _new_app(*, is_listing: bool = False) -> App:
@@ -68,16 +83,22 @@ def _new_app(*, is_listing: bool = False) -> App:
     """
     made = App(
         name="windlass",
-        help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
+        help=_HELP,
         version_flags=["--version"],
         suppress_keyboard_interrupt=False,
+        console=console,
+        # `--help` and `--version`, below all commands.
+        group_commands=Group("Options", sort_key=len(_COMMANDS)) if is_listing else None,
+        group_parameters=Group.create_default_parameters("Options"),
         # What else there is loads a parser of Markdown.
         help_format="plaintext" if is_listing else None,
     )
-    for position, (command, place) in enumerate(_COMMANDS.items()):
-        path = f"windlass.cli.commands.{place}"
-        summary = _summary(place) if is_listing else None
-        made.command(path, name=command, help=summary, sort_key=position)
+    for order, (heading, commands) in enumerate(_COMMANDS.items()):
+        group = Group(heading, sort_key=order)
+        for position, (command, place) in enumerate(commands.items()):
+            path = f"windlass.cli.commands.{place}"
+            summary = _summary(place) if is_listing else None
+            made.command(path, name=command, help=summary, sort_key=position, group=group)
     made.command("windlass.cli.commands.rank:rank", name="rank", show=False)
     made.command("windlass.cli.commands.rank:rank_server", name="rank-server", show=False)
     made.command("windlass.cli.commands.rank:host", name="host", show=False)

@@ -54,13 +54,17 @@ def _describe_option(error: UnknownOptionError) -> str:
     """What may be meant by an option that no command takes: another one, or a key of a request."""
     option = (error.token.keyword or error.token.value).partition("=")[0]
     unknown = f"unknown option `{shorten(option)}`"
-    if error.target is not None and "overrides" in inspect.signature(error.target).parameters:
+    command = " ".join(("windlass", *(error.command_chain or ())))
+    known = {} if error.target is None else inspect.signature(error.target).parameters
+    word = option.removeprefix("--")
+    if word in known and known[word].kind is inspect.Parameter.POSITIONAL_ONLY:
+        return f"{unknown}; write its value alone: `{command} {word.upper()}`"
+    if "overrides" in known:
         from windlass.schema import Request
 
         if keys := Request.meant_keys(option):
             return f"{unknown}; write it as a key: `{'=...`, `'.join(keys)}=...`"
     options = [name for each in error.argument_collection if each.parse for name in each.names]
-    command = " ".join(("windlass", *(error.command_chain or ())))
     return f"{unknown}{did_you_mean(option, options)}; `{command} --help` lists all"
 
 

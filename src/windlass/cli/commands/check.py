@@ -5,16 +5,17 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_request
 from windlass.cli.console import ProgressBars, print_notes
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.cli.verification_output import verify_and_print
 from windlass.schema import Request
 
 
 def check(
     model: str | None = None,
+    /,
     *overrides: str,
     options: PlanOptions = SEARCHED_PLAN,
-    faults: bool = False,
+    faults: Flag = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps under a plan, plainly on one device, and in plain PyTorch, and compare.
@@ -30,9 +31,10 @@ def check(
     For example: `windlass check gpt-tiny parallel.pipeline=2 parallel.data=2`.
 
     Args:
-        model: A name (`windlass models` lists them), your own `file.py:function`, or the TOML
-            file of a plan.
-        overrides: `key=value`, such as `parallel.pipeline=2`, `phases=12` or `train.steps=5`.
+        model: A name (`windlass models` lists them), `hf:DIR`, your own `file.py:function`, or the
+            TOML file of a plan.
+        overrides: `key=value`, such as `parallel.pipeline=2`, `phases=12` or `train.steps=5`;
+            `windlass keys` lists all.
         options: Device memory budget, request file, and a plan file in place of a search; if the
             plan is too large for this machine, a downscaled one of the same structure is checked.
         faults: Also inject faults, and check that each is detected and its layer named.
@@ -53,10 +55,11 @@ def check(
 
 def rehearse(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     options: PlanOptions = SEARCHED_PLAN,
-    faults: bool = False,
+    faults: Flag = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a plan for a large machine downscaled, on local processes, and verify it as `check` does.
@@ -69,7 +72,8 @@ def rehearse(
 
     Args:
         model: A name (`windlass models` lists them).
-        overrides: `key=value`, such as `parallel.pipeline=8` or `sharding.parameters=4`.
+        overrides: `key=value`, such as `parallel.pipeline=8` or `sharding.parameters=4`;
+            `windlass keys` lists all.
         on: The machine that the plan is for; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
         faults: Also inject faults, and check that each is detected.

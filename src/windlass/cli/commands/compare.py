@@ -37,6 +37,7 @@ from windlass.schema import MachineForecast
 
 def compare(
     model: str | None = None,
+    /,
     *overrides: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL_MACHINES,),
     options: RequestOptions = NO_OPTIONS,
@@ -51,7 +52,7 @@ def compare(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.batch=256`.
+        overrides: `key=value`, such as `train.batch=256`; `windlass keys` lists all.
         on: Machines; `all` takes every one of the catalogue, and of each family the smallest.
         options: Device memory budget and request file.
         picture: Draw the comparison to this `.svg` or `.png` file.
@@ -75,6 +76,7 @@ def compare(
 
 def batch(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = api.BATCH_SIZES,
@@ -90,8 +92,8 @@ def batch(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `parallel.data=4`.
-        on: The machine; `here` if not given.
+        overrides: `key=value`, such as `parallel.data=4`; `windlass keys` lists all.
+        on: The machine (`windlass machines` lists them); `here` if not given.
         sizes: Global batches in sequences.
         options: Device memory budget and request file.
         picture: Draw the comparison to this `.svg` or `.png` file.

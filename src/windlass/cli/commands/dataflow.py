@@ -32,6 +32,7 @@ _SPARSITIES = ",".join(f"{sparsity:g}" for sparsity in api.SPARSITIES)
 
 def dataflow(
     model: str | None = None,
+    /,
     *overrides: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     role: FlowRole | None = None,
@@ -50,7 +51,8 @@ def dataflow(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.sequence=4096` or `sparsity.level=0.875`.
+        overrides: `key=value`, such as `train.sequence=4096` or `sparsity.level=0.875`;
+            `windlass keys` lists all.
         on: Machines, of which one device counts; `all` takes every device of the catalogue, and
             `here` is the one if none is given.
         role: Only this branch of a block: `attention` or `feed-forward`.

@@ -48,7 +48,7 @@ def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     default = field.get_default()
     shown = _OPEN if default is None else format_value(default)
     meaning = " ".join((field.description or "").split())
-    return key, " or ".join(kinds), shown, re.sub(r"\bNone\b", _OPEN, meaning)
+    return key, " or ".join(kinds), shown, re.sub(r"\bNone\b", f"`{_OPEN}`", meaning)
 
 
 def _type(kind: object) -> str:

@@ -8,19 +8,20 @@ from rich.text import Text
 from windlass import api
 from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import ProgressBars, console, error_console, print_json, print_plan
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.report import largest_model_table
 from windlass.units import format_seconds
 
 
 def largest_model(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     memory: str | None = None,
     runs: Path = api.RUNS,
     folder: Path | None = None,
-    keep_checkpoint: bool = False,
+    keep_checkpoint: Flag = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the largest model that this machine can train, train one step of it, and verify it.
@@ -32,7 +33,8 @@ def largest_model(
 
     Args:
         model: A name (`windlass models` lists them); the largest that fits if not given.
-        overrides: `key=value`, such as `phases=24` or `precision=bfloat16`.
+        overrides: `key=value`, such as `phases=24` or `precision=bfloat16`; `windlass keys`
+            lists all.
         on: The machine; only `here` can be measured.
         memory: Device memory budget, such as `4GiB`; all of it if not given.
         runs: The folder that holds the run folders.

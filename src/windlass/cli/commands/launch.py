@@ -61,6 +61,7 @@ _NO_SCHEDULER_OPTIONS = SchedulerOptions()
 
 def launch(
     model: str | None = None,
+    /,
     *overrides: str,
     cluster: ClusterOptions,
     scheduler: SchedulerOptions = _NO_SCHEDULER_OPTIONS,
@@ -75,10 +76,11 @@ def launch(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`.
+        overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`; `windlass keys`
+            lists all.
         cluster: Size of the cluster, and what starts its processes.
         scheduler: What the job asks Slurm or Kubernetes for.
-        on: The machine; `here` if not given.
+        on: The machine (`windlass machines` lists them); `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
         runs: The folder that holds the run folders; every host must see it.
         folder: Prepare this folder instead of a new one under `runs`.

@@ -70,6 +70,7 @@ _NO_DRAWING = DrawingOptions()
 
 def plan(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     options: ExplainedPlanOptions = EXPLAINED_PLAN,
@@ -84,8 +85,9 @@ def plan(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
+        overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`; `windlass keys`
+            lists all.
+        on: The machine (`windlass machines` lists them), `NAME:N` for N hosts; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
         out: Write the plan to this TOML file too.
         drawing: What to draw, and where.
@@ -130,6 +132,7 @@ def plan(
 
 def fit(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     options: ExplainedPlanOptions = EXPLAINED_PLAN,
@@ -144,8 +147,9 @@ def fit(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
+        overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`; `windlass keys`
+            lists all.
+        on: The machine (`windlass machines` lists them), `NAME:N` for N hosts; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
         drawing: What to draw, and where.
         as_json: Print the verdict, the plan, its memory and what would help as JSON.

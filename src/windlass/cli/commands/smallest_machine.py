@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from windlass import api
 from windlass.cli.command_options import require_machine_names, split_overrides
 from windlass.cli.console import ProgressBars, console, print_json, print_written
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.report import smallest_machine_figure, smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
@@ -23,7 +23,7 @@ def smallest_machine(
     *words: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = FAMILIES,
     stack: str | None = None,
-    in_phases: bool = False,
+    in_phases: Flag = False,
     picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:

@@ -49,6 +49,7 @@ _PRINTED_LINES = 20
 
 def train(
     model: str | None = None,
+    /,
     *overrides: str,
     on: str | None = None,
     options: ExplainedPlanOptions = EXPLAINED_PLAN,
@@ -64,8 +65,9 @@ def train(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
-        on: The machine; `here` if not given.
+        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`; `windlass keys`
+            lists all.
+        on: The machine (`windlass machines` lists them); `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
         parents: A run, or adapters of PEFT, to start from.
         runs: The folder that holds the run folders.
@@ -96,6 +98,7 @@ def train(
 
 def resume(
     run: str = "last",
+    /,
     *overrides: str,
     skip_batches: tuple[str, ...] = (),
     runs: Path = api.RUNS,

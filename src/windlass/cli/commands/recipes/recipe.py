@@ -22,6 +22,7 @@ from windlass.units import format_count, format_flop, format_seconds
 
 def recipe(
     name: str | None = None,
+    /,
     *overrides: str,
     scale: str = "tiny",
     seeds: int | None = None,

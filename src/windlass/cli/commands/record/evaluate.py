@@ -5,7 +5,7 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.console import ProgressBars, print_json, print_scores
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 
 _OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=(?!.*\.toml$)")
 """A key and a value, which the name of a TOML file is not."""
@@ -17,7 +17,7 @@ def evaluate(
     step: int | None = None,
     shots: int | None = None,
     phases: int = 1,
-    ema: bool = False,
+    ema: Flag = False,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:

@@ -15,7 +15,7 @@ from windlass.cli.console import (
     print_notes,
     print_table,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 
 
 def mirror(
@@ -50,7 +50,7 @@ def export(
     *,
     to: str | None = None,
     masks: Path | None = None,
-    ema: bool = False,
+    ema: Flag = False,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:

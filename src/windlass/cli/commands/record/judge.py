@@ -57,6 +57,7 @@ def judge(
 
 def noise(
     model: str | None = None,
+    /,
     *overrides: str,
     seeds: int = 5,
     steps: int = 100,
@@ -71,7 +72,8 @@ def noise(
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
+        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`; `windlass keys`
+            lists all.
         seeds: Number of runs.
         steps: Steps of each run, of the requested number.
         options: Device memory budget, request file, and a plan file in place of a search.

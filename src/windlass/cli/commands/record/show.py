@@ -14,7 +14,7 @@ from windlass.cli.console import (
     print_written,
     without_controls,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.report import expert_table, record_table
 
 
@@ -70,14 +70,14 @@ def sample(
     run: str = "last",
     *,
     prompt: str = "",
-    chat: bool = False,
+    chat: Flag = False,
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
     top_p: float = 1.0,
     seed: int = 0,
     phases: int = 1,
-    ema: bool = False,
+    ema: Flag = False,
     runs: Path = api.RUNS,
 ) -> None:
     """Let a trained model continue a prompt.

@@ -17,7 +17,7 @@ _TOKEN_BYTES = 4096
 
 
 def merge(
-    *sources: Path, into: Path = api.RUNS, checkpoints: bool = False, as_json: AsJson = False
+    *sources: Path, into: Path = api.RUNS, checkpoints: Flag = False, as_json: AsJson = False
 ) -> None:
     """Copy the runs of several folders into one; done again it copies only what is new.
 
@@ -41,7 +41,7 @@ def sync(
     *,
     runs: Path = api.RUNS,
     token_file: Path | None = None,
-    checkpoints: bool = False,
+    checkpoints: Flag = False,
     follow: Flag = False,
     as_json: AsJson = False,
 ) -> None:

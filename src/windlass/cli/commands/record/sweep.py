@@ -29,6 +29,7 @@ app = App(name="sweep", help="Search settings with many runs, packed on this mac
 @app.default
 def run_sweep(
     model: str | None = None,
+    /,
     *overrides: str,
     name: str | None = None,
     trials: int | None = None,
