@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from windlass.atomic_files import (
+    atomic_path,
     atomic_write,
     atomic_writer,
     hash_file,
@@ -131,6 +132,35 @@ def test_a_hash_is_that_of_sha256sum(tmp_path: Path):
     path.write_bytes(b"abc")
     told = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True)
     assert hash_file(path) == told.stdout.split()[0]
+
+
+def test_what_a_killed_process_has_left_of_a_file_or_folder_is_removed_and_no_other(
+    tmp_path: Path,
+):
+    run = tmp_path / "run"
+    program = (
+        "import sys; from pathlib import Path; from windlass.atomic_files import *\n"
+        "run = Path(sys.argv[1])\n"
+        "with scratch_folder(run) as folder, atomic_path(run / 'file', clears=True) as file:\n"
+        "    (folder / 'large').write_text('x'); file.write_text('x'); print(folder, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    run.mkdir()
+    command = (sys.executable, "-c", program, str(run))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen(command, text=True, **pipes) as killed,
+        subprocess.Popen(command, text=True, **pipes) as living,
+    ):
+        folders = [Path(each.stdout.readline().strip()) for each in (killed, living)]
+        killed.kill()
+        killed.wait()
+        with scratch_folder(run), atomic_path(run / "file", clears=True) as file:
+            file.write_text("new")
+        assert [folder.exists() for folder in folders] == [False, True]
+        assert len(list(run.glob(".file.*.tmp"))) == 1
+        living.communicate("")
+    assert names(run) == ["file"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that nobody may write to")

@@ -7,6 +7,7 @@ a power cut. Files that a user names are read only if they are regular and of bo
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -38,6 +39,8 @@ _COPIED_BYTES = 2**24
 _MOST_BYTES = 2**28
 """Largest file of settings, graphs or records that is read whole."""
 _SEAL = b"# sha256 of the lines below: "
+_SCRATCH, _HELD = ".scratch-", "held"
+"""Beginning of the names of scratch folders, and the file in each that its process holds."""
 
 
 def cache_folder() -> Path:
@@ -68,12 +71,30 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         StorageError: the disk is full, or the folder is not writable.
     """
     require_writable(path)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, clears: bool = False) -> Iterator[Path]:
+    """An empty file that appears at `path` if the block ends without an exception, else nothing.
+
+    Args:
+        path: the file, which is replaced.
+        clears: removes what killed processes have left of it, which may be large.
+
+    Raises:
+        StorageError: the disk is full, or the folder is not writable.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with storage_errors(path):
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp") if clears else ():
+            _remove_unless_held(leftover, leftover)
         try:
             with _create(temporary) as file:
-                yield file
-                file.flush()
+                if clears:
+                    _hold(file)
+                yield temporary
                 os.fsync(file.fileno())
             temporary.replace(path)
             fsync_folder(path.parent)
@@ -156,16 +177,40 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
     """A folder for large files that are read once, while the context is open.
 
     It is made in another folder, whose disk held such files before; where that cannot be written
-    to, as the runs of somebody else, it is among the system's temporary ones.
+    to, as the runs of somebody else, it is among the system's temporary ones. Those that killed
+    processes have left there are removed.
     """
+    for leftover in beside.glob(f"{_SCRATCH}*"):
+        _remove_unless_held(leftover, leftover / _HELD)
     try:
-        made = TemporaryDirectory(dir=beside)
+        made = TemporaryDirectory(prefix=_SCRATCH, dir=beside)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        made = TemporaryDirectory()
-    with made as folder:
-        yield Path(folder)
+        made = TemporaryDirectory(prefix=_SCRATCH)
+    with made as name, (folder := Path(name)).joinpath("new").open("xb") as held:
+        _hold(held)
+        (folder / "new").rename(folder / _HELD)  # so that it is never there without being held
+        yield folder
+
+
+def _hold(file: BinaryIO) -> None:
+    """Locks a file as long as it is open, where the file system has locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _remove_unless_held(leftover: Path, held: Path) -> None:
+    """Removes a temporary file or folder whose process has died, and so locks no file of it.
+
+    What cannot be locked or removed stays.
+    """
+    with contextlib.suppress(OSError), held.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
 
 
 @contextlib.contextmanager
