@@ -119,6 +119,9 @@ def test_a_gguf_file_is_loaded_by_transformers(home: Path, model: str):
     names = reader.fields["tokenizer.ggml.tokens"].contents()
     assert len(names) == 258
     assert names[256] == "<|endoftext|>"
+    assert reader.fields["tokenizer.ggml.merges"].contents()  # no reader loads it without
+    assert reader.fields["tokenizer.ggml.add_bos_token"].contents() is False
+    assert not list(home.glob(".out.gguf*"))
 
 
 def test_transformers_generates_the_text_that_a_run_writes(home: Path):

@@ -226,10 +226,5 @@ def _write_gguf(
     from windlass.models import gguf_layout, gguf_vocabulary
     from windlass.runtime import export_gguf
 
-    tokenizer = layout.files.get(TOKENIZER_FILE)
-    vocabulary = None
-    if tokenizer is not None:
-        vocabulary = gguf_vocabulary(tokenizer, layout.names.transformer.vocabulary)
-    export_gguf(
-        checkpoint, stack, gguf_layout(layout), vocabulary, path, settings=layout.token_settings
-    )
+    vocabulary = gguf_vocabulary(layout.files, layout.names.transformer.vocabulary)
+    export_gguf(checkpoint, stack, gguf_layout(layout), vocabulary, path)

@@ -88,28 +88,6 @@ class ExportLayout:
                 if name in self.base:
                     yield name, self._typed(name, part)
 
-    @property
-    def token_settings(self) -> dict[str, int | str]:
-        """Ids of the first and the last token of a text, and the chat template, as far as known."""
-        content = self._json(CONFIG_FILE)
-        settings: dict[str, int | str] = {}
-        for key in ("bos_token_id", "eos_token_id"):
-            ids = content.get(key)
-            first = ids[0] if isinstance(ids, list) and ids else ids
-            if isinstance(first, int):
-                settings[key] = first
-        template = self._json("tokenizer_config.json").get("chat_template")
-        if "chat_template.jinja" in self.files:
-            template = self.files["chat_template.jinja"].decode(errors="replace")
-        return settings | ({"chat_template": template} if isinstance(template, str) else {})
-
-    def _json(self, name: str) -> Mapping[str, Any]:
-        try:
-            content = json.loads(self.files.get(name, b"{}"))
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"`{name}` of the model's folder is no JSON: {error}") from None
-        return content if isinstance(content, dict) else {}
-
     def other_tensors(self, written: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the model's own folder that are no parameter of ours, as they are there.
 
@@ -122,15 +100,22 @@ class ExportLayout:
 
     def _typed(self, name: str, value: Tensor) -> Tensor:
         stored = self.base.get(name)
-        if stored is None or TYPES[stored.dtype] == value.dtype:
-            return value
-        typed = value.to(TYPES[stored.dtype])
-        if not value.is_meta and typed.isinf().any() and not value.isinf().any():
-            raise ModelError(
-                f"`{name}` has values that its own type, {stored.dtype}, cannot hold; export it as "
-                "one safetensors file (`--to FILE.safetensors`), which is float32"
-            )
-        return typed
+        return value if stored is None else in_type(name, value, TYPES[stored.dtype])
+
+
+def in_type(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the type that it is written in.
+
+    Raises:
+        ModelError: a value is too large for the type.
+    """
+    typed = value.to(dtype)
+    if typed is not value and not value.is_meta and typed.isinf().any() and not value.isinf().any():
+        raise ModelError(
+            f"`{name}` has values that its own type, {str(dtype).removeprefix('torch.')}, cannot "
+            "hold; export it as one safetensors file (`--to FILE.safetensors`), which is float32"
+        )
+    return typed
 
 
 def export_layout(

@@ -8,21 +8,29 @@ from torch import Tensor
 
 from windlass.errors import InputErrors, ModelError
 from windlass.models.config import TransformerConfig
-from windlass.models.huggingface.export_layout import ExportLayout
+from windlass.models.huggingface.export_layout import ExportLayout, in_type
 from windlass.models.huggingface.families import GgufTable
+from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import FLOAT_TYPES
 from windlass.models.huggingface.write_config import NOT_SHAPE
 from windlass.models.positions.rope_scaling import RopeScaling
+
+_ADDED = ("position_embd.weight",)
+"""Matrices whose rows are added, not multiplied, which are written in float32 as vectors are."""
+_FLOATS = frozenset(field.name for field in fields(TransformerConfig) if field.type is float)
+"""Fields of which readers take no whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufLayout:
     """How a model is written as a GGUF file."""
 
+    name: str
+    """What the file calls the model."""
     architecture: str
     keys: Mapping[str, int | float | str]
-    """Sizes and constants, by full key."""
+    """Sizes and constants, by full key; readers take no whole number for one that is not."""
     names: TensorNames
     export: ExportLayout
     """How it is written as a folder, whose number formats the file keeps."""
@@ -33,9 +41,13 @@ class GgufLayout:
         Args:
             parameter: its full name; it is tied to no other one.
             value: on the meta device only shapes and types are right.
+
+        Raises:
+            ModelError: a value is too large for its type.
         """
         for name, part in self.names.split(parameter, value):
-            yield name, part.to(self._dtype(parameter) if part.dim() > 1 else torch.float32)
+            is_added = part.dim() == 1 or name in _ADDED
+            yield name, in_type(name, part, torch.float32 if is_added else self._dtype(parameter))
 
     def constants(self) -> Iterator[tuple[str, Tensor]]:
         """How many times slower each of Llama 3.1's angles is than without scaling, `[k'/2]`."""
@@ -71,14 +83,29 @@ def gguf_layout(layout: ExportLayout) -> GgufLayout:
     if errors:
         raise InputErrors(errors)
     names = TensorNames(family=replace(family, tensors=table.tensors), config=config)
-    keys: dict[str, int | float | str] = {
-        f"{table.architecture}.{key}": getattr(config, name) for key, name in table.keys.items()
-    }
+    keys = {f"{table.architecture}.{key}": _value(config, name) for key, name in table.keys.items()}
     scaling = config.rope_scaling
     if scaling is not None and scaling.type == "linear":
         keys[f"{table.architecture}.rope.scaling.type"] = "linear"
-        keys[f"{table.architecture}.rope.scaling.factor"] = scaling.factor
-    return GgufLayout(architecture=table.architecture, keys=keys, names=names, export=layout)
+        keys[f"{table.architecture}.rope.scaling.factor"] = float(scaling.factor)
+    return GgufLayout(
+        name=_shown_name(config.name), architecture=table.architecture, keys=keys, names=names,
+        export=layout,
+    )  # fmt: skip
+
+
+def _value(config: TransformerConfig, name: str) -> int | float | str:
+    """A property of a model in its own type: a `config.json` may have a whole number for it."""
+    value: int | float | str = getattr(config, name)
+    return float(value) if name in _FLOATS else value
+
+
+def _shown_name(name: str) -> str:
+    """The name of a model without the folder of somebody's machine in which it lies."""
+    if not is_huggingface(name):
+        return name
+    folder = find_model_folder(name).config.parent
+    return folder.resolve().name
 
 
 def _not_expressed(table: GgufTable, config: TransformerConfig) -> Iterator[str]:

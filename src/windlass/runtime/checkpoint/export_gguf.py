@@ -4,7 +4,6 @@ Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 package `gguf`, an extra.
 """
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import fsync_folder, require_output_file, storage_errors
+from windlass.atomic_files import atomic_path, require_output_file
 from windlass.errors import RequestError
 from windlass.models import GgufLayout, GgufVocabulary, LayerStack
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
@@ -26,8 +25,6 @@ def export_gguf(
     layout: GgufLayout,
     vocabulary: GgufVocabulary | None,
     to: Path,
-    *,
-    settings: dict[str, int | str],
 ) -> None:
     """Writes a GGUF file; one parameter at a time is in memory.
 
@@ -37,11 +34,11 @@ def export_gguf(
         layout: keys, names and types.
         vocabulary: the tokens; None writes none.
         to: the file, which is replaced.
-        settings: further keys of the tokenizer, such as `eos_token_id` and `chat_template`.
 
     Raises:
         RequestError: the package `gguf` is not installed.
         CheckpointError: the checkpoint is damaged or belongs to another model.
+        ModelError: a weight is too large for the type that it is written in.
         StorageError: the disk is full or not writable.
     """
     try:
@@ -52,12 +49,11 @@ def export_gguf(
             "`pip install 'windlass[gguf]'`"
         ) from None
     require_output_file(to)
-    temporary = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with storage_errors(to):
+    with atomic_path(to, clears=True) as temporary:
         writer = gguf.GGUFWriter(temporary, layout.architecture)
         try:
-            _add_keys(writer, stack.name, layout)
-            _add_vocabulary(writer, vocabulary, settings)
+            _add_keys(writer, layout)
+            _add_vocabulary(writer, vocabulary)
             with torch.device("meta"):
                 for name, shape in _tensors(stack, layout, None):
                     _add_shape(writer, gguf, name, shape)
@@ -66,26 +62,18 @@ def export_gguf(
             writer.write_ti_data_to_file()
             for _, value in _tensors(stack, layout, checkpoint):
                 writer.write_tensor_data(_array(value))
-            writer.close()
-            temporary.replace(to)
-            fsync_folder(to.parent)
         finally:
             writer.close()
-            temporary.unlink(missing_ok=True)
 
 
-def _add_keys(writer: Any, name: str, layout: GgufLayout) -> None:  # noqa: ANN401  an optional package's
-    writer.add_name(name)
+def _add_keys(writer: Any, layout: GgufLayout) -> None:  # noqa: ANN401  an optional package's
+    writer.add_name(layout.name)
     for key, value in layout.keys.items():
         add = {float: writer.add_float32, str: writer.add_string}.get(type(value))
         (add or writer.add_uint32)(key, value)
 
 
-def _add_vocabulary(
-    writer: Any,  # noqa: ANN401  an optional package's
-    vocabulary: GgufVocabulary | None,
-    settings: dict[str, int | str],
-) -> None:
+def _add_vocabulary(writer: Any, vocabulary: GgufVocabulary | None) -> None:  # noqa: ANN401
     if vocabulary is None:
         writer.add_tokenizer_model("none")
         return
@@ -93,9 +81,8 @@ def _add_vocabulary(
     writer.add_tokenizer_pre(vocabulary.words)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
-    if vocabulary.merges:
-        writer.add_token_merges(vocabulary.merges)
-    for key, value in settings.items():
+    writer.add_token_merges(vocabulary.merges)
+    for key, value in vocabulary.settings.items():
         getattr(writer, f"add_{key}")(value)
 
 
