@@ -2,6 +2,10 @@
 
 from windlass.document.document import Document
 from windlass.document.fields import format_overrides, format_value, leaf_fields, value_types
+from windlass.document.json_object import read_json_object
 from windlass.document.messages import Synonyms
 
-__all__ = ["Document", "Synonyms", "format_overrides", "format_value", "leaf_fields", "value_types"]
+__all__ = [
+    "Document", "Synonyms", "format_overrides", "format_value", "leaf_fields", "read_json_object",
+    "value_types",
+]  # fmt: skip

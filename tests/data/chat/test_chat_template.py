@@ -198,7 +198,7 @@ def test_a_template_that_is_none_says_what_is_wrong(tmp_path: Path):
         find_chat_template("byte", "chatlm")
     tokenizer = save_tokenizer(tmp_path, None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
-    with pytest.raises(DataError, match="holds a list, not an object"):
+    with pytest.raises(DataError, match="holds a JSON list, not an object"):
         find_chat_template(str(tokenizer), None)
 
 

@@ -1,6 +1,5 @@
 """Finds the chat template of a tokenizer, or the one that stands in for it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from windlass.atomic_files import read_regular_file
 from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
+from windlass.document import read_json_object
 from windlass.errors import DataError
 from windlass.schema import CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE
 
@@ -57,7 +57,7 @@ def find_chat_template(tokenizer: str, wanted: str | None) -> ChatTemplate:
         DataError: there is no such file, or it is no template.
     """
     folder = None if tokenizer in ("byte", "bpe") else Path(tokenizer).expanduser().parent
-    config = {} if folder is None else _json_file(folder / _CONFIG_FILE)
+    config = {} if folder is None else _beside(folder / _CONFIG_FILE)
     name, source = _named(wanted) if wanted is not None else _of_tokenizer(folder, config)
     special_tokens = {} if folder is None else _special_tokens(folder, config)
     if not source:
@@ -115,7 +115,7 @@ def _end_of_text(tokenizer: str) -> str:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens of a tokenizer by the names that templates use."""
     found: dict[str, str] = {}
-    for names in (_json_file(folder / SPECIAL_TOKENS_FILE), config):
+    for names in (_beside(folder / SPECIAL_TOKENS_FILE), config):
         for kind in _SPECIAL_TOKENS:
             value = names.get(f"{kind}_token")
             text = value.get("content") if isinstance(value, dict) else value
@@ -124,20 +124,10 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _json_file(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one without the file (`Any`: values of any kind).
+def _beside(path: Path) -> dict[str, Any]:
+    """A JSON object beside a tokenizer; an empty one without the file (`Any`: of any kind).
 
     Raises:
         DataError: the file is no JSON object.
     """
-    try:
-        content = json.loads(read_regular_file(path))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise DataError(f"`{path}` cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"`{path}` is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise DataError(f"`{path}` holds a {type(content).__name__}, not an object")
-    return content
+    return read_json_object(path, DataError) if path.exists() else {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from windlass.document import read_json_object
 from windlass.errors import InputErrors, ModelError, shorten
 from windlass.models.adapter_files.stacked_experts import (
     FACTORS,
@@ -24,7 +25,7 @@ from windlass.models.adapter_files.stacked_experts import (
     split_stacked,
 )
 from windlass.models.huggingface.families import Family
-from windlass.models.huggingface.model_folder import ADAPTER_CONFIG, is_peft_folder, read_json
+from windlass.models.huggingface.model_folder import ADAPTER_CONFIG, is_peft_folder
 from windlass.models.huggingface.weight_files import StoredTensor, list_file, read_tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -146,7 +147,7 @@ def open_peft_folder(path: Path) -> PeftFolder:
             f"`{path}` has no `{ADAPTER_WEIGHTS}`; adapters are read from safetensors alone, so "
             "save them again by `model.save_pretrained(NEW)`"
         )
-    config = read_json(path / ADAPTER_CONFIG)
+    config = read_json_object(path / ADAPTER_CONFIG, ModelError)
     if errors := [*_misfits(path, config)]:
         raise InputErrors(errors)
     return PeftFolder(path=path, config=config, stored=list_file(path / ADAPTER_WEIGHTS))

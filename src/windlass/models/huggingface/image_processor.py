@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from windlass.document import read_json_object
 from windlass.errors import ModelError
-from windlass.models.huggingface.model_folder import find_model_folder, read_json
+from windlass.models.huggingface.model_folder import find_model_folder
 
 PROCESSOR_FILE = "preprocessor_config.json"
 _LEVELS = 255
@@ -35,7 +36,7 @@ def image_processor(name: str) -> ImageProcessor | None:
     path = find_model_folder(name).config.with_name(PROCESSOR_FILE)
     if not path.is_file():
         return None
-    content = read_json(path)
+    content = read_json_object(path, ModelError)
     try:
         mean, std = _normalization(content)
         return ImageProcessor(sides=_sides(content), mean=mean, std=std)

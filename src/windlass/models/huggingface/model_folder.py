@@ -1,11 +1,10 @@
 """Names such as `hf:DIR`: the folder or the `config.json` that they mean."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.atomic_files import read_regular_file
+from windlass.document import read_json_object
 from windlass.errors import ModelError, shorten
 
 PREFIX = "hf:"
@@ -32,7 +31,7 @@ class ModelFolder:
         Raises:
             ModelError: there is no such file, or it is no JSON object.
         """
-        return read_json(self.config)
+        return read_json_object(self.config, ModelError)
 
 
 def is_huggingface(name: str) -> bool:
@@ -87,33 +86,3 @@ def tokenizer_file(name: str) -> Path | None:
     """
     path = find_model_folder(name).config.with_name(TOKENIZER_FILE)
     return path if path.is_file() else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file of a model's folder.
-
-    Raises:
-        ModelError: it cannot be read, or is no JSON object.
-    """
-    try:
-        content = json.loads(read_regular_file(path), object_pairs_hook=_without_doubles)
-    except OSError as error:
-        raise ModelError(f"`{path}` cannot be read: {(error.strerror or '').lower()}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"`{path}` is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"`{path}` holds a JSON {type(content).__name__}, not an object")
-    return content
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file, whose keys must differ.
-
-    Raises:
-        ValueError: a key stands there twice.
-    """
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands there twice")
-    return table

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from windlass.document import read_json_object
 from windlass.errors import InputErrors, ModelError
-from windlass.models.huggingface.model_folder import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
@@ -113,7 +113,7 @@ def read_tensor(name: str, stored: StoredTensor) -> Tensor:
 def _list_shards(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of several files, of which an index says which has what."""
     index = folder / INDEX_FILE
-    places = read_json(index).get("weight_map")
+    places = read_json_object(index, ModelError).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(at, str) for at in places.values()):
         raise ModelError(f"`{index}` has no `weight_map` of tensors and their files")
     names = sorted(set(places.values()))
