@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -152,12 +153,12 @@ def test_hostile_names_never_leave_the_target(tmp_path: Path) -> None:
     run_id = (run / "id").read_text().split()[0]
     for name in ("../x.toml", "/etc/x.toml", "journal/../../x.j", "x.py", "a\0.toml", "x.json/y"):
         with pytest.raises(RecordError):
-            receiver.put(run_id, name, "run", b"")
+            receiver.put(run_id, name, "run", BytesIO())
     for folder in ("..", "../x", "a/b", ".hidden", ""):
         with pytest.raises(RecordError):
-            receiver.put("0" * 8 + "-0000" * 3 + "-" + "0" * 12, "id", folder, b"")
+            receiver.put("0" * 8 + "-0000" * 3 + "-" + "0" * 12, "id", folder, BytesIO())
     with pytest.raises(RecordError, match="no id"):
-        receiver.put("../../etc", "id", "run", b"")
+        receiver.put("../../etc", "id", "run", BytesIO())
 
 
 def test_a_receiver_keeps_what_it_has(tmp_path: Path) -> None:
@@ -165,10 +166,10 @@ def test_a_receiver_keeps_what_it_has(tmp_path: Path) -> None:
     run_id = (run / "id").read_text().split()[0]
     receiver = SyncReceiver(tmp_path / "a")
     whole = (run / "journal" / "0.1.j").read_bytes()
-    receiver.put(run_id, "journal/0.1.j", run.name, whole)
+    receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(whole))
     for other in (whole[:-10], b"another", b""):
         with pytest.raises(RecordError, match="another content"):
-            receiver.put(run_id, "journal/0.1.j", run.name, other)
+            receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(other))
     assert (run / "journal" / "0.1.j").read_bytes() == whole
 
 

@@ -1,10 +1,12 @@
 """Promises about runs that other sites send to the server."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from windlass.server import listen
 from windlass.tracking import read_series
 
 CLIENTS, ROWS, OUTAGES = 50, 300, 3
+LARGE = 2**26
+"""Bytes of a file; two chunks of 16 MiB are in memory while it is copied, and as much again of it
+before they are freed."""
 
 
 def test_runs_arrive_byte_for_byte_and_are_sent_once(tmp_path: Path) -> None:
@@ -62,6 +67,26 @@ def test_a_file_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
         path = "/api/sync/runs/00000000-0000-7000-8000-000000000000/files/id?folder=x"
         headers = KNOWN | {"Content-Length": str(2**40)}
         assert served.send("PUT", path, None, headers)[0] == 413
+
+
+def test_a_large_file_arrives_without_being_in_memory(tmp_path: Path) -> None:
+    with make_run(tmp_path / "here") as run:
+        run.end("finished")
+    layer = run.path / "checkpoints" / "step-3" / "layer-0000.safetensors"
+    layer.parent.mkdir(parents=True)
+    layer.write_bytes(b"a")
+    os.truncate(layer, LARGE)
+    with serve(tmp_path / "there") as served:
+        tracemalloc.start()
+        try:
+            sync_runs(tmp_path / "here", served.url, token=TOKEN, checkpoints=True)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        again = sync_runs(tmp_path / "here", served.url, token=TOKEN, checkpoints=True)
+    assert record_files(tmp_path / "there") == record_files(tmp_path / "here")
+    assert again.copied_files == 0
+    assert peak < LARGE * 3 / 4
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Protocol
 
@@ -169,7 +170,16 @@ class FolderStore:
         Raises:
             StorageError: the disk is full.
         """
-        with file.open("rb") as content, atomic_writer(self.path(run_id, name)) as copy:
+        with file.open("rb") as content:
+            self.write_from(run_id, name, content)
+
+    def write_from(self, run_id: str, name: str, content: BufferedIOBase) -> None:
+        """Puts what is left of an open file there, or nothing, as `copy` does.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        with atomic_writer(self.path(run_id, name)) as copy:
             shutil.copyfileobj(content, copy, _CHUNK_BYTES)
 
     def path(self, run_id: str, name: str) -> Path:

@@ -1,10 +1,15 @@
 """Sends a store of runs to another one, here or elsewhere, and receives one on a server."""
 
+import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError
 from windlass.record.merge import MergeReport, Progress, copy_runs
 from windlass.record.remote import ObjectStore, ServerStore
@@ -106,14 +111,26 @@ class SyncReceiver:
         """
         return self._store_with(run_id, name).digest(run_id, name)
 
-    def put(self, run_id: str, name: str, folder: str, content: bytes) -> None:
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[BufferedIOBase]:
+        """A file without a name on the disk of the runs, while it is written and taken.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        with storage_errors(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._root) as content:
+                yield content
+
+    def put(self, run_id: str, name: str, folder: str, content: BufferedIOBase) -> None:
         """Takes a file; sent again it changes nothing.
 
         Args:
             run_id: the run.
             name: its path below the run folder.
             folder: the name of the run's folder at the other site, for a run that is new here.
-            content: the whole file.
+            content: the whole file, at any place.
 
         Raises:
             RecordError: a name leads elsewhere, the run is being written here, or the file would
@@ -131,13 +148,18 @@ class SyncReceiver:
             raise RecordError(f"run {run_id} is being written here; sync again later")
         present = store.files(run_id, checkpoints=True)
         if name in present:
-            current = store.read(run_id, name)
-            if current == content:
+            current = store.digest(run_id, name)
+            content.seek(0)
+            if current == hashlib.file_digest(content, "sha256").hexdigest():
                 return
-            _require_nothing_lost(name, current, content, set(present))
-        if name == ID_FILE and not content.startswith(run_id.encode() + b"\n"):
+            is_kept = f"{name}+{current[:_HASH_DIGITS]}" in present
+            if not is_kept and not _grows(name, store, run_id, content):
+                raise RecordError(f"`{name}` exists here with another content, which is kept")
+        content.seek(0)
+        if name == ID_FILE and content.read(len(run_id) + 1) != f"{run_id}\n".encode():
             raise RecordError(f"the id file is not that of run {run_id}")
-        store.write(run_id, name, content)
+        content.seek(0)
+        store.write_from(run_id, name, content)
 
     def _store(self, run_id: str) -> FolderStore:
         """The store; it is listed anew only for a run that was not there before."""
@@ -159,12 +181,11 @@ class SyncReceiver:
         return store
 
 
-def _require_nothing_lost(name: str, current: bytes, content: bytes, present: set[str]) -> None:
-    """Refuses a file that would take the place of one that is kept nowhere else."""
-    if JOURNAL_NAME.fullmatch(name):
-        mends = parse_journal(content).unread_bytes < parse_journal(current).unread_bytes
-        if content.startswith(current) or mends:
-            return
-    elif f"{name}+{hashlib.sha256(current).hexdigest()[:_HASH_DIGITS]}" in present:
-        return
-    raise RecordError(f"`{name}` exists here with another content, which is kept")
+def _grows(name: str, store: FolderStore, run_id: str, content: BufferedIOBase) -> bool:
+    """Whether a file is a journal that loses nothing by what takes its place."""
+    if not JOURNAL_NAME.fullmatch(name):
+        return False
+    content.seek(0)
+    ours, theirs = store.read(run_id, name), content.read()
+    mends = parse_journal(theirs).unread_bytes < parse_journal(ours).unread_bytes
+    return theirs.startswith(ours) or mends

@@ -99,10 +99,13 @@ class SyncAnswers:
         """Takes a whole file; sent again it changes nothing."""
         run, name = request.path_params["id"], request.path_params["name"]
         folder = request.query_params.get("folder", "")
-        content = await request.body()
-        await run_in_threadpool(
-            self._locked, lambda: self._receiver.put(run, name, folder, content)
-        )
+        # As large as a checkpoint's: it waits on the disk, under no name.
+        with self._receiver.arriving() as content:
+            async for part in request.stream():
+                await run_in_threadpool(content.write, part)
+            await run_in_threadpool(
+                self._locked, lambda: self._receiver.put(run, name, folder, content)
+            )
         self._feed.look()
         return Response(status_code=204)
 
