@@ -20,7 +20,7 @@ from windlass.tracking import reopen_run_folder
 
 def test_new_points_are_sent_and_old_ones_are_not(tmp_path: Path) -> None:
     with make_run(tmp_path, steps=5) as run, serve(tmp_path) as served:
-        path = f"/api/live?ids={run.id}&after=3&names=loss,none&since=1"
+        path = f"/api/live?ids={run.id}&after=3&names=loss,none&since={version_of(served)}"
         with stream(served, path) as events:
             assert next(events) == ("points", points(run.id, [4, 5]))
             log_steps(run, [6, 7])
@@ -32,13 +32,20 @@ def test_a_later_attempt_says_that_curves_begin_anew(tmp_path: Path) -> None:
     with make_run(tmp_path, steps=5) as run:
         pass
     with serve(tmp_path) as served:
-        path = f"/api/live?ids={run.id}&after=5&names=loss&since=1"
+        path = f"/api/live?ids={run.id}&after=5&names=loss&since={version_of(served)}"
         with stream(served, path) as events:
             time.sleep(1.5)  # the stream has seen the attempts that there are
             with reopen_run_folder(run.path, meta={"model": "gpt-tiny"}) as again:
-                log_steps(again, [6])
-            found = next(event for event in events if event[0] == "points")
+                time.sleep(1.5)  # it has done no step yet, and so replaces none
+                log_steps(again, [4], 1.0)
+                found = next(event for event in events if event[0] == "points")
+                curves = served.ask(f"/api/curves?ids={run.id}&names=loss")["curves"][run.id]
+                log_steps(again, [5], 1.0)
+                grown = next(event for event in events if event[0] == "points")
     assert found[1]["restarted"]
+    assert curves["loss"]["steps"] == [1, 2, 3, 4]
+    assert curves["loss"]["median"][-1] == 4 / 4 + 1.0
+    assert grown == ("points", points(run.id, [5], 1.0))
 
 
 def test_changed_runs_are_named(tmp_path: Path) -> None:
@@ -55,8 +62,21 @@ def test_a_stream_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
             assert served.send("GET", f"/api/live?{query}", headers=KNOWN)[0] == status
 
 
-def points(run: str, steps: list[int]) -> dict[str, Any]:
-    losses = [4 / step for step in steps]
+def test_a_page_of_an_earlier_server_hears_of_all_runs(tmp_path: Path) -> None:
+    with make_run(tmp_path, steps=5) as run:
+        with serve(tmp_path) as served:
+            version = version_of(served)
+        log_steps(run, [6])
+        with serve(tmp_path) as served, stream(served, f"/api/live?since={version}") as events:
+            assert next(events)[1]["ids"] == [run.id]
+
+
+def version_of(served: Served) -> int:
+    return int(served.ask("/api/runs")["version"])
+
+
+def points(run: str, steps: list[int], offset: float = 0.0) -> dict[str, Any]:
+    losses = [4 / step + offset for step in steps]
     return {"id": run, "restarted": False, "series": {"loss": [steps, losses]}}
 
 

@@ -42,7 +42,8 @@ class ChangeFeed:
         self._last_look = time.monotonic()
         self._rows: dict[str, tuple[object, ...]] = {}
         self._versions: dict[str, int] = {}
-        self.version = 0
+        self.version = time.time_ns() // 10**6
+        """Begins at the time, so that a page of an earlier server hears of all runs."""
         self.fault: str | None = None
         """Why the last refresh failed; None if it did not."""
         self._closed = threading.Event()

@@ -18,7 +18,7 @@ from windlass.errors import RecordError
 from windlass.record import Catalog
 from windlass.server.answers import names_of, number_of
 from windlass.server.change_feed import ChangeFeed
-from windlass.tracking import JournalCursor, Series, journal_files, series_of
+from windlass.tracking import SYSTEM_PREFIX, JournalCursor, Series, journal_files, series_of
 
 _PAUSE_SECONDS, _BEAT_SECONDS = 1.0, 15.0
 _LONGEST_SECONDS = 600.0
@@ -82,6 +82,8 @@ class LiveAnswers:
                 for tail in tails:
                     points = await run_in_threadpool(tail.read)
                     if points is not None:
+                        if points["restarted"]:  # curves that are asked for now have its steps
+                            await run_in_threadpool(self._feed.refresh)
                         yield _event("points", points)
                         sent = True
                 if sent:
@@ -113,18 +115,23 @@ class _RunTail:
         self._run, self._folder, self._names, self._after = run, folder, names, after
         self._path: Path | None = None
         self._cursor: JournalCursor | None = None
+        self._is_later = False
+        """Whether its attempt is a later one than before, and has done no step yet."""
 
     def read(self) -> dict[str, object] | None:
         """The points since the last call; None if there are none."""
         paths = [file.path for file in journal_files(self._folder) if file.rank == 0]
         if not paths:
             return None
-        # A later attempt does steps again: its curves are to be asked for anew.
-        restarted = self._path is not None and paths[-1] != self._path
-        if self._cursor is None or restarted:
+        if self._cursor is None or paths[-1] != self._path:
+            self._is_later = self._is_later or self._path is not None
             self._path, self._cursor = paths[-1], JournalCursor(paths[-1])
         with contextlib.suppress(RecordError, ValueError, KeyError, TypeError):
             found = series_of(self._cursor.read())
+            # A later attempt does steps again from its first on: curves are to be asked for anew.
+            restarted = self._is_later and not all(n.startswith(SYSTEM_PREFIX) for n in found)
+            if restarted:
+                self._is_later, self._after = False, -1
             points = {
                 name: part
                 for name in self._names
