@@ -347,6 +347,10 @@ class TransformerConfig:
             yield f"`sliding_window` is {self.sliding_window}, must be at least 1"
         if not self.window_blocks:
             yield "`window_blocks` is empty, must say of one block at least"
+        for name in ("rotary_base", "window_rotary_base"):
+            value = getattr(self, name)
+            if value is not None and value <= 1:
+                yield f"`{name}` is {value:g}, must be above 1"
         for name in ("score_width", "attention_softcap", "logit_softcap"):
             value = getattr(self, name)
             if value is not None and value <= 0:

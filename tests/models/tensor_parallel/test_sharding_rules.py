@@ -140,6 +140,8 @@ def test_a_rule_is_parsed(text: str, rule: ShardingRule):
     [
         ("colum", "did you mean `column`"),
         ("column in 0", "count from 1"),
+        ("column in 1000000000", "must be one of"),
+        (f"column by {'9' * 5000}", "must be one of"),
         ("region in 3", "only a column or row"),
         ("column by", "must be one of"),
     ],

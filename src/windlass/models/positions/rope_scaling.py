@@ -82,3 +82,8 @@ class RopeScaling:
                 f"`rope_scaling.high_frequency` is {self.high_frequency:g}, must be above "
                 f"`low_frequency` {self.low_frequency:g}"
             )
+        if self.type == "yarn" and not self.beta_fast > self.beta_slow > 0:
+            yield (
+                f"`rope_scaling.beta_fast` is {self.beta_fast:g} and `beta_slow` "
+                f"{self.beta_slow:g}, must be above 0, and the former above the latter"
+            )

@@ -33,7 +33,10 @@ ShardingStyle = Literal[
 IndexRange = tuple[int, int]
 """(start, stop)."""
 
-_RULE_TEXT = re.compile(r"(?P<style>[a-z]+)(?: in (?P<parts>\d+(?::\d+)*))?(?: by (?P<unit>\d+))?")
+_NUMBER = r"[0-9]{1,6}"
+_RULE_TEXT = re.compile(
+    rf"(?P<style>[a-z]+)(?: in (?P<parts>{_NUMBER}(?::{_NUMBER})*))?(?: by (?P<unit>{_NUMBER}))?"
+)
 _FEATURE_STYLES = ("column", "row")
 
 
