@@ -161,4 +161,11 @@ class _LayerMerger:
             if key not in full:
                 full[key] = torch.empty(shard.full_shape, dtype=local.dtype)
             shard.write_into(full[key], local)
+        for key in full:
+            for rank, (tp_rank, _) in enumerate(self._shards):
+                is_first = tp_rank.is_first_replica(self._shard(key, rank).replicated_over)
+                if is_first and (key, rank) not in self._local:
+                    raise CheckpointError(
+                        f"the checkpoint has nothing of `{key}` of tensor-parallel rank {rank}"
+                    )
         return full | self._unsharded
