@@ -8,7 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from served_record import Served, make_record, serve
+from browser import Browser, browser
+from served_record import TOKEN, Served, make_record, serve
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +18,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     make_record(root)
     with serve(root) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def logged_in(page: Browser, served: Served) -> Browser:
+    page.open(f"{served.url}/#token={TOKEN}")
+    return page

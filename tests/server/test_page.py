@@ -1,27 +1,14 @@
 """Promises about the page, in a real browser."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser, browser
+from browser import CHROMIUM, Browser
 from served_record import HOSTILE, TOKEN, Served, log_steps, make_record, make_run, serve
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs Chromium (Debian: `apt-get install chromium`)"
 )
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def logged_in(page: Browser, served: Served) -> Browser:
-    page.open(f"{served.url}/#token={TOKEN}")
-    return page
 
 
 def test_the_link_logs_in_and_leaves_no_token_behind(logged_in: Browser, served: Served) -> None:

@@ -1,14 +1,14 @@
 // Which view the address asks for, and what stands above all views.
 
-import { beginView, logIn, saveLink, saved } from "./client.js";
+import { connection, forgetAnswers, logIn, saveLink, saved } from "./client.js";
 import { compareView } from "./compare_view.js";
 import { diffView } from "./diff_view.js";
-import { el } from "./dom.js";
+import { el, fault } from "./dom.js";
 import { runView } from "./run_view.js";
 import { runsView } from "./runs_view.js";
 
 const VIEWS = { runs: runsView, run: runView, compare: compareView, diff: diffView };
-const content = el("main");
+const content = el("main", { tabindex: "-1" });
 const copied = el("span", { class: "soft", role: "status" });
 let end = () => {};
 let turn = 0;
@@ -19,7 +19,7 @@ function parsed(hash) {
   const [name, id] = place.split("/");
   const state = Object.fromEntries(new URLSearchParams(query));
   if (id) state.id = decodeURIComponent(id);
-  return { name: name in VIEWS ? name : "runs", state };
+  return { name: Object.hasOwn(VIEWS, name) ? name : "runs", state };
 }
 
 function addressOf(name, state) {
@@ -30,26 +30,27 @@ function addressOf(name, state) {
 }
 
 async function show() {
-  const { name, state } = parsed(saved && !show.moved ? saved.view : location.hash);
   const mine = ++turn;
   end();
   end = () => {};
-  beginView();
-  const root = el("div", { class: `the-${name}` });
-  content.replaceChildren(root);
+  forgetAnswers();
   document.title = "Windlass";
-  const update = (changes) => {
-    Object.assign(state, changes);
-    if (!saved) history.replaceState(null, "", addressOf(name, state));
-  };
+  const root = el("div");
+  content.replaceChildren(root);
   try {
+    const { name, state } = parsed(saved && !show.moved ? saved.view : location.hash);
+    root.className = `the-${name}`;
+    const update = (changes) => {
+      Object.assign(state, changes);
+      if (!saved && mine === turn) history.replaceState(null, "", addressOf(name, state));
+    };
     const finish = await VIEWS[name](root, state, update);
     if (mine === turn) end = finish;
     else finish();
   } catch (error) {
-    root.append(el("p", { class: "message fault", text: error.message }));
+    root.append(fault(error));
   }
-  document.documentElement.dataset.ready = String(mine);
+  if (mine === turn) document.documentElement.dataset.ready = String(mine);
 }
 
 function topBar() {
@@ -59,7 +60,7 @@ function topBar() {
     save.href = saveLink(location.hash);
   });
   return el("nav", {}, el("a", { class: "brand", href: "#/runs", text: "Windlass" }),
-    saved ? el("span", { class: "soft", text: "saved view" }) : null, el("span", { class: "space" }), copied,
+    saved ? el("span", { class: "soft", text: "saved view" }) : null, el("span", { class: "space" }), connection, copied,
     ...(saved ? [] : [share, save]));
 }
 
@@ -80,11 +81,14 @@ async function start() {
   try {
     await logIn();
   } catch (error) {
-    content.replaceChildren(el("p", { class: "message fault", text: error.message }));
+    content.replaceChildren(fault(error));
+    document.documentElement.dataset.ready = "0";
     return;
   }
   window.addEventListener("hashchange", () => {
     show.moved = true;
+    window.scrollTo(0, 0);
+    content.focus({ preventScroll: true });
     show();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);

@@ -70,8 +70,13 @@ export function drawChart(host, { lines, unit, settings, marks = [], height = 26
     /** Takes changed lines without forgetting where the reader has zoomed to. */
     update() {
       if (!chart) return;
+      const { series, data } = layers(lines, settings);
+      if (series.length !== chart.series.length) { // a line has its first points
+        make();
+        return;
+      }
       const zoomed = chart.scales.x.min > chart.data[0][0] || chart.scales.x.max < chart.data[0].at(-1);
-      chart.setData(layers(lines, settings).data, !zoomed);
+      chart.setData(data, !zoomed);
     },
     destroy() {
       observer.disconnect();

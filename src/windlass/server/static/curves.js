@@ -1,11 +1,13 @@
 // Charts of several series of one or many runs, with one set of controls, and live points.
 
 import { appendPoints, drawChart, lineColour } from "./chart.js";
-import { ask, followLive, path } from "./client.js";
-import { button, el } from "./dom.js";
+import { ask, followLive, forgetAnswer, path } from "./client.js";
+import { button, el, fault } from "./dom.js";
 import { formatPoint, unitOfSeries } from "./formats.js";
 
 const POINTS = 500;
+const MOST_POINTS = 4000;
+const MOST_LIVE = 50;
 const FIRST_NAMES = ["loss", "seconds", "gradient_norm", "learning_rate"];
 
 /** The series that are shown first of those that there are. */
@@ -24,7 +26,8 @@ export function chartSettings(state) {
 }
 
 /**
- * Shows series of runs; gives `{ destroy, lines }`.
+ * Shows series of runs; gives `{ destroy, offer, reload, update }`: `offer` takes names of all series
+ * that there are by now, `reload` follows runs that go on again, `update` draws `extra` that has grown.
  *
  * `runs`: `{ id, name, isLive }`; `names`: of series; `all`: names that can be added;
  * `marks`: marks of charts by the name of their series; `extra`: more lines of a chart;
@@ -32,66 +35,102 @@ export function chartSettings(state) {
  */
 export async function showCurves(host, { runs, names, all, state, update, marks = {}, extra = {}, since = 0, changed }) {
   const settings = chartSettings(state);
+  const live = () => runs.filter((run) => run.isLive).slice(0, MOST_LIVE);
   let shown = [...names];
+  let offered = [...all];
   const charts = new Map();
   const grid = el("div", { class: "charts" });
+  const options = el("datalist", { id: "series-names" });
   const lines = new Map();
+  let stream = { reopen() {}, end() {} };
+  let question = "";
   host.append(controls(), grid);
-  await load(shown);
-  draw();
-  const stop = followLive(
+  list();
+  await read();
+  stream = followLive(
     () => ({
       since,
-      ids: runs.filter((run) => run.isLive).map((run) => run.id),
-      after: runs.filter((run) => run.isLive).map((run) => String(lastStep(run.id))),
+      ids: live().map((run) => run.id),
+      after: live().map((run) => String(lastStep(run.id))),
       names: shown,
     }),
     { points: receive, runs: (event) => event.ids.some((id) => runs.some((run) => run.id === id)) && changed?.() },
   );
   return {
     destroy() {
-      stop();
+      stream.end();
       for (const chart of charts.values()) chart.destroy();
     },
+    async offer(found) {
+      offered = [...found];
+      list();
+      const first = state.names ? shown : firstNames(offered);
+      if (first.join() !== shown.join()) await choose(first);
+    },
+    reload,
+    update: () => grow(shown),
   };
 
-  async function load(wanted) {
-    const ids = runs.map((run) => run.id);
-    const missing = wanted.filter((name) => !lines.has(name));
-    if (!missing.length || !ids.length) return;
-    const { curves } = await ask(path("/api/curves", { ids, names: missing, points: POINTS }));
-    for (const name of missing) {
-      const found = runs
-        .map((run, index) => ({ run, index, curve: curves[run.id]?.[name] }))
-        .filter((one) => one.curve)
-        .map(({ run, index, curve }) => ({
-          id: run.id, name: run.name, colour: lineColour(index),
-          steps: curve.steps, median: curve.median, low: curve.low, high: curve.high,
-        }));
-      lines.set(name, found);
-    }
+  /** Asks for all curves that are shown: one question, which a saved page asks again. */
+  async function read() {
+    const [ids, wanted] = [runs.map((run) => run.id), shown];
+    const place = path("/api/curves", { ids, names: wanted, points: POINTS });
+    const { curves } = ids.length && wanted.length ? await ask(place) : { curves: {} };
+    if (wanted !== shown) return; // others were chosen meanwhile
+    if (place !== question) forgetAnswer(question);
+    question = place;
+    lines.clear();
+    for (const name of wanted) lines.set(name, linesOf(name, curves));
+    draw();
   }
 
+  function linesOf(name, curves) {
+    return runs
+      .map((run, index) => ({ run, index, curve: (curves[run.id] ?? {})[name] }))
+      .filter(({ run, curve }) => curve?.steps || run.isLive)
+      .map(({ run, index, curve }) => ({
+        id: run.id, name: run.name, colour: lineColour(index),
+        steps: curve?.steps ?? [], median: curve?.median ?? [], low: curve?.low, high: curve?.high,
+      }));
+  }
+
+  /** Asks for all curves anew, and for what comes after them. */
+  async function reload() {
+    await read();
+    stream.reopen();
+  }
+
+  /** The step up to which all lines of a run are known. */
   function lastStep(id) {
-    let last = 0;
-    for (const group of lines.values()) {
-      for (const line of group) if (line.id === id) last = Math.max(last, line.steps.at(-1) ?? 0);
-    }
-    return last;
+    const groups = shown.map((name) => lines.get(name) ?? []);
+    const last = groups.flat().filter((line) => line.id === id).map((line) => line.steps.at(-1) ?? 0);
+    return last.length ? Math.min(...last) : 0;
   }
 
   async function receive({ id, restarted, series }) {
-    if (restarted) {
-      const kept = shown.filter((name) => lines.delete(name));
-      await load(kept);
-      draw();
-      return;
-    }
+    if (restarted) return reload();
+    let most = 0;
     for (const [name, [steps, values]] of Object.entries(series)) {
       const line = lines.get(name)?.find((one) => one.id === id);
       if (line) appendPoints(line, steps, values);
-      charts.get(name)?.update();
+      most = Math.max(most, line?.steps.length ?? 0);
     }
+    grow(Object.keys(series));
+    if (most > MOST_POINTS) await reload(); // the server makes few points of many
+  }
+
+  /** Draws series that have grown; one that has its first points gets a chart. */
+  function grow(names) {
+    if (shown.some((name) => !charts.has(name) && hasPoints(name))) return draw();
+    for (const name of names) charts.get(name)?.update();
+  }
+
+  function groupOf(name) {
+    return [...(lines.get(name) ?? []), ...ownOf(extra, name)];
+  }
+
+  function hasPoints(name) {
+    return groupOf(name).some((line) => line.steps.length);
   }
 
   function draw() {
@@ -99,14 +138,13 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
     charts.clear();
     grid.replaceChildren();
     for (const name of shown) {
-      const plot = el("div", { class: "plot" });
-      const group = [...(lines.get(name) ?? []), ...(extra[name] ?? [])];
+      const plot = el("div", { class: "plot", role: "img", "aria-label": `${name} over the steps` });
       const remove = button("×", () => toggle(name), { class: "quiet", title: `leave ${name} out` });
       const heading = el("div", { class: "chart-head" }, el("h3", { text: name }), keysOf(name), remove);
-      const body = group.length ? plot : el("p", { class: "note", text: "no such series" });
+      const body = hasPoints(name) ? plot : el("p", { class: "note", text: "no points yet" });
       grid.append(el("div", { class: "chart" }, heading, body));
-      if (group.length) {
-        charts.set(name, drawChart(plot, { lines: group, unit: unitOfSeries(name), settings, marks: marks[name] ?? [] }));
+      if (hasPoints(name)) {
+        charts.set(name, drawChart(plot, { lines: groupOf(name), unit: unitOfSeries(name), settings, marks: ownOf(marks, name) }));
       }
     }
   }
@@ -115,8 +153,8 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
   function keysOf(name) {
     const unit = unitOfSeries(name);
     return el("span", { class: "keys" },
-      ...(extra[name] ?? []).map((line) => el("span", {}, el("i", { class: "dot", style: { background: `var(--${line.colour})` } }), line.name)),
-      ...(marks[name] ?? []).map((mark) => el("span", {}, el("i", { class: "dash", style: { background: `var(--${mark.colour})` } }), `${mark.name} ${formatPoint(mark.y, unit)}`)));
+      ...ownOf(extra, name).filter((line) => line.steps.length).map((line) => el("span", {}, el("i", { class: "dot", style: { background: `var(--${line.colour})` } }), line.name)),
+      ...ownOf(marks, name).map((mark) => el("span", {}, el("i", { class: "dash", style: { background: `var(--${mark.colour})` } }), `${mark.name} ${formatPoint(mark.y, unit)}`)));
   }
 
   function redraw() {
@@ -124,10 +162,23 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
   }
 
   async function toggle(name) {
-    shown = shown.includes(name) ? shown.filter((one) => one !== name) : [...shown, name];
-    update({ names: shown.join(",") });
-    await load(shown);
-    draw();
+    const wanted = shown.includes(name) ? shown.filter((one) => one !== name) : [...shown, name];
+    update({ names: wanted.join(",") });
+    await choose(wanted);
+  }
+
+  /** Shows other series. */
+  async function choose(wanted) {
+    shown = wanted;
+    try {
+      await reload();
+    } catch (error) {
+      grid.prepend(fault(error));
+    }
+  }
+
+  function list() {
+    options.replaceChildren(...offered.map((name) => el("option", { value: name })));
   }
 
   function controls() {
@@ -155,13 +206,12 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
           },
         },
       }), text);
-    const list = el("datalist", { id: "series-names" }, ...all.map((name) => el("option", { value: name })));
     const add = el("input", {
       type: "search", list: "series-names", placeholder: "add a series", "aria-label": "add a series",
       on: {
         change: (event) => {
           const name = event.target.value.trim();
-          if (all.includes(name) && !shown.includes(name)) {
+          if (offered.includes(name) && !shown.includes(name)) {
             event.target.value = "";
             toggle(name);
           }
@@ -170,8 +220,13 @@ export async function showCurves(host, { runs, names, all, state, update, marks 
     });
     return el("div", { class: "controls" },
       el("label", {}, "smoothing", slider, label), box("log steps", "logX", "logx"),
-      box("log values", "logY", "logy"), add, list);
+      box("log values", "logY", "logy"), add, options);
   }
+}
+
+/** The list of a table under a name, which may be one that any table has, such as `constructor`. */
+function ownOf(table, name) {
+  return Object.hasOwn(table, name) ? table[name] : [];
 }
 
 /** A list of runs with the colour of their lines. */

@@ -5,6 +5,8 @@ import { card, el } from "./dom.js";
 import { formatBytes, formatNumber, formatSeconds } from "./formats.js";
 
 const MOST_OPEN = 12;
+const MOST_CHARACTERS = 2000;
+const MOST_LINES = 5000;
 
 /** Shows the differences; gives a function that ends it. */
 export async function diffView(host, state) {
@@ -58,10 +60,18 @@ function keys(diff, names) {
       el("div", { class: "scroll" }, el("table", { class: "keys-table" },
         el("tr", {}, ...["key", ...names].map((text) => el("th", { text }))),
         ...found.map((one) => el("tr", {}, el("td", { class: "wide", text: one.key }),
-          ...one.values.map((value) => el("td", { class: "wide value", text: value === null ? "–" : value.slice(0, 2000) })))))), more);
+          ...one.values.map((value) => el("td", { class: "wide value", text: shortened(value) })))))), more);
   }));
 }
 
+/** The beginning of a long value, which says that it is one. */
+function shortened(value) {
+  if (value === null) return "–";
+  return value.length > MOST_CHARACTERS ? `${value.slice(0, MOST_CHARACTERS)} …` : value;
+}
+
 function code(lines) {
-  return el("pre", { class: "code" }, ...lines.slice(0, 5000).map((line) => el("span", { class: { "+": "added", "-": "removed", "@": "place" }[line[0]] ?? "", text: `${line}\n` })));
+  const left = lines.length - MOST_LINES;
+  const more = left > 0 ? el("p", { class: "note", text: `${left} more lines; \`windlass diff\` prints them` }) : null;
+  return el("div", {}, el("pre", { class: "code" }, ...lines.slice(0, MOST_LINES).map((line) => el("span", { class: { "+": "added", "-": "removed", "@": "place" }[line[0]] ?? "", text: `${line}\n` }))), more);
 }

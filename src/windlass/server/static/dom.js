@@ -30,9 +30,15 @@ export function phrase(text) {
   return String(text).split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 }
 
-/** A button. */
+/** A button; one that is a mere sign is read out as its title. */
 export function button(text, click, options = {}) {
-  return el("button", { type: "button", text, on: { click }, ...options });
+  const label = text === "×" ? options.title : undefined;
+  return el("button", { type: "button", text, on: { click }, "aria-label": label, ...options });
+}
+
+/** What went wrong, which is read out at once. */
+export function fault(error) {
+  return el("p", { class: "message fault", role: "alert", text: error.message });
 }
 
 /** A section with a heading. */

@@ -1,6 +1,6 @@
 // Numbers in the units that a person would choose, as on the command line.
 
-const BYTES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const BYTES = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const COUNTS = [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3]];
 
 function digits(value) {
@@ -11,7 +11,8 @@ function digits(value) {
 
 export function formatSeconds(seconds) {
   const size = Math.abs(seconds);
-  if (size >= 86400) return `${Math.floor(seconds / 86400)} d ${Math.round((size % 86400) / 3600)} h`;
+  const hours = Math.round(seconds / 3600);
+  if (size >= 86400) return `${Math.floor(hours / 24)} d ${hours % 24} h`;
   if (size >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor((size % 3600) / 60)} min`;
   if (size >= 60) return `${Math.floor(seconds / 60)} min ${Math.floor(size % 60)} s`;
   for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
@@ -21,7 +22,8 @@ export function formatSeconds(seconds) {
 }
 
 export function formatBytes(count) {
-  const found = BYTES.find(([, scale]) => Math.abs(count) >= scale);
+  // What rounds to 1024 of a unit is 1 of the next one.
+  const found = BYTES.find(([, scale]) => Math.abs(count) >= scale - scale / 2048);
   return found ? `${digits(count / found[1])} ${found[0]}` : `${Math.round(count)} B`;
 }
 

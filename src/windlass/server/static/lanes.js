@@ -22,7 +22,10 @@ export function drawLanes(host, { kinds, lanes }) {
     height += lane + GAP;
   });
   const end = Math.max(...ordered.map((one) => one.ends.reduce((a, b) => Math.max(a, b), 0)), 1e-9);
-  const canvas = el("canvas", { class: "lanes", tabindex: "0" });
+  const canvas = el("canvas", {
+    class: "lanes", tabindex: "0", role: "img",
+    "aria-label": `${ordered.length} lanes of instructions over ${formatSeconds(end)}`,
+  });
   const tip = el("div", { class: "tip", hidden: true });
   const used = new Set(ordered.flatMap((one) => one.kinds));
   const keys = el(
@@ -126,6 +129,16 @@ export function drawLanes(host, { kinds, lanes }) {
     const span = (high - low) * Math.exp(event.deltaY / 400);
     show(time - ((time - low) / (high - low)) * span, span);
   }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const span = high - low;
+    const views = {
+      ArrowLeft: [low - span / 5, span], ArrowRight: [low + span / 5, span], Home: [0, end],
+      "+": [low + span / 4, span / 2], "-": [low - span / 2, span * 2],
+    };
+    if (!Object.hasOwn(views, event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    show(...views[event.key]);
+  });
   canvas.addEventListener("pointerdown", (event) => {
     from = { time: timeAt(event), low };
     canvas.focus({ preventScroll: true });

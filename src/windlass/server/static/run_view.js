@@ -3,53 +3,84 @@
 import { kindBars, memoryBars, termBar } from "./bars.js";
 import { ask, post, saved } from "./client.js";
 import { firstNames, showCurves } from "./curves.js";
-import { button, card, el, phrase } from "./dom.js";
+import { button, card, el, fault, phrase } from "./dom.js";
 import { formatAgo, formatBytes, formatCount, formatNumber, formatRatio, formatSeconds, formatTime, formatValue } from "./formats.js";
 import { drawLanes } from "./lanes.js";
 
+const MOST_EVENTS = 200;
 const INPUT_NAMES = ["request", "plan", "graph", "machine", "environment", "code", "data"];
 
 /** Shows one run; gives a function that ends it. */
 export async function runView(host, state, update) {
   const place = `/api/runs/${encodeURIComponent(state.id)}`;
-  const [run, { events }] = await Promise.all([ask(place), ask(`${place}/events`)]);
+  const [run, answer] = await Promise.all([ask(place), ask(`${place}/events`)]);
+  let { events } = answer;
+  let question = 0;
   document.title = `${run.name} – Windlass`;
-  const charts = el("div");
-  const lanes = el("div");
-  const inputs = el("div");
-  const head = el("div");
+  const [charts, lanes, inputs, head, measured, after] = Array.from({ length: 6 }, () => el("div"));
+  const followed = { id: run.id, name: run.name, isLive: run.state === "running" };
+  const own = annotations(run, place);
+  const extra = extraOf(events);
+  const past = happened();
   const drawHead = () => head.replaceChildren(header(run), tiles(run, events), faults(run, events));
+  const drawRest = () => {
+    measured.replaceChildren(times(run), memory(run));
+    past.fill(events);
+  };
   drawHead();
+  drawRest();
+  after.append(settings(run), past.node);
   host.append(
-    head, annotations(run, place),
-    card("Curves", charts), times(run), memory(run), card("One step, instruction by instruction", lanes),
-    card("Inputs", inputs), settings(run), happened(events),
+    head, own.node, card("Curves", charts), measured, card("One step, instruction by instruction", lanes),
+    card("Inputs", inputs), after,
   );
+  let curves = null;
   const ended = [];
-  await Promise.all([drawCurves(), drawTimeline(), listInputs()]);
+  await Promise.all([[drawCurves, charts], [drawTimeline, lanes], [listInputs, inputs]].map(async ([draw, into]) => {
+    try {
+      await draw();
+    } catch (error) { // the other parts are shown all the same
+      into.append(fault(error));
+    }
+  }));
   return () => ended.forEach((end) => end());
 
   async function drawCurves() {
     const all = Object.keys(run.series);
     const names = state.names ? state.names.split(",") : firstNames(all);
-    const shown = await showCurves(charts, {
-      runs: [{ id: run.id, name: run.name, isLive: run.state === "running" }],
-      names, all, state, update, marks: marksOf(run), extra: extraOf(events), since: run.version, changed,
+    curves = await showCurves(charts, {
+      runs: [followed],
+      names, all, state, update, marks: marksOf(run), extra, since: run.version, changed,
     });
-    ended.push(shown.destroy);
+    ended.push(curves.destroy);
   }
 
-  /** Another step, another state: the numbers above the curves. */
+  /** Another step, another state: the numbers above the curves; after more than a step all others. */
   async function changed() {
-    Object.assign(run, await ask(place));
+    const mine = ++question;
+    const found = await ask(place);
+    const isMore = milestones(found) !== milestones(run);
+    const more = isMore ? await ask(`${place}/events`) : { events };
+    if (mine !== question) return;
+    Object.assign(run, found);
+    events = more.events;
     drawHead();
+    if (!isMore) return;
+    own.fill();
+    drawRest();
+    for (const [name, [line]] of Object.entries(extraOf(events))) Object.assign(extra[name][0], line);
+    const wasLive = followed.isLive;
+    followed.isLive = run.state === "running";
+    if (followed.isLive && !wasLive) await curves?.reload(); // it was resumed
+    await curves?.offer(Object.keys(run.series));
+    curves?.update();
   }
 
   async function drawTimeline() {
     const timeline = await ask(`${place}/timeline`);
     const text = timeline.is_cut
       ? "This step has too many instructions for this page; `windlass report` draws them."
-      : "Predicted above measured on one time axis. Click, then turn the wheel to zoom; drag to move; double-click to see all.";
+      : "Predicted above measured on one time axis. Click, then turn the wheel or press + and - to zoom; drag or press the arrows to move; double-click to see all.";
     if (!timeline.lanes.length) {
       lanes.append(el("p", { class: "note", text: timeline.is_cut ? text : "No timeline in this run folder." }));
       return;
@@ -127,26 +158,33 @@ function faults(run, events) {
   return el("div", {}, ...parts);
 }
 
+/** Tags, notes and marks; gives `{ node, fill }`. What somebody types stays when they are filled. */
 function annotations(run, place) {
-  const node = el("section", { class: "slim annotations" });
+  const message = el("div");
+  const [tags, notes] = [el("span", { class: "tag-list" }), el("div")];
   const change = async (body) => {
     try {
       Object.assign(run, await post(`${place}/annotations`, body));
+      message.replaceChildren();
       fill();
+      return true;
     } catch (error) {
-      node.append(el("p", { class: "message fault", text: error.message }));
+      message.replaceChildren(fault(error));
+      return false;
     }
   };
   const entry = (placeholder, key) => el("input", {
     type: "text", placeholder, "aria-label": placeholder, class: key === "note" ? "note-entry" : "tag-entry",
     on: {
-      keydown: (event) => {
-        const text = event.target.value.trim();
-        if (event.key === "Enter" && text) change(key === "note" ? { note: text } : { tags: [text] });
+      keydown: async (event) => {
+        const field = event.target;
+        const text = field.value.trim();
+        if (event.key !== "Enter" || !text) return;
+        if (await change(key === "note" ? { note: text } : { tags: [text] })) field.value = "";
       },
     },
   });
-  const result = el("div");
+  const result = el("div", { role: "status" });
   const judge = async () => {
     result.replaceChildren(el("p", { class: "note", text: "comparing with its prediction, its peers and its past …" }));
     try {
@@ -154,22 +192,33 @@ function annotations(run, place) {
       result.replaceChildren(el("p", { class: "remark" }, el("span", { class: `verdict ${found.level}`, text: found.level })),
         el("ul", {}, ...found.sentences.map((text) => el("li", {}, phrase(text)))));
     } catch (error) {
-      result.replaceChildren(el("p", { class: "message fault", text: error.message }));
+      result.replaceChildren(fault(error));
     }
   };
-  const fill = () => node.replaceChildren(
-    el("div", { class: "tags" },
-      ...run.tags.map((tag) => el("span", { class: "tag" }, tag, saved ? null : button("×", () => change({ remove: [tag] }), { class: "quiet", title: "take away" }))),
-      saved ? null : entry("add a tag", "tags"),
-      saved ? null : entry("add a note", "note"),
-      saved ? null : button("judge", judge, { title: "beside its prediction, its peers and its own past" }),
-      saved ? null : button(run.archived ? "take out of the archive" : "archive", () => change({ archived: !run.archived })),
-      saved ? null : button(run.broken ? "is no longer broken" : "mark as broken", () => change({ broken: !run.broken }), { title: "verdicts do not compare with broken runs" })),
-    ...run.notes.map((note) => el("p", { class: "remark", text: note })),
-    result,
-  );
+  const archive = button("", () => change({ archived: !run.archived }));
+  const broken = button("", () => change({ broken: !run.broken }), { title: "verdicts do not compare with broken runs" });
+  const fill = () => {
+    tags.replaceChildren(...run.tags.map((tag) => el("span", { class: "tag" }, tag,
+      saved ? null : button("×", () => change({ remove: [tag] }), { class: "quiet", title: `take ${tag} away` }))));
+    notes.replaceChildren(...run.notes.map((note) => el("p", { class: "remark", text: note })));
+    archive.textContent = run.archived ? "take out of the archive" : "archive";
+    broken.textContent = run.broken ? "is no longer broken" : "mark as broken";
+  };
   fill();
-  return node;
+  const judging = { title: "beside its prediction, its peers and its own past" };
+  const node = el("section", { class: "slim annotations" },
+    el("div", { class: "tags" }, tags,
+      ...(saved ? [] : [entry("add a tag", "tags"), entry("add a note", "note"), button("judge", judge, judging), archive, broken])),
+    message, notes, result);
+  return { node, fill };
+}
+
+/** What tells that more than another step was done. */
+function milestones(run) {
+  return JSON.stringify([
+    run.state, run.attempts, run.held_out_loss, run.verdict, run.faults, run.tags, run.notes, run.archived, run.broken,
+    Object.keys(run.series),
+  ]);
 }
 
 function times(run) {
@@ -194,15 +243,20 @@ function settings(run) {
     el("table", {}, ...names.map((name) => el("tr", {}, el("td", { class: "soft", text: name }), el("td", { class: "wide", text: formatValue(run.settings[name]) }))))));
 }
 
-function happened(events) {
-  const shown = events.filter((event) => !["seal"].includes(event.event)).slice(-200).reverse();
+/** The last events; gives `{ node, fill }`. */
+function happened() {
+  const [summary, table] = [el("summary"), el("table")];
   const words = (event) => {
     const facts = Object.entries(event).filter(([key, value]) => !["event", "time", "attempt", "id", "sentences", "files"].includes(key) && ["string", "number", "boolean"].includes(typeof value));
     return facts.slice(0, 8).map(([key, value]) => `${key} ${formatValue(value)}`).join(", ");
   };
-  return card("What happened", el("details", {}, el("summary", { text: `${events.length} events` }),
-    el("table", {}, ...shown.map((event) => el("tr", {}, el("td", { class: "soft", text: formatAgo(event.time), title: formatTime(event.time) }),
-      el("td", { text: String(event.event) }), el("td", { class: "wide", text: words(event) }))))));
+  const fill = (events) => {
+    const shown = events.filter((event) => !["seal"].includes(event.event)).slice(-MOST_EVENTS).reverse();
+    summary.textContent = events.length > MOST_EVENTS ? `${events.length} events, the last ${MOST_EVENTS} of them` : `${events.length} events`;
+    table.replaceChildren(...shown.map((event) => el("tr", {}, el("td", { class: "soft", text: formatAgo(event.time), title: formatTime(event.time) }),
+      el("td", { text: String(event.event) }), el("td", { class: "wide", text: words(event) }))));
+  };
+  return { node: card("What happened", el("details", {}, summary, table)), fill };
 }
 
 /** What was predicted, behind the curve of the step time. */
@@ -214,6 +268,5 @@ function marksOf(run) {
 /** Held-out losses, as dots beside the curve of the loss. */
 function extraOf(events) {
   const found = events.filter((event) => event.event === "evaluation" && Number.isFinite(event.loss) && Number.isFinite(event.step));
-  if (!found.length) return {};
   return { loss: [{ id: "held out", name: "held out", colour: "red", dots: true, steps: found.map((event) => event.step), median: found.map((event) => event.loss) }] };
 }

@@ -1,11 +1,12 @@
 // The table of runs: filter, order, columns, tags, notes, archive; only the rows in sight exist.
 
-import { ask, followLive, path, post, saved } from "./client.js";
+import { ask, followLive, forgetAnswers, path, post, saved } from "./client.js";
 import { button, delayed, el } from "./dom.js";
 import { formatCount, formatRatio, formatSeconds, formatTime, formatValue } from "./formats.js";
 
 const PAGE_ROWS = 1000;
 const EXTRA_ROWS = 8;
+const FIRST_CHOSEN = 20;
 const SHOWN = ["name", "state", "model", "machine", "started", "step", "loss", "held_out_loss", "seconds", "tokens_per_second", "memory_bytes", "verdict"];
 const NEEDED = ["id", "name", "state", "steps", "step", "predicted_seconds", "low_seconds", "high_seconds", "tags", "notes", "archived", "broken", "verdict"];
 const TITLES = {
@@ -28,17 +29,22 @@ export async function runsView(host, state, update) {
   const message = el("p", { class: "message", role: "status" });
   const count = el("span", { class: "soft" });
   const head = el("div", { class: "row head", role: "row" });
-  const body = el("div", { class: "rows" });
+  const body = el("div", { class: "rows", role: "rowgroup" });
   const actions = el("div", { class: "actions", hidden: true });
-  const grid = el("div", { class: "table", role: "table" }, head, body);
+  const grid = el("div", { class: "table", role: "table", "aria-label": "runs" }, head, body);
+  let isOver = false;
+  let isAsking = false;
+  let question = 0; // a later one makes answers to earlier ones void
+  let look = 0; // of rows; those that were made for an earlier one are made anew
   host.append(toolbar(), message, actions, grid);
   await load();
   const onScroll = () => draw();
   window.addEventListener("scroll", onScroll, { passive: true });
   window.addEventListener("resize", onScroll);
-  const stop = followLive(() => ({ since: table.version }), { runs: patch });
+  const live = followLive(() => ({ since: table.version }), { runs: patch });
   return () => {
-    stop();
+    isOver = true;
+    live.end();
     window.removeEventListener("scroll", onScroll);
     window.removeEventListener("resize", onScroll);
   };
@@ -53,24 +59,40 @@ export async function runsView(host, state, update) {
     return [...new Set([...NEEDED, ...columns])];
   }
 
-  async function load() {
+  function tell(fault) {
+    message.textContent = fault ?? "";
+    message.classList.toggle("fault", Boolean(fault));
+  }
+
+  /** Asks for the first rows of the table, as many as are wanted. */
+  async function load(wanted = PAGE_ROWS) {
+    if (isOver) return;
+    const mine = ++question;
+    forgetAnswers();
     try {
-      table = await ask(query());
-      message.textContent = table.fault ?? "";
-      message.classList.toggle("fault", Boolean(table.fault));
+      const answer = await ask(query());
+      while (mine === question && answer.rows.length < Math.min(wanted, answer.total)) {
+        const next = await ask(query({ offset: String(answer.rows.length) }));
+        if (!next.rows.length) break;
+        answer.rows.push(...next.rows);
+      }
+      if (mine !== question) return;
+      table = answer;
+      tell(table.fault);
     } catch (error) {
-      message.textContent = error.message;
-      message.classList.add("fault");
+      if (mine !== question) return;
+      tell(error.message);
     }
     places = Object.fromEntries(table.columns.map((column, index) => [column.name, index]));
-    drawHead();
-    draw(true);
+    drawAnew();
   }
 
   /** Asks for the rows that have changed, and for no others. */
   async function patch({ version, ids }) {
-    if (ids.length > 150) return load();
+    if (ids.length > 150) return load(table.rows.length);
+    const mine = question;
     const fresh = await ask(query({ ids }), { keep: false });
+    if (mine !== question) return; // all rows were asked for meanwhile
     table.version = version;
     const changed = new Map(fresh.rows.map((row) => [row[places.id], row]));
     const gone = new Set(ids.filter((id) => !changed.has(id)));
@@ -82,17 +104,29 @@ export async function runsView(host, state, update) {
       changed.delete(row[places.id]);
       return one ?? row;
     });
-    if (changed.size) return load(); // new runs, whose place the server knows
-    draw(true);
+    if (changed.size) return load(table.rows.length); // new runs, whose place the server knows
+    drawCount();
+    draw();
   }
 
   async function more() {
-    if (table.rows.length >= table.total || more.busy) return;
-    more.busy = true;
-    const next = await ask(query({ offset: String(table.rows.length) }));
-    table.rows.push(...next.rows);
-    more.busy = false;
-    draw(true);
+    if (isAsking || isOver || table.rows.length >= table.total) return;
+    isAsking = true;
+    const mine = question;
+    try {
+      const next = await ask(query({ offset: String(table.rows.length) }));
+      if (mine !== question) return;
+      const known = new Set(table.rows.map((row) => row[places.id]));
+      const others = next.rows.filter((row) => !known.has(row[places.id]));
+      table.rows.push(...others);
+      if (!others.length) table.total = table.rows.length;
+    } catch (error) {
+      if (!saved) tell(error.message); // a saved table ends where its reader was
+      return;
+    } finally {
+      isAsking = false;
+    }
+    draw();
   }
 
   function drawHead() {
@@ -106,38 +140,66 @@ export async function runsView(host, state, update) {
     grid.style.setProperty("--least", `${width}px`);
     grid.classList.toggle("wide", grid.clientWidth < width);
     const [sorted, falling] = [(state.sort ?? "-id").replace(/^-/, ""), (state.sort ?? "-id").startsWith("-")];
+    const focus = [...head.querySelectorAll("input,button")].indexOf(document.activeElement);
     head.replaceChildren(
-      el("span", { class: "cell" }, el("input", {
-        type: "checkbox", "aria-label": "choose all", checked: chosen.size > 0,
-        on: { change: (event) => chooseAll(event.target.checked) },
+      el("span", { class: "cell", role: "columnheader" }, el("input", {
+        type: "checkbox", "aria-label": `choose the first ${FIRST_CHOSEN}`, title: `the first ${FIRST_CHOSEN}`,
+        checked: chosen.size > 0, on: { change: (event) => chooseAll(event.target.checked) },
       })),
-      ...columns.map((name) =>
-        button(`${TITLES[name] ?? name}${sorted === name ? (falling ? " ↓" : " ↑") : ""}`, () => sortBy(name),
-          { class: `cell ${isNumber(name) ? "number" : ""}`, role: "columnheader", title: `order by ${name}` })),
+      ...columns.map((name) => {
+        const order = sorted !== name ? "none" : falling ? "descending" : "ascending";
+        const sign = { none: "", descending: " ↓", ascending: " ↑" }[order];
+        return el("span", { class: `cell ${isNumber(name) ? "number" : ""}`, role: "columnheader", "aria-sort": order },
+          button(`${TITLES[name] ?? name}${sign}`, () => sortBy(name), { title: `order by ${name}` }));
+      }),
     );
-    count.textContent = `${table.total} run${table.total === 1 ? "" : "s"}`;
+    if (focus >= 0) head.querySelectorAll("input,button")[focus]?.focus();
+    drawCount();
     drawActions();
   }
 
-  /** Makes the rows that are in sight. */
-  function draw(anew = false) {
+  function drawCount() {
+    grid.setAttribute("aria-rowcount", String(table.total + 1));
+    count.textContent = `${table.total} run${table.total === 1 ? "" : "s"}`;
+  }
+
+  function drawAnew() {
+    look += 1;
+    drawHead();
+    draw();
+  }
+
+  /** Makes the rows that are in sight; those that have not changed stay as they are. */
+  function draw() {
     const height = rowHeight();
     body.style.height = `${table.rows.length * height}px`;
     const top = body.getBoundingClientRect().top;
     const first = Math.max(0, Math.floor(-top / height) - EXTRA_ROWS);
     const last = Math.min(table.rows.length, Math.ceil((innerHeight - top) / height) + EXTRA_ROWS);
-    if (anew) body.replaceChildren();
-    const present = new Map([...body.children].map((node) => [Number(node.dataset.index), node]));
-    for (const [index, node] of present) if (index < first || index >= last) node.remove();
-    for (let index = first; index < last; index += 1) {
-      if (present.has(index)) continue;
-      const node = rowNode(table.rows[index]);
-      node.dataset.index = index;
-      node.style.transform = `translateY(${index * height}px)`;
-      body.append(node);
+    const present = new Map([...body.children].filter((node) => node.look === look).map((node) => [node.values, node]));
+    const nodes = table.rows.slice(first, last).map((row, index) => {
+      const node = present.get(row) ?? rowNode(row);
+      node.setAttribute("aria-rowindex", String(first + index + 2));
+      node.style.transform = `translateY(${(first + index) * height}px)`;
+      return node;
+    });
+    const focus = focusOf(document.activeElement);
+    for (const node of [...body.children]) if (!nodes.includes(node)) node.remove();
+    nodes.forEach((node, index) => {
+      if (body.children[index] !== node) body.insertBefore(node, body.children[index] ?? null);
+    });
+    if (focus && !focus.node.isConnected) {
+      const again = nodes.find((node) => node.run === focus.node.run);
+      again?.querySelectorAll("a,input")[focus.place]?.focus({ preventScroll: true });
     }
     if (last > table.rows.length - 50) more();
     grid.classList.toggle("empty", !table.rows.length);
+  }
+
+  /** The row that has the focus, and which of its parts. */
+  function focusOf(active) {
+    const node = active?.closest(".rows .row");
+    return node ? { node, place: [...node.querySelectorAll("a,input")].indexOf(active) } : null;
   }
 
   function rowHeight() {
@@ -145,14 +207,15 @@ export async function runsView(host, state, update) {
   }
 
   function rowNode(row) {
-    const value = (name) => row[places[name]];
+    const value = (name) => row[places[name]] ?? null;
     const id = value("id");
     const link = `#/run/${encodeURIComponent(id)}`;
     const box = el("input", {
-      type: "checkbox", "aria-label": "choose this run", checked: chosen.has(id),
+      type: "checkbox", "aria-label": `choose ${value("name")}`, checked: chosen.has(id),
       on: { change: (event) => choose(id, event.target.checked) },
     });
-    const node = el("div", { class: `row ${value("broken") ? "is-broken" : ""}`, role: "row" }, el("span", { class: "cell pick" }, box));
+    const node = el("div", { class: `row ${value("broken") ? "is-broken" : ""}`, role: "row" }, el("span", { class: "cell pick", role: "cell" }, box));
+    Object.assign(node, { values: row, run: id, look });
     for (const name of columns) node.append(cell(name, value, link));
     node.addEventListener("click", (event) => {
       if (!event.target.closest("a,input,button")) location.hash = link;
@@ -218,10 +281,9 @@ export async function runsView(host, state, update) {
 
   function chooseAll(isChosen) {
     chosen.clear();
-    if (isChosen) for (const row of table.rows.slice(0, 20)) chosen.add(row[places.id]);
+    if (isChosen) for (const row of table.rows.slice(0, FIRST_CHOSEN)) chosen.add(row[places.id]);
     update({ chosen: [...chosen].join(",") });
-    draw(true);
-    drawActions();
+    drawAnew();
   }
 
   function drawActions() {
@@ -256,8 +318,7 @@ export async function runsView(host, state, update) {
       update({ chosen: "" });
       await load();
     } catch (error) {
-      message.textContent = error.message;
-      message.classList.add("fault");
+      tell(error.message);
     }
   }
 
@@ -290,15 +351,20 @@ export async function runsView(host, state, update) {
   /** The list of columns: those of every run, then settings and series that a word finds. */
   function picker() {
     const list = el("div", { class: "choices" });
-    const search = el("input", { type: "search", placeholder: "find a setting or series", on: { input: () => fill() } });
+    const search = el("input", { type: "search", placeholder: "find a setting or series", "aria-label": "find a setting or series", on: { input: () => fill() } });
     let names = null;
     const details = el("details", { class: "picker" }, el("summary", { text: "columns" }), el("div", { class: "menu" }, search, list));
     details.addEventListener("toggle", async () => {
       if (!details.open) return;
-      names ??= await ask("/api/columns", { keep: false });
-      fill();
+      try {
+        names ??= await ask("/api/columns", { keep: false });
+        fill();
+      } catch (error) {
+        tell(error.message);
+      }
     });
     const fill = () => {
+      if (!names) return;
       const word = search.value.trim().toLowerCase();
       const own = names.columns.map((column) => column.name).filter((name) => !["id", "kinds", "inputs", "settings"].includes(name));
       const found = [...columns.filter((name) => !own.includes(name)), ...own, ...names.others.filter((name) => !columns.includes(name))]
