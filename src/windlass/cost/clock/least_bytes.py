@@ -170,7 +170,8 @@ class LeastBytes:
         )
         if not batch.splits or moment.is_weight:
             common = common + self._comes[layout.chunk_of]
-        if layout.pipeline > 1 and not batch.splits:  # the loss frees the tokens
+        if layout.pipeline > 1 and (not batch.splits or moment.is_weight):
+            # The loss, which the last layer computes, has freed the tokens.
             common[layout.bounds[-2] : layout.bounds[-1] - 1] -= self._tokens
 
         def own(activations: ActivationBytes) -> Floats:
