@@ -15,7 +15,7 @@ TORCHTITAN_TOKENS = 6667.0
 """Tokens/s of each of 8 H100 (96 GB, 500 W), Llama 3 8B, FSDP, 2 x 8,192 tokens a GPU, compiled.
 Source: torchtitan's benchmark page."""
 ASKED_ERROR = 0.10
-"""How far from it the prediction may lie, as issue 19 asks."""
+"""How far from it the prediction may lie."""
 
 
 @pytest.fixture(autouse=True)
