@@ -51,7 +51,8 @@ _WARMUP = 0.6
 """Share of warm-up steps: of three steps two, so that no two have the same learning rate."""
 
 _EPSILON, _ROUGH_EPSILON = 1e-4, 1e-2
-"""Smallest epsilon of Adam and of Lion in a verification, in float64 and in other formats.
+"""Smallest epsilon of Adam and of Lion in a verification: of plans in float64 and those that must
+be equal bit for bit, and of those that are compared within the rounding of other formats.
 
 With the usual 1e-8, a gradient that is zero up to rounding would move its weight by a full step, in
 a random direction. A difference `d` between gradients `g` near zero moves weights that begin at
@@ -119,7 +120,7 @@ class Verifier:
             request.train,
             precision=plan.precision,
             moments=plan.moments,
-            exact=plan.parallel.devices == 1 and not plan.compile and plan.loss is None,
+            exact=_is_exact(plan),
         )
 
     def compare_to_plain_pytorch(self, schedule: TrainSettings) -> VerificationResult:
@@ -271,7 +272,8 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     plan = plan.model_copy(update=changed)
     if plan.precision != "bfloat16":
         plan = plan.model_copy(update={"master_weights": None})
-    epsilon = _EPSILON if plan.precision == "float64" else _ROUGH_EPSILON
+    is_fine = plan.precision == "float64" or _is_exact(plan)
+    epsilon = _EPSILON if is_fine else _ROUGH_EPSILON
     has_epsilon = optimizer_law(plan.optimizer).epsilon is not None
     short = settings.model_copy(
         update={
@@ -290,6 +292,11 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
         }
     )
     return with_plan(replace(planned, request=request), plan)
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Whether a plan must equal the plain run bit for bit."""
+    return plan.parallel.devices == 1 and not plan.compile and plan.loss is None
 
 
 def with_plan(planned: Planned, plan: Plan) -> Planned:
