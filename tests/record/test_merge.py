@@ -20,7 +20,13 @@ from windlass.errors import RecordError
 from windlass.record import annotate, merge_folders, sync_runs
 from windlass.record.stores import FolderStore
 from windlass.record.sync import SyncReceiver
-from windlass.tracking import JournalWriter, create_run_folder, parse_journal, reopen_run_folder
+from windlass.tracking import (
+    JournalWriter,
+    create_run_folder,
+    load_run,
+    parse_journal,
+    reopen_run_folder,
+)
 
 META = {"model": "tiny", "machine": "here", "steps": 9}
 
@@ -125,6 +131,75 @@ def test_a_damaged_copy_is_replaced_by_a_whole_one_and_never_the_other_way(
     assert parse_journal((run / "journal" / "0.1.j").read_bytes()).unread_bytes == 0
 
 
+def steps_of(journal: Path) -> list[int]:
+    return [row.step for row in parse_journal(journal.read_bytes()).rows]
+
+
+def test_an_older_whole_copy_takes_no_step_from_a_damaged_one(tmp_path: Path) -> None:
+    with create_run_folder(tmp_path / "a", "tiny", documents={}, meta=META) as run:
+        add_rows(run.journal, 1, 3)
+        shutil.copytree(tmp_path / "a", tmp_path / "older")
+        add_rows(run.journal, 4, 12)
+    journal = run.path / "journal" / "0.1.j"
+    damaged = bytearray(journal.read_bytes())
+    damaged[damaged.rindex(b"[") + 3] ^= 1  # in the second record of the names
+    journal.write_bytes(damaged)
+    assert steps_of(journal) == list(range(1, 13))
+    report = merge_folders([tmp_path / "older"], tmp_path / "a")
+    assert steps_of(journal) == list(range(1, 13))
+    assert "that copy has those of both now" in report.warnings[0]
+    assert parse_journal(journal.read_bytes()).skipped == ()
+
+
+@pytest.mark.parametrize("cut", [0, 60])
+def test_copies_that_are_damaged_at_different_places_make_a_whole_one(
+    tmp_path: Path, cut: int
+) -> None:
+    run = new_run(tmp_path / "a", rows=40)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    whole = (run / "journal" / "0.1.j").read_bytes()
+    for site, place in (("a", len(whole) - 900), ("b", len(whole) - 300)):
+        content = bytearray(whole)
+        content[place : place + 50] = bytes(50 - cut // 3)
+        (tmp_path / site / run.name / "journal" / "0.1.j").write_bytes(content)
+    for target, source in ("ab", "ba"):
+        shutil.copytree(tmp_path / target, tmp_path / "all")
+        merge_folders([tmp_path / source], tmp_path / "all")
+        assert (tmp_path / "all" / run.name / "journal" / "0.1.j").read_bytes() == whole
+        shutil.rmtree(tmp_path / "all")
+
+
+def test_a_copy_without_its_beginning_is_united_or_kept_beside_and_show_says_so(
+    tmp_path: Path,
+) -> None:
+    run = new_run(tmp_path / "a", rows=9)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    journal, other = (tmp_path / site / run.name / "journal" / "0.1.j" for site in "ab")
+    whole = journal.read_bytes()
+    headless = b"x" + whole[1:]
+    other.write_bytes(headless)
+    journal.write_bytes(whole[:-60])
+    merge_folders([tmp_path / "b"], tmp_path / "a")
+    assert steps_of(journal) == list(range(1, 10))
+    first = 11 + int.from_bytes(whole[3:7], "little")
+    journal.write_bytes(whole[:first])  # nothing is in both, and the places do not tell
+    other.write_bytes(headless[first - 20 :])
+    merge_folders([tmp_path / "b"], tmp_path / "a")
+    assert len(list(journal.parent.iterdir())) == 2
+    assert any("attempt 1 exists 2 times" in fault for fault in load_run(run).faults)
+
+
+def test_names_that_somebody_adds_to_a_journal_rename_no_row(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a", rows=5)
+    journal = run / "journal" / "0.1.j"
+    before = parse_journal(journal.read_bytes()).rows
+    with JournalWriter(tmp_path / "other.j") as writer:
+        writer.append_row(1, {"evil": 1, "names": 2})
+        writer.append_row(1, {"three": 1, "more": 2, "names": 3})
+    journal.write_bytes(journal.read_bytes() + (tmp_path / "other.j").read_bytes())
+    assert parse_journal(journal.read_bytes()).rows[:5] == before
+
+
 def test_documents_that_differ_are_both_kept_in_every_order(tmp_path: Path) -> None:
     run = new_run(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -171,6 +246,53 @@ def test_a_receiver_keeps_what_it_has(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="another content"):
             receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(other))
     assert (run / "journal" / "0.1.j").read_bytes() == whole
+
+
+def test_a_receiver_keeps_the_document_that_another_one_replaces(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    (run / "request.toml").write_text("first")
+    run_id = (run / "id").read_text().split()[0]
+    receiver = SyncReceiver(tmp_path / "a")
+    digest = hashlib.sha256(b"first").hexdigest()
+    with pytest.raises(RecordError, match="no name for this content"):
+        receiver.put(run_id, f"request.toml+{digest[:8]}", run.name, BytesIO(b"junk"))
+    (run / f"request.toml+{digest[:8]}").write_text("another with the same eight digits")
+    receiver.put(run_id, "request.toml", run.name, BytesIO(b"second"))
+    receiver.put(run_id, "request.toml", run.name, BytesIO(b"third"))
+    kept = {path.name: path.read_text() for path in run.glob("request.toml+*")}
+    assert kept[f"request.toml+{digest[:16]}"] == "first"
+    assert sorted(kept.values())[1:] == ["first", "second"]
+
+
+def test_a_receiver_takes_a_journal_for_the_records_that_it_has(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a", rows=9)
+    run_id = (run / "id").read_text().split()[0]
+    receiver = SyncReceiver(tmp_path / "a")
+    journal = run / "journal" / "0.1.j"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-5])  # torn
+    for other in (b"", whole[:200]):
+        with pytest.raises(RecordError, match="which is kept"):
+            receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(other))
+    assert steps_of(journal) == list(range(1, 9))
+    first, second = bytearray(whole), bytearray(whole)
+    first[-200] ^= 1
+    second[-400] ^= 1
+    journal.write_bytes(first)
+    receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(second))
+    assert journal.read_bytes() == whole
+    stranger = new_run(tmp_path / "b", rows=2) / "journal" / "0.1.j"
+    receiver.put(run_id, "journal/0.1.j", run.name, BytesIO(stranger.read_bytes()))
+    assert journal.read_bytes() == whole
+    assert len(list(journal.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("end", ["\nformat 99\n", "\n" * 300, " "])
+def test_a_receiver_takes_no_id_file_that_would_close_the_store(tmp_path: Path, end: str) -> None:
+    run_id = "0" * 8 + "-0000" * 3 + "-" + "0" * 12
+    with pytest.raises(RecordError, match="id file"):
+        SyncReceiver(tmp_path).put(run_id, "id", "run", BytesIO(f"{run_id}{end}".encode()))
+    assert FolderStore(tmp_path).runs() == {}
 
 
 def test_a_store_of_a_newer_windlass_is_refused_whole(tmp_path: Path) -> None:

@@ -1,23 +1,29 @@
 """Merges stores of runs: a union by content, in whatever order, after whatever interruption.
 
 A file of a record has one writer, who only appends to it (journals) or never changes it again. So
-a store lacks a file, has a beginning of it, or has all of it. Two files of one name that differ
-otherwise come from a run that went on at two sites, and both are kept.
+a store lacks a file, has a beginning of it, or has all of it, and any copy may be damaged: of
+journals the records count that either copy has. Two files of one name that differ otherwise come
+from a run that went on at two sites, and both are kept.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.atomic_files import hash_file
 from windlass.errors import RecordError
-from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, checkpoint_of, read_errors
-from windlass.schema import JOURNAL_FOLDER
-from windlass.tracking import ID_FILE, journal_writer_id, parse_journal
-
-_WRITER_BYTES = 2**16
-_HASH_DIGITS = 8
+from windlass.record.stores import (
+    JOURNAL_NAME,
+    FolderStore,
+    Store,
+    checkpoint_of,
+    free_journal_name,
+    journal_copies,
+    kept_name,
+    read_errors,
+)
+from windlass.tracking import ID_FILE, journal_writer_id, parse_journal, unite_journals
 
 Progress = Callable[[str, int, int | None], None]
 """Takes what is done, how much of it, and of how much."""
@@ -98,11 +104,10 @@ def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
     """Copies a run; its id file comes last, so that a part of it does not count as a run."""
     offered = copy.source.files(copy.run_id, checkpoints=checkpoints)
     present = dict(copy.target.files(copy.run_id, checkpoints=checkpoints))
-    writers = copy.journal_names(present)
     kept = copy.other_checkpoints(offered, present)
     for name in sorted(offered, key=lambda name: (name == ID_FILE, name)):
         if JOURNAL_NAME.fullmatch(name):
-            copy.journal(name, offered[name], writers, present)
+            copy.journal(name, offered[name], present)
         elif checkpoint := checkpoint_of(name):
             if name not in present and checkpoint not in kept:
                 copy.large_file(name)
@@ -148,51 +153,27 @@ class _Copy:
         source, target = (s.digest(self.run_id, name) for s in (self.source, self.target))
         return source != target
 
-    def journal_names(self, present: Mapping[str, int]) -> dict[tuple[str, str, str], str]:
-        """Names of the target's journals by rank, attempt and writer."""
-        names = {}
-        for name in present:
-            match = JOURNAL_NAME.fullmatch(name)
-            if match:
-                writer = self._writer(self.target, name)
-                names[match[1], match[2], writer or ""] = name
-        return names
-
-    def journal(
-        self,
-        name: str,
-        size: int,
-        writers: dict[tuple[str, str, str], str],
-        present: Mapping[str, int],
-    ) -> None:
+    def journal(self, name: str, size: int, present: dict[str, int]) -> None:
         """Brings the target's copy of a journal up to the source's, or adds it."""
-        match = JOURNAL_NAME.fullmatch(name)
-        writer = self._writer(self.source, name)
-        if match is None or writer is None:  # nothing is in it yet
+        if present.get(name) == size and not self.digests_differ(name):
             return
-        rank, attempt = match[1], match[2]
-        own = writers.get((rank, attempt, writer))
-        if own is None:
-            plain = f"{JOURNAL_FOLDER}/{rank}.{attempt}.j"
-            own = plain
-            if plain in present or plain in writers.values():
-                own = f"{JOURNAL_FOLDER}/{rank}.{attempt}+{writer}.j"
-                self._warn_of_two_sites(attempt)
-            writers[rank, attempt, writer] = own
-            self.put(own, self.source.read(self.run_id, name))
+        theirs = self.source.read(self.run_id, name, size)
+        if journal_writer_id(theirs) is None:
+            if theirs:
+                self._warn_of_journal(name, "holds no record that can be read, and is left out")
             return
-        have = present.get(own, 0)
-        ours, theirs = self.target.read(self.run_id, own), self.source.read(self.run_id, name, size)
-        if ours[:size] == theirs[:have]:
-            if size > have:
-                self._replace(own, theirs)
-        elif _damage(theirs) < _damage(ours):
-            self._replace(own, theirs)
-        elif _damage(theirs) > _damage(ours):
-            self.report.warnings.append(
-                f"`{name}` of run {self.run_id} is damaged in `{self.source.label}`; the copy in "
-                f"`{self.target.label}` is whole"
-            )
+        copies = journal_copies(name, present)
+        for own in copies:
+            ours = self.target.read(self.run_id, own)
+            united = unite_journals(ours, theirs)
+            if united is not None:
+                self._take(own, ours, theirs, united)
+                return
+        own = free_journal_name(name, theirs, present)
+        if copies:
+            self._warn_of_two_sites(name)
+        self.put(own, theirs)
+        present[own] = size
 
     def variant(self, name: str) -> None:
         """Keeps a document that differs from the target's beside it.
@@ -202,14 +183,20 @@ class _Copy:
         plain = name.partition("+")[0]
         theirs = self.source.read(self.run_id, name)
         digest = hashlib.sha256(theirs).hexdigest()
-        files = self.target.files(self.run_id)
-        kept = f"{plain}+{digest[:_HASH_DIGITS]}"
-        if kept in files or plain not in files or self.target.digest(self.run_id, plain) == digest:
+        kept, is_kept = kept_name(self.target, self.run_id, plain, digest)
+        if is_kept:
+            return
+        if plain not in self.target.files(self.run_id):
+            self.put(kept, theirs)
             return
         current = self.target.read(self.run_id, plain)
         ours = hashlib.sha256(current).hexdigest()
+        if digest == ours:
+            return
         if _rank_of(digest, plain, self) > _rank_of(ours, plain, self):
-            self.put(f"{plain}+{ours[:_HASH_DIGITS]}", current)
+            other, is_kept = kept_name(self.target, self.run_id, plain, ours)
+            if not is_kept:
+                self.put(other, current)
             self.put(plain, theirs)
         else:
             self.put(kept, theirs)
@@ -217,13 +204,26 @@ class _Copy:
             f"run {self.run_id} has two files `{plain}` that differ; both are kept"
         )
 
-    def _replace(self, name: str, content: bytes) -> None:
+    def _take(self, name: str, ours: bytes, theirs: bytes, united: bytes) -> None:
+        """Puts what unites two copies of a journal in place of the target's."""
+        if united == ours:
+            if _damage(theirs) > _damage(ours):
+                self._warn_of_journal(
+                    name, f"is damaged; the copy in `{self.target.label}` has all of it"
+                )
+            return
         if self.target.is_busy(self.run_id):
             self.report.warnings.append(
                 f"run {self.run_id} is being written in `{self.target.label}`; merge again later"
             )
             return
-        self.put(name, content)
+        self.put(name, united)
+        if united != theirs:
+            self._warn_of_journal(
+                name,
+                f"lacks records that the copy in `{self.target.label}` has, and has others; that "
+                "copy has those of both now",
+            )
 
     def _count(self, name: str, digest: str, nbytes: int) -> None:
         """Counts a file that was written, once what lies there is what was read."""
@@ -232,13 +232,16 @@ class _Copy:
         self.report.copied_files += 1
         self.report.copied_bytes += nbytes
 
-    def _writer(self, store: Store, name: str) -> str | None:
-        return journal_writer_id(store.read(self.run_id, name, _WRITER_BYTES))
+    def _warn_of_journal(self, name: str, what: str) -> None:
+        self.report.warnings.append(
+            f"`{name}` of run {self.run_id} in `{self.source.label}` {what}"
+        )
 
-    def _warn_of_two_sites(self, attempt: str) -> None:
+    def _warn_of_two_sites(self, name: str) -> None:
+        match = JOURNAL_NAME.fullmatch(name)
         warning = (
-            f"run {self.run_id} went on at two sites: attempt {attempt} exists twice, and both are "
-            "kept"
+            f"run {self.run_id} went on at two sites: attempt {match[2] if match else '?'} exists "
+            "twice, and both are kept"
         )
         if warning not in self.report.warnings:
             self.report.warnings.append(warning)

@@ -1,10 +1,11 @@
 """Stores of runs: what a merge reads from and writes to, on this disk and elsewhere."""
 
 import contextlib
+import hashlib
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Protocol
@@ -17,11 +18,20 @@ from windlass.schema import (
     CHECKPOINT_FOLDER,
     JOURNAL_FOLDER,
 )
-from windlass.tracking import ID_FILE, LOCK_FILE, RUN_FORMAT, is_locked, read_run_format
+from windlass.tracking import (
+    ID_FILE,
+    LOCK_FILE,
+    RUN_FORMAT,
+    is_locked,
+    journal_writer_id,
+    read_run_format,
+)
 
-JOURNAL_NAME = re.compile(rf"{JOURNAL_FOLDER}/([0-9]{{1,9}})\.([0-9]{{1,9}})(\+[0-9a-f]{{8}})?\.j")
+JOURNAL_NAME = re.compile(
+    rf"{JOURNAL_FOLDER}/([0-9]{{1,9}})\.([0-9]{{1,9}})(\+[0-9a-f]{{8,64}})?\.j"
+)
 """Rank, attempt and, where two writers share them, the writer of a journal."""
-_DOCUMENT = r"[A-Za-z0-9_]+(\.[a-z]+)*\.(toml|json|txt)(\+[0-9a-f]{8})?"
+_DOCUMENT = r"[A-Za-z0-9_]+(\.[a-z]+)*\.(toml|json|txt)(\+[0-9a-f]{8,64})?"
 _RECORD_FILE = re.compile(
     rf"{JOURNAL_NAME.pattern}|{ANNOTATIONS_FOLDER}/[0-9a-f-]{{36}}\.json|{ID_FILE}"
     rf"|({ATTEMPTS_FOLDER}/[0-9]{{1,9}}/)?{_DOCUMENT}"
@@ -31,6 +41,8 @@ _CHECKPOINT_FILE = re.compile(
 )
 """A name that begins with a dot is that of a copy that a killed merge has begun."""
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_HASH_DIGITS = (8, 16, 64)
+"""Digits of a hash in a name: more of them only where another file has the shorter name."""
 _LONGEST_NAME = 200
 _CHUNK_BYTES = 2**24
 
@@ -54,6 +66,55 @@ def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
 def checkpoint_of(name: str) -> str | None:
     """The folder of the checkpoint that a file belongs to; None if it belongs to none."""
     return name.rpartition("/")[0] if _CHECKPOINT_FILE.fullmatch(name) else None
+
+
+def is_document(name: str) -> bool:
+    """Whether a file is a document, of which variants may be kept beside it."""
+    return bool(re.fullmatch(rf"({ATTEMPTS_FOLDER}/[0-9]{{1,9}}/)?{_DOCUMENT}", name))
+
+
+def journal_copies(name: str, present: Iterable[str]) -> list[str]:
+    """The journals of the same rank and attempt, the one of the first writer first."""
+    wanted = JOURNAL_NAME.fullmatch(name)
+    if wanted is None:
+        return []
+    matches = filter(None, map(JOURNAL_NAME.fullmatch, sorted(present)))
+    copies = [match for match in matches if match.group(1, 2) == wanted.group(1, 2)]
+    return [match[0] for match in sorted(copies, key=lambda match: match[3] or "")]
+
+
+def free_journal_name(name: str, content: bytes, present: Collection[str]) -> str:
+    """A name for the journal of another writer, beside those of its rank and attempt."""
+    rank_attempt = name.removesuffix(".j").partition("+")[0]
+    writer = journal_writer_id(content) or hashlib.sha256(content).hexdigest()
+    names = (f"{rank_attempt}.j", *(f"{rank_attempt}+{writer[:n]}.j" for n in _HASH_DIGITS))
+    return _first_free(names, present)
+
+
+def kept_name(store: "Store", run_id: str, name: str, digest: str) -> tuple[str, bool]:
+    """Under which name a variant of a document is kept beside it, and whether it is there.
+
+    Args:
+        store: where.
+        run_id: the run.
+        name: the document, such as `plan.toml`.
+        digest: SHA-256 of the variant, in hexadecimal.
+
+    Raises:
+        RecordError: other files have all its names.
+    """
+    present = store.files(run_id)
+    names = [f"{name}+{digest[:digits]}" for digits in _HASH_DIGITS]
+    kept = (known for known in names if known in present and store.digest(run_id, known) == digest)
+    known = next(kept, None)
+    return (known, True) if known else (_first_free(names, present), False)
+
+
+def _first_free(names: Iterable[str], present: Collection[str]) -> str:
+    free = next((name for name in names if name not in present), None)
+    if free is None:
+        raise RecordError("other files have all names that this one could have")
+    return free
 
 
 class Store(Protocol):
@@ -117,7 +178,8 @@ class FolderStore:
     def add_run(self, run_id: str, folder: str) -> None:
         """Chooses the folder of a new run; one of another run with this name is left alone."""
         path = self._root / folder
-        if (path / ID_FILE).exists():  # another run has this name
+        # Another run has this name, or will have it when its id file comes.
+        if (path / ID_FILE).exists() or path in self._folders.values():
             path = self._root / f"{folder}-{run_id}"
         self._folders[run_id] = path
 

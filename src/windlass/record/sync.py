@@ -13,11 +13,21 @@ from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError
 from windlass.record.merge import MergeReport, Progress, copy_runs
 from windlass.record.remote import ObjectStore, ServerStore
-from windlass.record.stores import JOURNAL_NAME, FolderStore, Store, is_record_file, require_run_id
-from windlass.tracking import ID_FILE, parse_journal
+from windlass.record.stores import (
+    JOURNAL_NAME,
+    FolderStore,
+    Store,
+    free_journal_name,
+    is_document,
+    is_record_file,
+    journal_copies,
+    kept_name,
+    require_run_id,
+)
+from windlass.tracking import ID_FILE, RUN_FORMAT, journal_writer_id, unite_journals
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-_HASH_DIGITS = 8
+_MOST_ID_BYTES = 200
 
 
 def sync_runs(
@@ -71,7 +81,7 @@ def open_store(place: str, *, token: str | None = None) -> Store:
 
 
 class SyncReceiver:
-    """What a server does with the files that other sites send; a copy never loses anything.
+    """What a server does with the files that other sites send, so that none is lost here.
 
     Args:
         root: the folder that holds the runs.
@@ -126,6 +136,9 @@ class SyncReceiver:
     def put(self, run_id: str, name: str, folder: str, content: BufferedIOBase) -> None:
         """Takes a file; sent again it changes nothing.
 
+        Whatever is sent, nothing that can be read here is lost: two copies of a journal become
+        one with the records of both, and a document that another one replaces is kept beside it.
+
         Args:
             run_id: the run.
             name: its path below the run folder.
@@ -133,8 +146,8 @@ class SyncReceiver:
             content: the whole file, at any place.
 
         Raises:
-            RecordError: a name leads elsewhere, the run is being written here, or the file would
-                take the place of one that it does not contain.
+            RecordError: a name leads elsewhere or is not that of the content, the run is being
+                written here, or the file would take the place of one that is kept.
             StorageError: the disk is full.
         """
         store = self._store(run_id)
@@ -146,20 +159,28 @@ class SyncReceiver:
             store.add_run(run_id, folder)
         elif store.is_busy(run_id):
             raise RecordError(f"run {run_id} is being written here; sync again later")
-        present = store.files(run_id, checkpoints=True)
-        if name in present:
-            current = store.digest(run_id, name)
-            content.seek(0)
-            if current == hashlib.file_digest(content, "sha256").hexdigest():
-                return
-            is_kept = f"{name}+{current[:_HASH_DIGITS]}" in present
-            if not is_kept and not _grows(name, store, run_id, content):
-                raise RecordError(f"`{name}` exists here with another content, which is kept")
         content.seek(0)
-        if name == ID_FILE and content.read(len(run_id) + 1) != f"{run_id}\n".encode():
-            raise RecordError(f"the id file is not that of run {run_id}")
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        _require_own_name(run_id, name, digest, content)
         content.seek(0)
-        store.write_from(run_id, name, content)
+        if name not in store.files(run_id, checkpoints=True):
+            store.write_from(run_id, name, content)
+        elif store.digest(run_id, name) != digest:
+            self._replace(store, run_id, name, content)
+
+    def _replace(self, store: FolderStore, run_id: str, name: str, content: BufferedIOBase) -> None:
+        """Takes a file of which there is another one here."""
+        if JOURNAL_NAME.fullmatch(name):
+            _unite(store, run_id, name, content.read())
+        elif is_document(name) and "+" not in name:
+            current = store.read(run_id, name)
+            digest = hashlib.sha256(current).hexdigest()
+            kept, is_kept = kept_name(store, run_id, name, digest)
+            if not is_kept:
+                store.write(run_id, kept, current)
+            store.write_from(run_id, name, content)
+        else:
+            raise _kept_here(name)
 
     def _store(self, run_id: str) -> FolderStore:
         """The store; it is listed anew only for a run that was not there before."""
@@ -181,11 +202,44 @@ class SyncReceiver:
         return store
 
 
-def _grows(name: str, store: FolderStore, run_id: str, content: BufferedIOBase) -> bool:
-    """Whether a file is a journal that loses nothing by what takes its place."""
-    if not JOURNAL_NAME.fullmatch(name):
-        return False
-    content.seek(0)
-    ours, theirs = store.read(run_id, name), content.read()
-    mends = parse_journal(theirs).unread_bytes < parse_journal(ours).unread_bytes
-    return theirs.startswith(ours) or mends
+def _require_own_name(run_id: str, name: str, digest: str, content: BufferedIOBase) -> None:
+    """Refuses content that is not what its name says.
+
+    Raises:
+        RecordError: an id file of another run or format, or a hash of another content.
+    """
+    plain, _, hashed = name.partition("+")
+    if is_document(name) and not digest.startswith(hashed):
+        raise RecordError(f"`{name}` is no name for this content, whose hash is another one")
+    if name == ID_FILE:
+        content.seek(0)
+        formats = (f"{run_id}\nformat {number}\n" for number in range(1, RUN_FORMAT + 1))
+        sent = content.read(_MOST_ID_BYTES)
+        if sent not in [f"{run_id}\n".encode(), *map(str.encode, formats)]:
+            raise RecordError(
+                f"the {plain} file is not that of run {run_id}, or of a newer Windlass"
+            )
+
+
+def _unite(store: FolderStore, run_id: str, name: str, theirs: bytes) -> None:
+    """Adds what a copy of a journal has to the one that is here, or keeps it beside that.
+
+    Raises:
+        RecordError: it has nothing that is not here.
+    """
+    if journal_writer_id(theirs) is None:
+        raise _kept_here(name)
+    present = store.files(run_id)
+    for own in [name, *journal_copies(name, set(present) - {name})]:
+        ours = store.read(run_id, own)
+        united = unite_journals(ours, theirs)
+        if united == ours:
+            raise _kept_here(own)
+        if united is not None:
+            store.write(run_id, own, united)
+            return
+    store.write(run_id, free_journal_name(name, theirs, present), theirs)
+
+
+def _kept_here(name: str) -> RecordError:
+    return RecordError(f"`{name}` exists here with another content, which is kept")

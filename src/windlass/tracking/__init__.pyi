@@ -23,6 +23,9 @@ from .journal_reader import (
     parse_journal,
     read_journal,
 )
+from .journal_union import (
+    unite_journals,
+)
 from .record_faults import (
     changed_files,
     describe_skipped,
@@ -130,6 +133,7 @@ __all__ = [
     "run_folder_name",
     "series_of",
     "snapshot_code",
+    "unite_journals",
     "uuid7",
     "without_personal_data",
     "without_secrets",

@@ -30,7 +30,7 @@ _OUTPUT = re.compile(
     r"|(^|/)\.catalog\.sqlite[^/]*$|\.(log|out|err|pyc|tmp)$"
 )
 """What programs write beside code; it is no input of a run."""
-_RUN_JOURNAL = re.compile(r"(.*)/journal/[0-9]+\.[0-9]+(\+[0-9a-f]{8})?\.j", re.DOTALL)
+_RUN_JOURNAL = re.compile(r"(.*)/journal/[0-9]+\.[0-9]+(\+[0-9a-f]{8,64})?\.j", re.DOTALL)
 """The journal of a run whose folder lies in a checkout."""
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from windlass.atomic_files import open_regular_file
 from windlass.errors import RecordError
@@ -29,6 +29,8 @@ _END_BYTES = 2**15
 _KNOWN_KIND = re.compile(rb"[\x01-\x03]")
 _STEP_AND_TIME_BYTES = 16
 """Bytes of a row before its values, which have eight each."""
+_Schemas = dict[tuple[int, int], tuple[str, ...]]
+"""The names of rows by the number of their schema and the bytes of a row."""
 _SEARCHED_BYTES, _CLAIM_BYTES = 2**28, 2**10
 """Bytes that are checked in search of whole records behind what is damaged, and what each place
 counts for where one may begin: a file that somebody made can claim a long record at every byte."""
@@ -81,7 +83,7 @@ class JournalCursor:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._schemas: dict[int, tuple[str, ...]] = {}
+        self._schemas: _Schemas = {}
         self.offset = 0
         """Bytes that are read: the end of the last whole record."""
 
@@ -115,23 +117,47 @@ def read_journal(path: Path) -> Journal:
 
 def parse_journal(content: bytes) -> Journal:
     """The journal that some bytes are, as `read_journal` reads it from a file."""
-    return _parse(content, 0, {}).journal()
+    return parse_records(content).journal()
+
+
+def parse_records(content: bytes) -> JournalRecords:
+    """The records of a journal, its rows still packed."""
+    return _parse(content, 0, {})
+
+
+class RawRecord(NamedTuple):
+    """One whole record as it lies in a file."""
+
+    offset: int
+    """Where it begins."""
+    kind: int
+    content: bytes
+    """With its header."""
+
+    @property
+    def step(self) -> int | None:
+        """The step of a row; None for any other record."""
+        if self.kind != ROW or len(self.content) < HEADER_BYTES + _STEP_AND_TIME_BYTES:
+            return None
+        return int.from_bytes(self.content[HEADER_BYTES:][:8], "little", signed=True)
+
+
+def raw_records(content: bytes) -> list[RawRecord]:
+    """All whole records of a journal, in order."""
+    return sorted(
+        RawRecord(at, head[0], content[at : at + HEADER_BYTES + HEAD.unpack(head)[2]])
+        for head, offsets in _scan(content, 0).offsets.items()
+        for at in offsets
+    )
 
 
 def journal_writer_id(content: bytes) -> str | None:
-    """Eight hexadecimal digits that tell the writer of a journal; None without a first record.
+    """The SHA-256 of the first record of a journal, in hexadecimal; None if it has none.
 
-    They are the beginning of the SHA-256 of its first record, which has the writer's clock.
-
-    Args:
-        content: the journal, or a beginning of it that is longer than its first record.
+    It tells the writer, whose clock the record has in it.
     """
-    if len(content) < HEADER_BYTES:
-        return None
-    end = HEADER_BYTES + HEAD.unpack_from(content)[2]
-    if end > len(content) or not _is_record(content, 0, end):
-        return None
-    return hashlib.sha256(content[:end]).hexdigest()[:8]
+    records = raw_records(content)
+    return hashlib.sha256(records[0].content).hexdigest() if records else None
 
 
 def read_head_and_tail(path: Path) -> Journal:
@@ -140,7 +166,7 @@ def read_head_and_tail(path: Path) -> Journal:
     Raises:
         RecordError: the file is missing or cannot be read.
     """
-    schemas: dict[int, tuple[str, ...]] = {}
+    schemas: _Schemas = {}
     try:
         with open_regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -256,14 +282,15 @@ def _is_record(content: bytes, start: int, end: int) -> bool:
     return crc.to_bytes(4, "little") == content[start + HEAD.size : start + HEADER_BYTES]
 
 
-def _parse(content: bytes, base: int, schemas: dict[int, tuple[str, ...]]) -> JournalRecords:
+def _parse(content: bytes, base: int, schemas: _Schemas) -> JournalRecords:
     """The records of a part of a journal.
 
     Args:
         content: the part, which begins with a record.
         base: its offset in the file.
         schemas: the names that are known so far; those in the part are added, and hold for all of
-            its rows, as the record of names may be damaged where it stood first.
+            its rows, as the record of names may be damaged where it stood first. The first names
+            of a number and length stay: no record that somebody adds renames the rows before it.
     """
     scan = _scan(content, base)
     events: list[tuple[int, JournalEvent]] = []
@@ -271,8 +298,9 @@ def _parse(content: bytes, base: int, schemas: dict[int, tuple[str, ...]]) -> Jo
     for head, offsets in scan.offsets.items():
         kind, schema, _ = HEAD.unpack(head)
         if kind == SCHEMA:
-            names = _names(scan.payloads[head][0])
-            schemas |= {} if names is None else {schema: names}
+            for names in map(_names, scan.payloads[head]):
+                if names is not None:
+                    schemas.setdefault((schema, _STEP_AND_TIME_BYTES + 8 * len(names)), names)
         elif kind == EVENT:
             found = zip(offsets, map(_event, scan.payloads[head]), strict=True)
             events += ((at, event) for at, event in found if event is not None)
@@ -282,8 +310,8 @@ def _parse(content: bytes, base: int, schemas: dict[int, tuple[str, ...]]) -> Jo
     skipped = scan.gaps
     for head in row_heads:
         _, schema, length = HEAD.unpack(head)
-        known, offsets = schemas.get(schema), scan.offsets[head]
-        if known is None or length != _STEP_AND_TIME_BYTES + 8 * len(known):
+        known, offsets = schemas.get((schema, length)), scan.offsets[head]
+        if known is None:
             skipped += (range(at, at + HEADER_BYTES + length) for at in offsets)
         else:
             rows.append(PackedRows(names=known, offsets=offsets, payloads=scan.payloads[head]))

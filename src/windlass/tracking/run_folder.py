@@ -47,7 +47,7 @@ _OWN_NAMES = frozenset(
      TOKENS_FOLDER, EXAMPLES_FILE}
 )  # fmt: skip
 """What a run folder holds before its id is written."""
-_JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8}))?\.j")
+_JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8,64}))?\.j")
 _MAX_NAME = 120
 """Characters of a name that become part of a folder's name."""
 SHORT_ID_DIGITS = 6

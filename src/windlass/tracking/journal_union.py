@@ -1,0 +1,149 @@
+"""The union of two copies of one journal: no record that one of them has is lost.
+
+A copy may be shorter than the other, and each may be damaged at other places. So records are
+compared and not bytes: of two copies the one counts that has all records of the other, and if each
+has some that the other lacks, a new copy has those of both, in their order.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from windlass.tracking.journal import EVENT, ROW
+from windlass.tracking.journal_reader import RawRecord, parse_records, raw_records
+
+
+def unite_journals(ours: bytes, theirs: bytes) -> bytes | None:
+    """A journal with all records of two copies; None if they are of two writers.
+
+    It is one of the two wherever that has all records, and ours if both do.
+
+    Args:
+        ours: a copy.
+        theirs: another one.
+    """
+    if ours.startswith(theirs):
+        return ours
+    if theirs.startswith(ours):
+        return theirs
+    own, others = raw_records(ours), raw_records(theirs)
+    if not _have_one_writer(own, others):
+        return None
+    holds_theirs, holds_ours = _contains(own, others), _contains(others, own)
+    if holds_theirs and holds_ours:
+        return min(ours, theirs, key=len) if _damage(ours) > _damage(theirs) else ours
+    if holds_theirs:
+        return ours
+    united = theirs if holds_ours else b"".join(_union(own, others))
+    # Names that a stranger has put into one copy may hide rows of the other.
+    rows = _named_rows(united)
+    return united if _named_rows(ours) <= rows and _named_rows(theirs) <= rows else None
+
+
+def _damage(content: bytes) -> int:
+    return sum(map(len, parse_records(content).skipped))
+
+
+def _named_rows(content: bytes) -> "Counter[tuple[tuple[str, ...], bytes]]":
+    records = parse_records(content)
+    return Counter((rows.names, payload) for rows in records.rows for payload in rows.payloads)
+
+
+def _have_one_writer(ours: Sequence[RawRecord], theirs: Sequence[RawRecord]) -> bool:
+    """Whether two journals of one rank and attempt are copies of one.
+
+    Rows and events have their writer's clock in them. Where damage has left none that both have,
+    the beginning of a copy may be missing, and its records then lie where the other has none.
+    """
+    if not ours or not theirs or ours[0].content == theirs[0].content:
+        return True
+    timed = {record.content for record in ours if record.kind in (ROW, EVENT)}
+    if any(record.content in timed for record in theirs):
+        return True
+    return ours[0].offset != theirs[0].offset and not _overlap(ours, theirs)
+
+
+def _overlap(ours: Sequence[RawRecord], theirs: Sequence[RawRecord]) -> bool:
+    end = 0
+    for record in sorted((*ours, *theirs), key=lambda record: record.offset):
+        if record.offset < end:
+            return True
+        end = record.offset + len(record.content)
+    return False
+
+
+def _contains(records: Sequence[RawRecord], part: Sequence[RawRecord]) -> bool:
+    """Whether some records have all of others, in their order."""
+    left = iter(records)
+    return all(any(one.content == record.content for one in left) for record in part)
+
+
+def _union(ours: Sequence[RawRecord], theirs: Sequence[RawRecord]) -> Iterator[bytes]:
+    """All records of both, in the order of both, those that both have once."""
+    shared = _shared(ours, theirs)
+    aligned = all(ours[i].offset == theirs[j].offset for i, j in shared)
+    order: Callable[[RawRecord], float] = _offset if aligned else _step
+    at, other = 0, 0
+    for i, j in (*shared, (len(ours), len(theirs))):
+        yield from _in_order(ours[at:i], theirs[other:j], order)
+        if i < len(ours):
+            yield ours[i].content
+        at, other = i + 1, j + 1
+
+
+def _in_order(
+    ours: Sequence[RawRecord], theirs: Sequence[RawRecord], order: Callable[[RawRecord], float]
+) -> Iterator[bytes]:
+    """Two parts that have nothing in common, each in its own order."""
+    at = other = 0
+    while at < len(ours) and other < len(theirs):
+        first, second = ours[at], theirs[other]
+        if (order(first), first.kind, first.content) <= (
+            order(second), second.kind, second.content,
+        ):  # fmt: skip
+            yield first.content
+            at += 1
+        else:
+            yield second.content
+            other += 1
+    yield from (record.content for record in (*ours[at:], *theirs[other:]))
+
+
+def _offset(record: RawRecord) -> float:
+    return record.offset
+
+
+def _step(record: RawRecord) -> float:
+    """The step of a record, where damage has moved what follows it; the first for all others."""
+    return record.step or 0
+
+
+def _shared(ours: Sequence[RawRecord], theirs: Sequence[RawRecord]) -> Sequence[tuple[int, int]]:
+    """Indices of records that both have, in the order of both.
+
+    They are the longest increasing sequence, as in patience sorting.
+    """
+    places = {key: j for j, key in enumerate(_numbered(theirs))}
+    pairs = [(i, places[key]) for i, key in enumerate(_numbered(ours)) if key in places]
+    ends: list[int] = []
+    last: list[int] = []
+    before: list[int] = []
+    for index, (_, j) in enumerate(pairs):
+        length = bisect_left(ends, j)
+        before.append(last[length - 1] if length else -1)
+        ends[length : length + 1] = [j]
+        last[length : length + 1] = [index]
+    found: list[tuple[int, int]] = []
+    index = last[-1] if last else -1
+    while index >= 0:
+        found.append(pairs[index])
+        index = before[index]
+    return found[::-1]
+
+
+def _numbered(records: Sequence[RawRecord]) -> Iterator[tuple[bytes, int]]:
+    """Each record, and how many like it stand before it: the names of rows are repeated."""
+    counts: dict[bytes, count[int]] = {}
+    for record in records:
+        yield record.content, next(counts.setdefault(record.content, count()))
