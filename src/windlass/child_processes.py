@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, BinaryIO, Protocol
 
 from windlass.fork_server import ForkServer
+from windlass.stop_signals import stop_signals_held
 
 
 def module_command(module: str, *words: str) -> list[str]:
@@ -41,6 +42,8 @@ class ChildProcess(Protocol):
 
 class ChildProcesses:
     """Starts processes of one command, each the leader of a process group.
+
+    They begin with stop signals held back, and are to call `ignore_stop_signals`.
 
     Args:
         command: their command, but for the words of each.
@@ -76,10 +79,11 @@ class ChildProcesses:
         # Ctrl-C is for this process, which tells the others. A process group within our session,
         # not a session of its own: the kernel resumes the stopped processes of a group that is
         # orphaned when this process dies.
-        return subprocess.Popen(  # noqa: S603  our own words, no shell
-            (*self._command, *words), stdin=subprocess.PIPE, stdout=output, stderr=errors,
-            env=environment, process_group=0,
-        )  # fmt: skip
+        with stop_signals_held():
+            return subprocess.Popen(  # noqa: S603  our own words, no shell
+                (*self._command, *words), stdin=subprocess.PIPE, stdout=output, stderr=errors,
+                env=environment, process_group=0,
+            )  # fmt: skip
 
 
 def kill_process_groups(processes: Sequence[ChildProcess]) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
+from windlass.stop_signals import stop_signals_held
+
 _PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 _MESSAGE_BYTES = 2**20
@@ -77,7 +79,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_READY_SECONDS)
         self._is_ready = False
-        with theirs:
+        with theirs, stop_signals_held():
             self._process = subprocess.Popen(  # noqa: S603  our own words, no shell
                 (*command, str(theirs.fileno())), pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

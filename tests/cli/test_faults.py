@@ -244,15 +244,28 @@ def test_a_process_that_sends_garbage_to_every_port_of_a_run_does_not_stop_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "to_all"),
+    [
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),  # as systemd and schedulers send it
+        (signal.SIGHUP, True),
+    ],
+)
 def test_a_stop_request_completes_and_saves_the_current_step_and_ends_all_ranks(
-    surroundings: Surroundings, tmp_path: Path, whole: Path, number: signal.Signals
+    surroundings: Surroundings,
+    tmp_path: Path,
+    whole: Path,
+    number: signal.Signals,
+    to_all: bool,
 ) -> None:
     words = ("train", *STAGES, "train.save_every=1000", "--folder", "run")
     process = start(surroundings, tmp_path, *words)
     ranks = wait_for_ranks(process.pid)
     wait_for_step(tmp_path / "run", 7)
-    send(process.pid, number)
+    for receiver in (*(ranks.values() if to_all else ()), process.pid):
+        send(receiver, number)
     wait_until_gone(ranks)
     news = ended(process)
     assert process.returncode == 130, news

@@ -136,7 +136,7 @@ class _Run:
         # Ranks that share cores wait for each other, which says nothing of other processes.
         has_cores = context.plan.parallel.devices <= core_count()
         self._contention = CpuContention() if has_cores else None
-        self._context, self._settings = context, context.settings
+        self._context, self._settings, self._stop = context, context.settings, stop
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
         self._parts = RankParts(context, batches, stop, heartbeat, wrap_handlers)
@@ -155,14 +155,7 @@ class _Run:
     ) -> Generator[Step]:
         """Runs and yields all steps after those of `resume`."""
         done = self._initialize(resume)
-        # A pipeline stage has no input and no gradient of its own to warm up with.
-        alone = self._context.plan.parallel.pipeline == 1
-        if self._context.plan.compile and alone and done < self._last_step:
-            try:
-                with sealed_compile_cache():
-                    self._compute.warm_up(done + 1)
-            except StopRequested:
-                raise self._interrupted(done) from None
+        self._warm_up(done)
         # Transfers and waits before the first step belong to no step.
         self._take_transfer_stats()
         self._take_contention()
@@ -190,6 +183,23 @@ class _Run:
                 self.checkpoints.finish()
             elif self._compute.outcome.should_stop:
                 raise self._interrupted(step)
+
+    def _warm_up(self, done: int) -> None:
+        """Compiles what can be before the step after `done`."""
+        # A pipeline stage has no input and no gradient of its own to warm up with.
+        alone = self._context.plan.parallel.pipeline == 1
+        if not (self._context.plan.compile and alone and done < self._last_step):
+            return
+        try:
+            with sealed_compile_cache():
+                self._compute.warm_up(done + 1)
+        except StopRequested:
+            raise self._interrupted(done) from None
+        except Exception:
+            # A signal to all processes ends the compiler, too.
+            if self._stop():
+                raise self._interrupted(done) from None
+            raise
 
     def _initialize(self, resume: Checkpoint | None) -> int:
         """Loads what a run resumes from, or makes the state of a new one; returns the step done."""

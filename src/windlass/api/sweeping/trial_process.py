@@ -5,18 +5,16 @@ sweep say of that trial, unless it was started again meanwhile. It knows nothing
 """
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from windlass.api.sweeping.trial_plan import plan_trial
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
 from windlass.api.training.train import train
 from windlass.errors import RecordError, RunInterrupted, WindlassError
+from windlass.stop_signals import graceful_stop
 from windlass.sweep import SweepFolder
 from windlass.tracking import ID_FILE
 
@@ -31,12 +29,6 @@ def run_trial(root: Path, name: str, number: int, start: int) -> int:
         start: how often it was started, this time included; a process of an earlier start does
             nothing.
     """
-    stop = threading.Event()
-
-    def request_stop(signal_number: int, frame: FrameType | None) -> None:
-        del signal_number, frame
-        stop.set()
-
     folder = SweepFolder(root, name)
     try:
         lock = folder.lock_trial(number)
@@ -45,9 +37,9 @@ def run_trial(root: Path, name: str, number: int, start: int) -> int:
     try:
         if folder.trial(number).starts != start:
             return 0
-        signal.signal(signal.SIGTERM, request_stop)
-        for _ in _open_run(folder, number, stop.is_set):
-            pass
+        with graceful_stop() as stop:
+            for _ in _open_run(folder, number, stop):
+                pass
     except RunInterrupted as error:
         return error.exit_code
     except WindlassError as error:

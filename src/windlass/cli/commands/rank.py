@@ -14,9 +14,10 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from windlass import api
-from windlass.cli.commands.train import graceful_stop, show_run
+from windlass.cli.commands.train import show_run
 from windlass.cli.console import error_console
 from windlass.errors import RequestError, WindlassError
+from windlass.stop_signals import graceful_stop, ignore_stop_signals
 
 
 @Parameter(name="*")
@@ -90,6 +91,7 @@ def rank(
         cluster: Place of a rank that `windlass host` has started.
         instrumented: What a verification records and injects.
     """
+    ignore_stop_signals()  # the parent says when to stop
     if cluster.local_rank is not None:
         _cluster_rank(folder, local, cluster, cluster.local_rank)
         return
@@ -128,6 +130,7 @@ def rank_server(channel: int) -> None:
     """
     from windlass.cli.main import main
 
+    ignore_stop_signals()
     main(api.become_ranks(channel))
 
 
@@ -141,8 +144,6 @@ def _cluster_rank(
     folder: Path, local: LocalRankOptions, cluster: ClusterRankOptions, local_rank: int
 ) -> None:
     """Runs a rank of a cluster; rank 0 shows the run."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent says when to stop
     place = api.ClusterRank(
         rank=local.rank, local_rank=local_rank, store=local.store, head=cluster.head,
         port=cluster.port, restart=cluster.restart,

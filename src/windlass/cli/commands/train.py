@@ -2,13 +2,11 @@
 
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import indent
-from types import FrameType
 
 from rich.live import Live
 from rich.text import Text
@@ -41,6 +39,7 @@ from windlass.models import is_causal, model_names
 from windlass.report import TrainingView
 from windlass.schema import Step
 from windlass.sparsity import describe_leg
+from windlass.stop_signals import graceful_stop
 from windlass.units import format_bytes, format_seconds
 
 _PRINTED_LINES = 20
@@ -277,29 +276,3 @@ def _stop_without_reader() -> Iterator[None]:
         yield
     except BrokenPipeError:
         signal.raise_signal(signal.SIGTERM)
-
-
-@contextmanager
-def graceful_stop(*more: signal.Signals) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM request a stop with a save; a second Ctrl-C stops at once.
-
-    A second SIGTERM does not: Slurm sends one at the end of the time that it has given notice of.
-
-    Args:
-        more: other signals that request a stop.
-    """
-    requested = threading.Event()
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        if requested.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        requested.set()
-
-    stop_signals = (signal.SIGINT, signal.SIGTERM, *more)
-    previous = {number: signal.signal(number, request_stop) for number in stop_signals}
-    try:
-        yield requested.is_set
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

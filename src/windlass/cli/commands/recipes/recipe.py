@@ -5,7 +5,6 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.commands.recipes.training_recipe import print_training, run_training
 from windlass.cli.commands.record.sweep import SweepView
-from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import (
     ProgressBars,
     print_bullets,
@@ -17,6 +16,7 @@ from windlass.cli.flags import AsJson
 from windlass.document import format_overrides
 from windlass.errors import RequestError
 from windlass.report import cost_table, loss_table, score_table
+from windlass.stop_signals import graceful_stop
 from windlass.units import format_count, format_flop, format_seconds
 
 

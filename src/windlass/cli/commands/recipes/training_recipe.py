@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -18,6 +17,7 @@ from windlass.document import format_overrides
 from windlass.errors import RunBroken
 from windlass.report import expert_table
 from windlass.schema import Step
+from windlass.stop_signals import graceful_stop
 from windlass.units import format_bytes, format_count, format_seconds
 
 _SHOWN_EVERY = 50

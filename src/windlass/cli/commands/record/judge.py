@@ -8,11 +8,11 @@ from rich.table import Table
 
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
-from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_verdict
 from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.judge import Verdict
+from windlass.stop_signals import graceful_stop
 from windlass.tracking import find_run
 from windlass.units import format_seconds
 

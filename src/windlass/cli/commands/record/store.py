@@ -5,11 +5,11 @@ from pathlib import Path
 
 from windlass import api
 from windlass.atomic_files import read_regular_file
-from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import ProgressBars, print_json, print_line, print_notes
 from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.record import MergeReport, without_secrets
+from windlass.stop_signals import graceful_stop
 from windlass.units import format_bytes
 
 _TOKEN_VARIABLE = "WINDLASS_TOKEN"  # noqa: S105  the name of a variable

@@ -7,7 +7,6 @@ from cyclopts import App
 from rich.live import Live
 
 from windlass import api
-from windlass.cli.commands.train import graceful_stop
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -17,6 +16,7 @@ from windlass.cli.console import (
 )
 from windlass.cli.flags import AsJson
 from windlass.report import sweep_line, sweep_table, trial_line
+from windlass.stop_signals import graceful_stop
 from windlass.sweep import SweepStatus, sweep_names
 
 _SHOWN_TRIALS = 20

@@ -1,0 +1,80 @@
+"""Stop signals: who obeys them, and who leaves them to its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windlass.child_processes import ChildProcesses, kill_process_groups
+from windlass.stop_signals import STOP_SIGNALS, graceful_stop
+
+_DEAF = """
+import sys, time
+from windlass.stop_signals import ignore_stop_signals
+sys.stdout.write("begun\\n"); sys.stdout.flush()
+sys.stdin.readline()
+ignore_stop_signals()
+sys.stdout.write("deaf\\n"); sys.stdout.flush()
+sys.stdin.readline()
+"""
+_CLOSED = """
+import os, pty, sys, time
+from windlass.stop_signals import graceful_stop
+child, terminal = pty.fork()
+if child:
+    os.read(terminal, 5)
+    os.close(terminal)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with graceful_stop() as stop:
+    os.write(1, b"ready")
+    while not stop():
+        time.sleep(0.01)
+    print("saved", flush=True)
+os._exit(7)
+"""
+"""A process in a terminal, which its parent closes."""
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_each_stop_signal_requests_a_stop_and_nothing_more(number: signal.Signals) -> None:
+    with graceful_stop() as stop:
+        assert not stop()
+        signal.raise_signal(number)
+        assert stop()
+
+
+def test_behind_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with graceful_stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_rank_outlives_stop_signals_that_come_while_it_starts_and_later(tmp_path: Path) -> None:
+    processes = ChildProcesses([sys.executable, "-c", _DEAF])
+    with (tmp_path / "errors").open("wb") as errors:
+        child = processes.start(
+            [], name="rank 0", output=subprocess.PIPE, errors=errors, environment=os.environ
+        )
+    assert child.stdin
+    assert child.stdout
+    for word in (b"begun\n", b"deaf\n"):
+        assert child.stdout.readline() == word
+        for number in STOP_SIGNALS:
+            child.send_signal(number)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+    assert child.wait() == 0
+    child.stdout.close()
+    kill_process_groups([child])
+
+
+def test_output_after_a_terminal_has_closed_goes_to_nobody_and_is_no_error() -> None:
+    ended = subprocess.run([sys.executable, "-c", _CLOSED], timeout=30, check=False)
+    assert ended.returncode == 7
