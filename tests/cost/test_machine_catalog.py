@@ -28,7 +28,7 @@ def test_a_plan_over_all_devices_and_tiers_of_a_machine_has_a_time(name: str):
     for degree, most in (("tensor", 4), ("pipeline", 2), ("data", 8)):
         cut[degree] = most if spare % most == 0 else 1
         spare //= cut[degree]
-    plan = tiny_plan(GRAPH, machine, precision="bfloat16", accumulation=2, **cut)
+    plan = tiny_plan(GRAPH, machine, precision=machine.device.half_precision, accumulation=2, **cut)
     told = predict_plan(plan, GRAPH, machine)
     assert 0 < told.low_seconds < told.step_seconds < told.high_seconds
     assert isfinite(told.high_seconds)

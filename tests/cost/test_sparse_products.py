@@ -67,11 +67,12 @@ def test_a_product_nobody_measured_takes_the_kept_share_of_the_dense_one_over_it
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "v100", "wse-2", "sn10-rdu", "gc200"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("halves", [False, True])
 def test_with_ideal_sparsity_a_product_takes_exactly_the_kept_share_of_the_dense_one(
-    name: str, precision: Precision
+    name: str, halves: bool
 ):
     device = load_machine(name).device
+    precision: Precision = device.half_precision if halves else "float32"
     ideal = device.with_ideal_sparsity()
     dense = seconds(product(None), device, precision)
 

@@ -75,7 +75,7 @@ def test_a_good_file_has_no_fault(tmp_path: Path):
         ('peak = "300 TFLOP/s"\n', "", "`device.matmul.0.peak` is missing"),
         ("[[1e6, 1e12], [1e13, 2e14]]", "[[1e13, 2e14], [1e6, 1e12]]", "sizes must rise"),
         ("attention = { points = [[1e8, 1e12], [1e12, 1e14]] }\n", "", "attention` is missing"),
-        ('"bfloat16"', '"float8"', "states no rate in float32 or bfloat16; add a"),
+        ('"bfloat16"', '"float8"', "states no rate in float32, bfloat16 or float16"),
         ("hosts = 2", "hosts = 0", "`hosts` = 0, which must be more than 0"),
         ("hosts = 2", "hosts = 3", "joins 16 of 24 devices; raise its `joins`, or add"),
         ('capacity_bytes = "80 GB"', "capacity_bytes = 0", "tiers.device.capacity_bytes` = 0"),

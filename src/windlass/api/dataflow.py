@@ -42,7 +42,7 @@ def dataflow(
 
     Args:
         request: the model with its sparsity, `train.sequence` (the model's longest if not given),
-            `batch.micro` (1) and `precision` (bfloat16 where the device computes in it).
+            `batch.micro` (1) and `precision` (16 bits where the device computes in them).
         machines: names, or `ALL_MACHINES` for every device of the catalogue; the request's own
             machine if empty.
         role: a branch of a block; None means the whole layer.
@@ -102,7 +102,7 @@ def _precision(request: Request, machine: Machine) -> Precision:
         )
     if request.precision is not None:
         return request.precision
-    return "bfloat16" if machine.device.computes_in("bfloat16") else "float32"
+    return machine.device.half_precision
 
 
 def _subject(

@@ -9,7 +9,6 @@ from windlass.schema import (
     MomentFormat,
     OptimizerLaw,
     Plan,
-    Precision,
     Stack,
     optimizer_law,
 )
@@ -126,12 +125,11 @@ def update_seconds(
 
 
 def _matrix_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
-    """Seconds of the products that update whole matrices, in bfloat16 where a device has it."""
+    """Seconds of the products that update whole matrices, in 16 bits where a device has them."""
     law = optimizer_law(plan.optimizer)
     if law.scope != "matrix":
         return 0.0
-    wide: Precision = "float64" if plan.precision == "float64" else "float32"
-    rate = device.rate("bfloat16" if device.computes_in("bfloat16") else wide)
+    rate = device.rate(device.half_precision)
     seconds = 0.0
     for matrix in kind.matrices:
         rows, columns = matrix.shape

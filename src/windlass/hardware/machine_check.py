@@ -59,10 +59,10 @@ def _required(machine: Machine) -> Iterator[tuple[str, float]]:
 
 def _device_faults(machine: Machine) -> Iterator[str]:
     rates = machine.device.matmul
-    if not {"float32", "bfloat16"} & {rate.precision for rate in rates}:
+    if not {"float32", "bfloat16", "float16"} & {rate.precision for rate in rates}:
         yield (
-            "`device.matmul` states no rate in float32 or bfloat16; add a `[[device.matmul]]` with "
-            "`precision`, `peak`, `curve` and `attention`"
+            "`device.matmul` states no rate in float32, bfloat16 or float16; add a "
+            "`[[device.matmul]]` with `precision`, `peak`, `curve` and `attention`"
         )
     for rate in rates:
         masked = max((other.peak for other in rates), default=0.0)

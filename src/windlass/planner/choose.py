@@ -304,7 +304,7 @@ def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) ->
     ):
         infeasible.append(infeasible_plan(closest.plan, space.graph, space.machine, budget_bytes))
     if not infeasible:
-        raise no_legal_plan(space)
+        raise no_legal_plan(space, budget_bytes)
     infeasible.sort(key=lambda item: item.peak_bytes)
     return PlanningResult(
         plan=None,

@@ -189,8 +189,9 @@ def _verdict(result: PlanningResult) -> str:
 def _infeasible_verdict(advice: Advice) -> str:
     """The verdict where nothing fits: needed bytes, and whether any change would help."""
     verdict = (
-        f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least, the device "
-        f"has {format_bytes(advice.budget_bytes)}, {format_bytes(advice.over_bytes)} too little"
+        f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least (by "
+        f"{show_plan(advice.nearest)}), the device has {format_bytes(advice.budget_bytes)}, "
+        f"{format_bytes(advice.over_bytes)} too little"
     )
     if advice.devices is None:
         return f"{verdict}; the process alone holds {format_bytes(advice.by_class['runtime'])}"

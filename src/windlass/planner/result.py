@@ -78,6 +78,8 @@ class Advice:
     """Device memory budget that was asked for."""
     needed_bytes: int
     """The smallest device memory that would do, all else as asked."""
+    nearest: Plan
+    """The plan that needs so much."""
     over_bytes: int
     """Bytes by which the nearest plan exceeds the budget."""
     by_class: Mapping[MemoryClass, int]
@@ -136,11 +138,11 @@ class PlanningResult:
 
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
     """Where another plan differs, as a request would write it: key -> the other plan's value."""
-    ours, theirs = _request_values(plan), _request_values(other)
+    ours, theirs = request_values(plan), request_values(other)
     return {key: value for key, value in theirs.items() if value != ours[key]}
 
 
-def _request_values(plan: Plan) -> dict[str, str]:
+def request_values(plan: Plan) -> dict[str, str]:
     """What a request can name of a plan."""
     parallel, sharding = plan.parallel, plan.sharding
     values: dict[str, object] = {

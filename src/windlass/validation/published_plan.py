@@ -133,7 +133,7 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
         graph=graph.label,
         machine=machine.name,
         stack=None if machine.stack is None else machine.stack.name,
-        precision="float8" if config.float8 else "bfloat16",
+        precision="float8" if config.float8 else machine.device.half_precision,
         parallel=Parallelism(
             pipeline=pipeline,
             tensor=round(config.tensor),

@@ -129,10 +129,11 @@ def _slow_machine(machine: Machine) -> str | None:
         published = published_device(name)
         if published is None:
             continue
-        peak, own = (each.device.rate("bfloat16").peak for each in (published, machine))
+        half = published.device.half_precision
+        peak, own = (each.device.rate(half).peak for each in (published, machine))
         if own < _LEAST_OF_PEAK * peak:
             return (
-                f"{format_flop_rate(own)} in bfloat16 where {format_flop_rate(peak)} are published "
+                f"{format_flop_rate(own)} in {half} where {format_flop_rate(peak)} are published "
                 f"for `{published.name}`: see power and clocks (`nvidia-smi -q -d PERFORMANCE`) "
                 "and other processes"
             )

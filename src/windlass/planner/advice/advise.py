@@ -2,15 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil
 
 from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.advice.shortfall import ClosestPlan, shortfall
+from windlass.planner.advice.single_changes import open_pins, smaller_sizes
 from windlass.planner.result import Advice, Change, EvaluatedPlan, InfeasiblePlan, TierShortage
 from windlass.planner.search.evaluate import evaluate, training_state_bytes
 from windlass.planner.search.fastest import fastest_plans
-from windlass.planner.space.options import offload_tiers, precisions, smaller_moments, vary
+from windlass.planner.space.options import (
+    offload_tiers,
+    open_precisions,
+    smaller_moments,
+    vary,
+)
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import Plan, ResolvedRequest, ShardingDegrees
 
@@ -65,12 +72,15 @@ class _Advisor:
             if state_bytes <= free_bytes or offload_tiers(space.machine):
                 changes += self._shorter(keeps_pins=bool(others))
             changes += self._smaller_moments()
+        else:
+            changes += self._single_changes()
         lacks: tuple[str, ...] = ()
         if not is_single and closest is not None:
             lacks = shortfall(closest, space, self._budget_bytes)
         return Advice(
             budget_bytes=self._budget_bytes,
             needed_bytes=first.peak_bytes,
+            nearest=first.plan,
             over_bytes=first.over_bytes,
             by_class=first.by_class,
             changes=tuple(sorted(changes, key=lambda each: (each.cost, len(each.overrides)))),
@@ -90,7 +100,7 @@ class _Advisor:
         graph, machine = self._space.graph, self._space.machine
         if graph.layers < 2:
             return ()
-        bases = [vary(self._nearest, precision=each) for each in precisions(machine)]
+        bases = [vary(self._nearest, precision=each) for each in open_precisions(machine)]
         return tier_shortages(bases, graph, machine)
 
     def _larger_budget(self) -> Iterator[Change]:
@@ -137,6 +147,15 @@ class _Advisor:
             replace(each, overrides=(*each.overrides, override))
             for each in self._alternatives(shorter, 1)[:1]
         ]
+
+    def _single_changes(self) -> list[Change]:
+        """On several devices: the cheapest changes of one key with which a plan fits."""
+        found = chain(
+            open_pins(self._space, self._budget_bytes),
+            smaller_sizes(self._space, self._budget_bytes),
+        )
+        changes = [self._change(each.overrides, each.fitting) for each in found if each.fitting]
+        return sorted(changes, key=lambda each: each.cost)[:MIN_ALTERNATIVES]
 
     def _alternatives(self, request: ResolvedRequest, count: int) -> tuple[Change, ...]:
         """Plans of different kinds that fit this budget."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from windlass.errors import InputErrors, PlanError, WindlassError
-from windlass.planner.recompute_layers import show_recompute_layers
+from windlass.planner.advice.single_changes import SingleChange, open_pins, request_pins
 from windlass.planner.space.options import batch_faults, vary
 from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
@@ -15,18 +15,23 @@ from windlass.schema import (
     Batch,
     Offload,
     Plan,
-    ResolvedRequest,
     ShardingDegrees,
     Stage,
 )
+from windlass.units import format_bytes
 
 _KEY_AND_VALUE = re.compile(r"(?<! x )`([a-z_.]+)` = ")
 """What a sentence says that a request asks for."""
 
 
-def no_legal_plan(space: PlanSpace) -> WindlassError:
-    """The error that says what is wrong with a request's pins, as far as single pins tell."""
-    machine, pins = space.machine, dict(_pins(space.request))
+def no_legal_plan(space: PlanSpace, budget_bytes: int) -> WindlassError:
+    """The error that says what is wrong with a request's pins, and which one to change.
+
+    Args:
+        space: what is open; it has no plan.
+        budget_bytes: device memory budget.
+    """
+    machine, pins = space.machine, dict(request_pins(space.request))
     faults = tuple(_size_faults(space))
     if not faults:
         faults = plan_errors(_named_plan(space), space.graph, machine)
@@ -37,8 +42,27 @@ def no_legal_plan(space: PlanSpace) -> WindlassError:
     asked = ", ".join(f"`{key}` = {value}" for key, value in pins.items())
     return PlanError(
         f"no plan of `{space.graph.name}` for {machine.devices} devices of `{machine.name}` keeps "
-        f"all of {asked} at once; leave one of them out"
+        f"all of {asked} at once; {_way_out(space, budget_bytes)}"
     )
+
+
+def _way_out(space: PlanSpace, budget_bytes: int) -> str:
+    """The single changes with which there is a plan, those with which it fits first."""
+    changes = sorted(open_pins(space, budget_bytes), key=lambda each: each.fitting is None)
+    words = [
+        f"`{' '.join(each.overrides)}` {_outcome(each, budget_bytes)}" for each in changes
+    ]  # fmt: skip
+    return ", or ".join(words) or "no single change makes one: leave several of them out"
+
+
+def _outcome(change: SingleChange, budget_bytes: int) -> str:
+    if change.fitting is not None:
+        peak = change.fitting[1].peaks[0].peak_bytes
+        return f"makes one that fits, with a predicted peak of {format_bytes(peak)}"
+    if change.smallest is None:
+        return "makes one"
+    needed = format_bytes(change.smallest.peak_bytes)
+    return f"makes one that needs {needed} at least, of {format_bytes(budget_bytes)}"
 
 
 def _size_faults(space: PlanSpace) -> Iterator[str]:
@@ -88,19 +112,3 @@ def _named_plan(space: PlanSpace) -> Plan:
         compiled=request.compile,
         recompute=request.recompute,
     )
-
-
-def _pins(request: ResolvedRequest) -> Iterator[tuple[str, object]]:
-    """The keys of a plan that a request names, with their values."""
-    yield "train.batch", request.train.batch
-    for name in ("parallel", "sharding", "offload", "batch"):
-        for key, value in getattr(request, name):
-            if value is not None:
-                yield f"{name}.{key}", value
-    for name in ("precision", "compile", "recompute"):
-        if (value := getattr(request, name)) is not None:
-            yield name, value
-    if request.recompute_layers is not None:
-        yield "recompute_layers", show_recompute_layers(request.recompute_layers)
-    if (request.phases or 1) > 1:  # other pins imply a single one
-        yield "phases", request.phases

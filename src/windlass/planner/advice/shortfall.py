@@ -137,7 +137,8 @@ def _changes(closest: ClosestPlan, space: PlanSpace) -> Iterator[tuple[str, dict
         shared = pins.model_copy(update={"parameters": replicas, "optimizer": replicas})
         words = f"`sharding.parameters={replicas} sharding.optimizer={replicas}`"
         yield words, {"sharding": shared}
-    if request.precision not in (None, "bfloat16"):
-        yield "`precision=bfloat16`", {"precision": "bfloat16"}
+    half = space.machine.device.half_precision
+    if request.precision not in (None, half):
+        yield f"`precision={half}`", {"precision": half}
     for moments in smaller_moments(request):
         yield f"`moments={moments}`", {"moments": moments}

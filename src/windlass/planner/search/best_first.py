@@ -168,9 +168,12 @@ class BestFirst:
             return
         held = np.concatenate([each for each, _ in self._too_large])
         most = np.partition(held, min(_MOST_SMALLEST, len(held)) - 1)[:_MOST_SMALLEST].max()
+        pins = self.space.request.parallel
+        several = (pins.virtual_stages or 1) > 1
+        schedule = pins.schedule or ("interleaved" if several else "1f1b")
         for nbytes, group in self._too_large:
             for stages in self._by_stages(group.select(nbytes <= most), result):
-                if stages.option is not None and stages.option.schedule == "1f1b":
+                if stages.option is not None and stages.option.schedule == schedule:
                     list(self._with_most_sharing(stages, result))
 
     def _next(self, *, knows_plan: bool) -> _Group:

@@ -15,6 +15,9 @@ from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, PlanColumns
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Precision
 
+_ANY_SHARDS = 2
+"""A degree at which parameters are sharded at all."""
+
 
 class ConfigBounds:
     """Lower bounds on the configurations of a space.
@@ -62,7 +65,8 @@ class ConfigBounds:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.
 
         Before the last micro-batch's gradients are reduced, weights, gradients of all earlier ones
-        and the optimizer state are there together.
+        and the optimizer state are there together. Other software may sum gradients elsewhere.
+        Where parameters are gathered for each pass, replicas share weights and gradients too.
         """
         space, table = self._space, self._table
         trained = space.graph.trained_count
@@ -73,15 +77,25 @@ class ConfigBounds:
             tiers = space.optimizer_tiers(mode.precision)
             state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
             sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
-            process = space.machine.device.process_bytes(compiled=mode.compiled)
+            process = self._process_bytes(compiled=mode.compiled)
             # No rank has fewer of the experts.
             least = int(mode.tensor) * (mode.expert or 1)
             each_device = (size * count / least for size, count in zip(sizes, counts, strict=True))
             held.append((process, *each_device))
         process, weights, gradients, state = np.array(held)[table.mode[configs]].T
-        shares = space.request.sharding.optimizer or table.data[configs]
-        gradients = np.where(table.accumulation[configs] > 1, gradients, 0.0)
-        return np.asarray(process + (weights + gradients + state / shares) / pipelines)
+        context = np.array([mode.context or 1 for mode in table.modes])[table.mode[configs]]
+        replicas, pins = table.data[configs] * context, space.request.sharding
+        has_sums = (table.accumulation[configs] > 1) & (space.machine.stack is None)
+        held = weights + np.where(has_sums, gradients, 0.0)
+        if True in space.reshards(_ANY_SHARDS):
+            held = held / (pins.parameters or replicas)
+        return np.asarray(process + (held + state / (pins.optimizer or replicas)) / pipelines)
+
+    def _process_bytes(self, *, compiled: bool) -> int:
+        """Bytes of a process before its first tensor."""
+        machine = self._space.machine
+        stated = machine.stack.memory.context_bytes if machine.stack else None
+        return machine.device.process_bytes(compiled=compiled) if stated is None else stated
 
     def stages(self, option: PipelineOption, configs: Ints) -> Floats:
         """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""

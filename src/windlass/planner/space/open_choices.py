@@ -12,7 +12,7 @@ from windlass.planner.space.options import (
     divisors,
     is_captured,
     offload_tiers,
-    precisions,
+    open_precisions,
 )
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.planner.space.tensor_degrees import open_tensor_degrees
@@ -154,14 +154,13 @@ class OpenChoices:
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
-        """Precisions that machine and stack support and that the graph was captured in."""
-        pin, can = self.request.precision, self._can
+        """Precisions that machine and stack support."""
+        pin, able = self.request.precision, open_precisions(self.machine)
         if pin is not None:
             return (pin,)
-        # Only a request asks for TF32 and for formats that change what is learned.
-        asked = ("float8", "tf32", "float16")
-        stated = (each for each in precisions(self.machine) if each not in asked)
-        return tuple(each for each in stated if each in can.precisions)
+        # Plans of a space all take the norm of gradients or none, and float16 must.
+        is_open = self.request.train.clip is not None or "float16" not in able
+        return able if is_open else ("float16",)
 
     def sharding_degrees(self, replicas: int, expert: int = 1) -> tuple[tuple[int, int], ...]:
         """Sharding degrees of parameters and optimizer state among this many replicas.
@@ -289,7 +288,7 @@ class OpenChoices:
             deterministic=True if self.request.deterministic else None,
             step_graph=True if self.request.step_graph else None,
             # In float16 the norm says whether a step counts, before any weight changes.
-            clip=self.request.train.clip is not None or self.request.precision == "float16",
+            clip=self.request.train.clip is not None or "float16" in self.precisions,
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
         )

@@ -51,10 +51,21 @@ def vary(
 
 
 def precisions(machine: Machine) -> tuple[Precision, ...]:
-    """Precisions that the machine states a rate for and its stack can run, float32 first."""
-    stated = {rate.precision for rate in machine.device.matmul}
+    """Precisions that the device computes in and its stack can run, float32 first."""
     can = (machine.stack or OWN_STACK).can.precisions
-    return tuple(each for each in PRECISION_BYTES if each in stated and each in can)
+    able = (each for each in PRECISION_BYTES if each != "float64")  # it is for verification only
+    return tuple(each for each in able if each in can and machine.device.computes_in(each))
+
+
+def open_precisions(machine: Machine) -> tuple[Precision, ...]:
+    """Precisions that are tried where a request names none.
+
+    Only a request asks for TF32 and for formats that change what is learned; but float16, with its
+    loss scale, takes the place of bfloat16 where the device or the stack has none.
+    """
+    able = precisions(machine)
+    usual = ("float32", "bfloat16" if "bfloat16" in able else "float16")
+    return tuple(each for each in able if each in usual)
 
 
 def offload_tiers(machine: Machine) -> tuple[Tier, ...]:

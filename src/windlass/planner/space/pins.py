@@ -80,8 +80,7 @@ def stack_faults(request: Request, machine: Machine) -> Iterator[str]:
         known = [load_stack(name) for name in stack_names()]
         known.sort(key=lambda each: len(tuple(capability_faults(request, each))))
         yield from capability_faults(request, stack, known)
-    stated = [rate.precision for rate in machine.device.matmul]
-    if machine.stack is not None and not set(stated) & set(stack.can.precisions):
+    if machine.stack is not None and not any(map(machine.device.computes_in, stack.can.precisions)):
         wanted = " or ".join(stack.can.precisions)
         yield (
             f"`{machine.name}` states no rate in {wanted}, in which `{stack.name}` computes; add a "

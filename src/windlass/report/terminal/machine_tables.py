@@ -113,13 +113,12 @@ def _machine_row(name: str, machine: Machine) -> dict[str, RenderableType]:
     device, *offload = machine.device.tiers
     fewest = 1 if machine.hosts == 1 else machine.devices_per_host
     largest = max((tier.capacity_bytes for tier in offload), default=0)
-    rates = {rate.precision: rate.peak for rate in machine.device.matmul}
     cells: tuple[RenderableType, ...] = (
         Text(name),
         f"{fewest}–{machine.devices}" if name.endswith(":N") else str(machine.devices),
         _short(device.capacity_bytes / 2**30),
         _short(largest / 2**30) if largest else "–",
-        _short(rates.get("bfloat16", max(rates.values())) / 1e12),
+        _short(machine.device.rate(machine.device.half_precision).peak / 1e12),
         _rates(machine.links),
         "overlap" if machine.execution_model == "overlapping" else "serial",
     )

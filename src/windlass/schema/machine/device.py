@@ -98,10 +98,16 @@ class Device(Document):
         """Whether layers can compute in `precision`."""
         if precision == "float64":
             return self.kind == "cpu"
-        stated = any(rate.precision == precision for rate in self.matmul)
-        # A CPU multiplies factors that were rounded to float8 in bfloat16.
-        follows = precision == ("float8" if self.kind == "cpu" else "float16")
-        return stated or (follows and self.computes_in("bfloat16"))
+        return self._stated_rate(precision) is not None
+
+    @property
+    def half_precision(self) -> Precision:
+        """The 16-bit format that training takes here; float32 if the device computes in none.
+
+        bfloat16 needs no loss scale, so float16 is taken only where a device has no bfloat16.
+        """
+        halves: tuple[Precision, ...] = ("bfloat16", "float16")
+        return next((each for each in halves if self.computes_in(each)), "float32")
 
     @property
     def memory(self) -> Tier:
@@ -111,20 +117,26 @@ class Device(Document):
     def rate(self, precision: Precision) -> MatmulRate:
         """Rates of matrix products in `precision`; for float64 those of float32, twice its own.
 
-        Accelerators compute in float16 as fast as in bfloat16, and their files state one of them;
-        a CPU multiplies factors of float8 in bfloat16.
-
         Raises:
             KeyError: this device states none.
         """
+        # float64 is for verification only and so is not measured.
+        rate = self._stated_rate("float32" if precision == "float64" else precision)
+        if rate is None:
+            raise KeyError(f"{self.kind} states no rate for {precision}")
+        return rate
+
+    def _stated_rate(self, precision: Precision) -> MatmulRate | None:
+        """The rates for `precision`, or for one that the device computes in as fast.
+
+        A CPU multiplies factors that were rounded to float8 in bfloat16. A CUDA device with
+        bfloat16 has float16 at the same rate; of others their files say so (`also`).
+        """
         for rate in self.matmul:
-            if rate.precision == precision:
+            if precision == rate.precision or precision in rate.also:
                 return rate
-        if precision == "float64":  # it is for verification only and so is not measured
-            return self.rate("float32")
-        if precision == ("float8" if self.kind == "cpu" else "float16"):
-            return self.rate("bfloat16")
-        raise KeyError(f"{self.kind} states no rate for {precision}")
+        follows = {"cpu": "float8", "cuda": "float16"}.get(self.kind) == precision
+        return self._stated_rate("bfloat16") if follows else None
 
     def effective(self, *, offloads: bool) -> Self:
         """This device without the compute units that offloading reserves for transfers."""

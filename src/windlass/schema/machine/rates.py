@@ -155,6 +155,8 @@ class MatmulRate(Document):
     """Rate of matrix products and attention in one precision."""
 
     precision: Precision
+    also: tuple[Precision, ...] = ()
+    """Formats in which the device computes at the same rates."""
     peak: FlopPerSecond
     """Dense peak rate, the denominator of MFU."""
     curve: Curve
