@@ -106,4 +106,4 @@ def test_a_device_that_is_shared_is_slower_in_sparse_products_too():
     device = with_rates(tiny_machine(), sparse_products=(rate,))
     alone = seconds(product(DENSITY), device)
 
-    assert seconds(product(DENSITY), device.split(3)) == pytest.approx(3 * alone)
+    assert seconds(product(DENSITY), device.split(3, cores=3)) == pytest.approx(3 * alone)

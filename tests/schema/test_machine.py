@@ -116,3 +116,16 @@ def test_the_longest_matching_pattern_gives_the_source():
     assert source_of("device.tiers.host.write", sources) == host
     assert source_of("device.tiers.host.read", sources) == exact
     assert source_of("links.ring.rate", sources) is None
+
+
+@given(cores=st.integers(1, 16), sharers=st.integers(1, 64))
+def test_devices_that_outnumber_the_cores_have_the_overheads_of_all_that_share_one(
+    cores: int, sharers: int
+):
+    device = tiny_machine().device.model_copy(
+        update={"launch_seconds": 1e-5, "pass_seconds": 1e-4, "update_call_seconds": 1e-6}
+    )
+    shared, waiting = device.split(sharers, cores=cores), max(1.0, sharers / cores)
+    for name in ("launch_seconds", "pass_seconds", "update_call_seconds"):
+        assert getattr(shared, name) == pytest.approx(waiting * getattr(device, name))
+    assert shared.matmul[0].peak == pytest.approx(device.matmul[0].peak / sharers)

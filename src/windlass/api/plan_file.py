@@ -16,6 +16,7 @@ from windlass.api.model_graph import capture, capture_tensor_degrees
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.document import format_overrides
 from windlass.errors import RequestError, StackError
+from windlass.hardware import core_count
 from windlass.schema import OWN_STACK, Graph, Machine, ModelIdentity, Plan, Request, Stack
 from windlass.stacks import stack_names
 
@@ -139,7 +140,7 @@ def stack_of_plan(plan: Plan, request: Request) -> Stack | None:
 def split_machine(devices: int, machine: Machine) -> Machine:
     """This machine, whose CPU is split into so many devices if it counts as one."""
     is_split = devices > machine.devices == 1 and machine.device.kind == "cpu"
-    return machine.split(devices) if is_split else machine
+    return machine.split(devices, cores=core_count()) if is_split else machine
 
 
 def with_tensor_shards(

@@ -100,6 +100,7 @@ def _too_large(
         advice=Advice(
             budget_bytes=budget_bytes,
             needed_bytes=peak.peak_bytes,
+            nearest=plan,
             over_bytes=peak.over_bytes,
             by_class=peak.by_class,
             changes=changes,

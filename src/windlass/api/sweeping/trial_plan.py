@@ -4,6 +4,7 @@ from windlass.api.machines import HERE, find_machine
 from windlass.api.objects import NO_OBJECTS
 from windlass.api.plan import Planned, plan_request
 from windlass.errors import MachineError
+from windlass.hardware import core_count
 from windlass.schema import Machine, Request
 from windlass.sweep import SweepRequest, Trial
 
@@ -36,7 +37,7 @@ def share_of(machine: Machine, jobs: int) -> Machine:
     if jobs == 1 or machine.device.kind != "cpu":
         return machine
     whole = machine.device.memory
-    share = machine.device.split(jobs)
+    share = machine.device.split(jobs, cores=core_count())
     memory = share.memory.model_copy(update={"capacity_bytes": whole.capacity_bytes})
     device = share.model_copy(update={"tiers": (memory, *share.tiers[1:])})
     return machine.model_copy(update={"device": device})

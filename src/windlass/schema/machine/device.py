@@ -146,11 +146,15 @@ class Device(Document):
             else self
         )
 
-    def split(self, sharers: int) -> Self:
+    def split(self, sharers: int, *, cores: int) -> Self:
         """One of several equal devices that share the cores, memory and disk of this one.
 
-        Rates are divided among them. The launch overhead stays, as long as there is a core for
-        each.
+        Rates are divided among them. Overheads of the host stay as long as there is a core for
+        each; of more devices than cores, several wait for one core, which has the overheads of all.
+
+        Args:
+            sharers: the devices, each of which computes in a process of its own.
+            cores: cores that they share.
         """
         tiers = tuple(
             tier.model_copy(
@@ -161,7 +165,31 @@ class Device(Document):
             )
             for tier in self.tiers
         )
-        return self.slowed_down(sharers).model_copy(update={"tiers": tiers})
+        shared = self.slowed_down(sharers).model_copy(update={"tiers": tiers})
+        return shared.with_overheads(max(1.0, sharers / cores))
+
+    def with_overheads(self, times: float) -> Self:
+        """This device with `times` longer fixed times of ops, passes and updates."""
+        if times == 1.0:
+            return self
+        matmul = tuple(
+            rate.model_copy(
+                update={
+                    name: tuple(
+                        each.model_copy(update={"call_seconds": times * each.call_seconds})
+                        for each in getattr(rate, name)
+                    )
+                    for name in ("products", "sparse_products")
+                }
+            )
+            for rate in self.matmul
+        )
+        moments = tuple(
+            rate.model_copy(update={"part_seconds": times * rate.part_seconds})
+            for rate in self.moment_rates
+        )
+        overheads = {name: times * getattr(self, name) for name in _DEVICE_OVERHEADS}
+        return self.model_copy(update={"matmul": matmul, "moment_rates": moments, **overheads})
 
     def slowed_down(self, times: float) -> Self:
         """This device with `times` lower compute rates; its memory tiers stay as fast."""
@@ -222,6 +250,10 @@ class Device(Document):
 
 ProductT = TypeVar("ProductT", bound=ProductRate)
 _TIER_RATES = ("read", "write", "both")
+_DEVICE_OVERHEADS = (
+    "launch_seconds", "pass_seconds", "compiled_pass_seconds", "compile_seconds",
+    "update_call_seconds",
+)  # fmt: skip
 _DEVICE_RATES = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
 
 

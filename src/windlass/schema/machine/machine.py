@@ -192,17 +192,18 @@ class Machine(Document):
         hosts = ceil(devices / self.devices_per_host)
         return 1.0 + (self.stragglers or 0.0) * log(hosts)
 
-    def split(self, devices: int) -> Self:
+    def split(self, devices: int, *, cores: int) -> Self:
         """This machine with its one device split into several that share its cores and memory.
 
         Args:
             devices: number of processes that compute on it at the same time.
+            cores: cores that they share.
         """
         link = Link(name="loopback", joins=devices, latency=LOOPBACK_SECONDS, rate=LOOPBACK_RATE)
         return self.model_copy(
             update={
                 "devices_per_host": devices,
-                "device": self.device.split(devices),
+                "device": self.device.split(devices, cores=cores),
                 "links": (link,),
             }
         )
