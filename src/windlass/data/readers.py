@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,17 @@ class UnreadableDocument:
     message: str
 
 
+class Row(NamedTuple):
+    """A row of a table."""
+
+    name: str
+    """Name of its document."""
+    where: str
+    """Its place, for a message."""
+    values: Mapping[str, object]
+    """By column."""
+
+
 class RowFormat(Protocol):
     """How the rows of a table become documents."""
 
@@ -80,16 +91,10 @@ class RowFormat(Protocol):
     def columns(self, names: Sequence[str]) -> tuple[str, ...] | str:
         """Those of a table's columns that documents are made of, or what is wrong with them."""
 
-    def document(
-        self, name: str, where: str, row: Mapping[str, object]
-    ) -> "TextDocument | UnreadableDocument | None":
-        """The document in a row; None if it is empty.
-
-        Args:
-            name: name of the document.
-            where: place of the row, for a message.
-            row: values by column.
-        """
+    def documents(
+        self, items: "Iterable[Row | TextDocument | UnreadableDocument]"
+    ) -> "Iterator[TextDocument | UnreadableDocument]":
+        """The documents in rows, but for empty ones; what is no row stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +115,38 @@ class TextRows:
             way_out = "name yours as `data.text_field`"
         return f"no field `{self.field}`; fields are {fields}; {way_out}"
 
-    def document(
-        self, name: str, where: str, row: Mapping[str, object]
-    ) -> "TextDocument | UnreadableDocument | None":
-        """The text of a row; None if it is empty."""
-        value = row[self.field]
+    def documents(
+        self, items: "Iterable[Row | TextDocument | UnreadableDocument]"
+    ) -> "Iterator[TextDocument | UnreadableDocument]":
+        """The text of each row, but for empty ones."""
+        return documents_of_rows(items, self._document)
+
+    def _document(self, row: Row) -> "TextDocument | UnreadableDocument | None":
+        value = row.values[self.field]
         if value is None or value == "":
             return None
         if not isinstance(value, str):
             return UnreadableDocument(
-                message=f"{where}: `{self.field}` is of type {type(value).__name__}, not text"
+                message=f"{row.where}: `{self.field}` is of type {type(value).__name__}, not text"
             )
         try:
-            return TextDocument(name=name, text=value, nbytes=len(value.encode()))
+            return TextDocument(name=row.name, text=value, nbytes=len(value.encode()))
         except UnicodeEncodeError as error:
             return UnreadableDocument(
-                message=f"{where}: `{self.field}` has half a surrogate pair at character "
+                message=f"{row.where}: `{self.field}` has half a surrogate pair at character "
                 f"{error.start}"
             )
+
+
+def documents_of_rows(
+    items: Iterable[Row | TextDocument | UnreadableDocument],
+    document: Callable[[Row], TextDocument | UnreadableDocument | None],
+) -> Iterator[TextDocument | UnreadableDocument]:
+    """Items in which each row is replaced by its document; None leaves a row out."""
+    for item in items:
+        made = document(item) if isinstance(item, Row) else item
+        if made is not None:
+            yield made
 
 
 def _is_chat(names: Sequence[str]) -> bool:
@@ -160,6 +179,11 @@ def read_documents(
     Raises:
         DataError: a package that the format needs is missing.
     """
+    return rows.documents(_items(file, rows))
+
+
+def _items(file: SourceFile, rows: RowFormat) -> Iterator[Row | TextDocument | UnreadableDocument]:
+    """The rows of a table, or the documents of a text."""
     try:
         match file.path.suffix:
             case ".jsonl":
@@ -231,20 +255,18 @@ def _first_bad_byte(content: bytes) -> int:
     return len(content)
 
 
-def _json_lines(file: SourceFile, rows: RowFormat) -> Iterator[TextDocument | UnreadableDocument]:
+def _json_lines(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
     offset = 0
     with file.path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
-                item = _json_line(file, rows, number, offset, line)
-                if item is not None:
-                    yield item
+                yield _json_line(file, rows, number, offset, line)
             offset += len(line)
 
 
 def _json_line(
     file: SourceFile, rows: RowFormat, number: int, offset: int, line: bytes
-) -> TextDocument | UnreadableDocument | None:
+) -> Row | UnreadableDocument:
     where = f"{file.path}:{number}"
     decoded = _decoded(file.name, file.path, offset, line)
     if isinstance(decoded, UnreadableDocument):
@@ -267,10 +289,10 @@ def _json_line(
     columns = rows.columns(tuple(row))
     if isinstance(columns, str):
         return UnreadableDocument(message=f"{where}: {columns}")
-    return rows.document(f"{file.name}:{number}", where, row)
+    return Row(f"{file.name}:{number}", where, row)
 
 
-def _parquet(file: SourceFile, rows: RowFormat) -> Iterator[TextDocument | UnreadableDocument]:
+def _parquet(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
     _arrow_package(file.path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
@@ -286,8 +308,8 @@ def _parquet(file: SourceFile, rows: RowFormat) -> Iterator[TextDocument | Unrea
 
 def _table(
     file: SourceFile, rows: RowFormat, names: Sequence[str], batches: Iterable[Any]
-) -> Iterator[TextDocument | UnreadableDocument]:
-    """Documents of record batches (`Any` because pyarrow has no types)."""
+) -> Iterator[Row | UnreadableDocument]:
+    """Rows of record batches (`Any` because pyarrow has no types)."""
     columns = rows.columns(names)
     if isinstance(columns, str):
         yield UnreadableDocument(message=f"`{file.path}`: {columns}")
@@ -295,10 +317,8 @@ def _table(
     number = 0
     for batch in batches:
         for row in batch.select(list(columns)).to_pylist():
-            item = rows.document(f"{file.name}:{number}", f"{file.path}: row {number}", row)
+            yield Row(f"{file.name}:{number}", f"{file.path}: row {number}", row)
             number += 1
-            if item is not None:
-                yield item
 
 
 def arrow_batches(path: Path, columns: Sequence[str]) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Conversations as training text: chat templates, and which of their tokens are learned."""
 
 from windlass.data.chat.chat_rows import ChatRows
-from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
+from windlass.data.chat.chat_template import ChatTemplate
 from windlass.data.chat.encode_documents import (
     EncodedDocument,
     TargetWeights,
@@ -9,6 +9,7 @@ from windlass.data.chat.encode_documents import (
     encode_question,
 )
 from windlass.data.chat.find_template import find_chat_template
+from windlass.data.chat.template_process import TemplateFault
 
 __all__ = [
     "ChatRows",

@@ -1,18 +1,24 @@
 """Rows of conversations as documents: rendered text, and the answers in it that are learned."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from windlass.data.chat.chat_template import ChatTemplate, Message, TemplateFault
-from windlass.data.readers import TargetSpan, TextDocument, UnreadableDocument
-from windlass.errors import did_you_mean, shorten
+from windlass.data.chat.chat_template import ChatTemplate, Conversation, Message, Rendered
+from windlass.data.chat.template_process import TemplateFault, TemplateLimitFault
+from windlass.data.readers import Row, TargetSpan, TextDocument, UnreadableDocument
+from windlass.errors import DataError, did_you_mean, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERING_ROLE = "assistant"
 _MOST_WEIGHT = 1000
 _COLUMNS = ("messages", "tools", "prompt", "completion")
+
+
+_BATCH_ROWS = 64
+"""Rows that are rendered at once: a message to another process takes as long as a short one."""
 
 
 class _RowFault(Exception):  # noqa: N818  a reason, which the caller places
@@ -43,96 +49,124 @@ class ChatRows:
             "or read text with `data.format=text`"
         )
 
+    def documents(
+        self, items: Iterable[Row | TextDocument | UnreadableDocument]
+    ) -> Iterator[TextDocument | UnreadableDocument]:
+        """The rendered conversation of each row, or why it cannot be learned.
+
+        Raises:
+            DataError: the template takes too much time or memory.
+        """
+        waiting = iter(items)
+        while batch := list(islice(waiting, _BATCH_ROWS)):
+            parsed = [self._parsed(item) if isinstance(item, Row) else item for item in batch]
+            rendered = iter(self._rendered([p for p in parsed if isinstance(p, _Parsed)]))
+            for each in parsed:
+                yield self._document(each, next(rendered)) if isinstance(each, _Parsed) else each
+
     def document(
         self, name: str, where: str, row: Mapping[str, object]
     ) -> TextDocument | UnreadableDocument:
-        """The rendered conversation of a row, or why it cannot be learned."""
-        try:
-            text, targets = self._rendered(row)
-            nbytes = len(text.encode())
-        except (_RowFault, TemplateFault) as fault:
-            by = f"the chat template {self.template.name}: "
-            reason = f"{by}{fault}" if isinstance(fault, TemplateFault) else str(fault)
-            return UnreadableDocument(message=f"{where}: {reason}")
-        except UnicodeEncodeError:
-            return UnreadableDocument(message=f"{where}: holds half a surrogate pair")
-        return TextDocument(name=name, text=text, nbytes=nbytes, targets=tuple(targets))
+        """The rendered conversation of one row, as in `documents`."""
+        return next(self.documents([Row(name, where, row)]))
 
-    def _rendered(self, row: Mapping[str, object]) -> tuple[str, list[TargetSpan]]:
-        if row.get("messages") is not None:
-            return self._conversation(_messages(row["messages"], "messages"), row, context=0)
-        prompt, completion = row.get("prompt"), row.get("completion")
-        if isinstance(prompt, str) and isinstance(completion, str):
-            if not completion:
-                raise _RowFault("`completion` is empty, so there is no answer to learn")
-            text = f"{prompt}{completion}{self.template.special_tokens['eos_token']}"
-            return text, [TargetSpan(len(prompt), len(text))]
-        if isinstance(prompt, list) and isinstance(completion, list):
-            turns = _messages(prompt, "prompt") + _messages(completion, "completion")
-            return self._conversation(turns, row, context=len(prompt))
+    def _parsed(self, row: Row) -> "_Parsed | TextDocument | UnreadableDocument":
+        """A row before it is rendered; a prompt and its completion are a text already."""
+        try:
+            prompt, completion = row.values.get("prompt"), row.values.get("completion")
+            is_text = isinstance(prompt, str) and isinstance(completion, str)
+            if is_text and row.values.get("messages") is None:
+                return self._completed(row, str(prompt), str(completion))
+            return _Parsed(row, *_conversation(row.values))
+        except _RowFault as fault:
+            return UnreadableDocument(message=f"{row.where}: {fault}")
+
+    def _completed(
+        self, row: Row, prompt: str, completion: str
+    ) -> TextDocument | UnreadableDocument:
+        """The document of a prompt and its completion."""
+        if not completion:
+            raise _RowFault("`completion` is empty, so there is no answer to learn")
+        text = f"{prompt}{completion}{self.template.special_tokens['eos_token']}"
+        return _text_document(row, text, [TargetSpan(len(prompt), len(text))])
+
+    def _rendered(self, rows: Sequence["_Parsed"]) -> list[Rendered | TemplateFault]:
+        """Renders all rows at once or, if one takes too much, each by itself to find that."""
+        try:
+            return self.template.render_all([each.conversation for each in rows])
+        except TemplateLimitFault as fault:
+            if len(rows) > 1:
+                return [rendered for row in rows for rendered in self._rendered([row])]
+            raise DataError(
+                f"{rows[0].row.where}: the chat template {self.template.name}: {fault}; correct "
+                "it, or name another one as `data.chat_template`"
+            ) from None
+
+    def _document(
+        self, parsed: "_Parsed", rendered: Rendered | TemplateFault
+    ) -> TextDocument | UnreadableDocument:
+        row, (_, _, turns), learned = parsed
+        by = f"{row.where}: the chat template {self.template.name}"
+        if isinstance(rendered, TemplateFault):
+            return UnreadableDocument(message=f"{by}: {rendered}")
+        if len(rendered.answers) != len(turns):
+            return UnreadableDocument(
+                message=f"{by} marks {len(rendered.answers)} answers of a conversation with "
+                f"{len(turns)}"
+            )
+        spans = zip(turns, rendered.answers, strict=True)
+        targets = [TargetSpan(*span, learned[turn]) for turn, span in spans if turn in learned]
+        if all(span.start == span.end for span in targets):
+            return UnreadableDocument(message=f"{by} renders nothing of its answer")
+        return _text_document(row, rendered.text, targets)
+
+
+class _Parsed(NamedTuple):
+    """A row whose conversation is still to be rendered."""
+
+    row: Row
+    conversation: Conversation
+    learned: Mapping[int, float]
+    """Weight of each message that is learned."""
+
+
+def _text_document(
+    row: Row, text: str, targets: list[TargetSpan]
+) -> TextDocument | UnreadableDocument:
+    try:
+        nbytes = len(text.encode())
+    except UnicodeEncodeError:
+        return UnreadableDocument(message=f"{row.where}: holds half a surrogate pair")
+    return TextDocument(name=row.name, text=text, nbytes=nbytes, targets=tuple(targets))
+
+
+def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int, float]]:
+    """The conversation of a row, and the weight of each message that is learned."""
+    prompt, completion, context = row.get("prompt"), row.get("completion"), 0
+    if row.get("messages") is not None:
+        messages = _messages(row["messages"], "messages")
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        messages = _messages(prompt, "prompt") + _messages(completion, "completion")
+        context = len(prompt)
+    else:
         raise _RowFault(
             f"`prompt` is {_kind(prompt)} and `completion` {_kind(completion)}; both should be "
             "texts, or both lists of messages"
         )
-
-    def _conversation(
-        self, messages: list[Message], row: Mapping[str, object], *, context: int
-    ) -> tuple[str, list[TargetSpan]]:
-        """Text and answers of messages, of which the first `context` ones are only read."""
-        tools = row.get("tools")
-        if isinstance(tools, str):  # tables hold them as JSON, since each has fields of its own
-            tools = _json_list(tools)
-        if tools is not None and not isinstance(tools, list):
-            raise _RowFault(f"`tools` is {_kind(tools)}, not a list")
-        turns = [i for i, m in enumerate(messages) if m["role"] == ANSWERING_ROLE]
-        learned = [turn for turn in turns if turn >= context and messages[turn].get("weight", 1)]
-        if not learned:
-            raise _RowFault(
-                f"no answer: none of its {len(messages) - context} messages has the role "
-                f"`{ANSWERING_ROLE}` and a weight above 0"
-            )
-        text, marked = self.template.render(messages, tools)
-        if not self.template.marks_answers:
-            spans = self._answers_by_prefix(text, messages, turns, tools)
-        elif len(marked) == len(turns):
-            spans = list(marked)
-        else:
-            raise _RowFault(
-                f"the chat template {self.template.name} marks {len(marked)} answers of a "
-                f"conversation with {len(turns)}"
-            )
-        targets = [
-            TargetSpan(*span, weight=float(messages[turn].get("weight", 1)))
-            for turn, span in zip(turns, spans, strict=True)
-            if turn in learned
-        ]
-        if all(span.start == span.end for span in targets):
-            raise _RowFault(f"the chat template {self.template.name} renders nothing of its answer")
-        return text, targets
-
-    def _answers_by_prefix(
-        self,
-        text: str,
-        messages: list[Message],
-        turns: list[int],
-        tools: list[object] | None,
-    ) -> list[tuple[int, int]]:
-        """Where each answer stands, from what a template renders before and after it."""
-        spans: list[tuple[int, int]] = []
-        for turn in turns:
-            with_answer = self.template.render(messages[: turn + 1], tools).text
-            question = self.template.render(messages[:turn], tools, generation_prompt=True).text
-            if not with_answer.startswith(question):
-                question = self.template.render(messages[:turn], tools).text
-            if not (text.startswith(with_answer.rstrip()) and with_answer.startswith(question)):
-                raise _RowFault(
-                    f"the chat template {self.template.name} renders message {turn} in another way "
-                    "once others follow, so that its answer cannot be told; mark answers in the "
-                    "template with `{% generation %}` and `{% endgeneration %}`"
-                )
-            # White space behind the mark of an answer's end belongs to the next turn.
-            spans.append((len(question), max(len(question), len(with_answer.rstrip()))))
-        return spans
+    tools = row.get("tools")
+    if isinstance(tools, str):  # tables hold them as JSON, since each has fields of its own
+        tools = _json_list(tools)
+    if tools is not None and not isinstance(tools, list):
+        raise _RowFault(f"`tools` is {_kind(tools)}, not a list")
+    turns = [i for i, m in enumerate(messages) if m["role"] == ANSWERING_ROLE]
+    weights = {turn: float(messages[turn].get("weight", 1)) for turn in turns if turn >= context}
+    learned = {turn: weight for turn, weight in weights.items() if weight}
+    if not learned:
+        raise _RowFault(
+            f"no answer: none of its {len(messages) - context} messages has the role "
+            f"`{ANSWERING_ROLE}` and a weight above 0"
+        )
+    return Conversation(messages, tools, turns), learned
 
 
 def _messages(value: object, field: str) -> list[Message]:

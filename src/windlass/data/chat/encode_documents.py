@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
+from windlass.data.chat.chat_template import ChatTemplate
+from windlass.data.chat.template_process import TemplateFault
 from windlass.data.readers import TextDocument
 from windlass.data.tokenizer import TokenIds, Tokenizer, bytes_before_characters
 from windlass.errors import DataError

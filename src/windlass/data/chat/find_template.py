@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.atomic_files import read_regular_file
-from windlass.data.chat.chat_template import ChatTemplate, TemplateFault
+from windlass.data.chat.chat_template import ChatTemplate
+from windlass.data.chat.template_process import TemplateFault
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
 from windlass.document import read_json_object
 from windlass.errors import DataError

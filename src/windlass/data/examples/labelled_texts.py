@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from windlass.data.examples.example_dataset import ExampleDataset
 from windlass.data.packing.sentence_pairs import PairTokens
-from windlass.data.readers import TextDocument, UnreadableDocument
+from windlass.data.readers import Row, TextDocument, UnreadableDocument, documents_of_rows
 from windlass.data.sources import find_corpus
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_tokenizer
 from windlass.errors import DataError, raise_data_errors
@@ -37,20 +37,24 @@ class LabelledRows:
                 return f"no field `{field}`; fields are {fields}; name yours as `data.{key}`"
         return tuple(field for field in wanted.values() if field is not None)
 
-    def document(
-        self, name: str, where: str, row: Mapping[str, object]
-    ) -> TextDocument | UnreadableDocument | None:
-        """A row as JSON of its class and texts."""
-        texts = [row[field] for field in (self.text, self.second) if field is not None]
-        label = row[self.label]
+    def documents(
+        self, items: Iterable[Row | TextDocument | UnreadableDocument]
+    ) -> Iterator[TextDocument | UnreadableDocument]:
+        """Each row as JSON of its class and texts."""
+        return documents_of_rows(items, self._document)
+
+    def _document(self, row: Row) -> TextDocument | UnreadableDocument:
+        texts = [row.values[field] for field in (self.text, self.second) if field is not None]
+        label = row.values[self.label]
         if not all(isinstance(text, str) for text in texts):
-            return UnreadableDocument(message=f"{where}: a text is no text but {texts!r:.60}")
+            return UnreadableDocument(message=f"{row.where}: a text is no text but {texts!r:.60}")
         if isinstance(label, bool) or not isinstance(label, str | int):
             return UnreadableDocument(
-                message=f"{where}: `{self.label}` is {label!r:.40}; a class is a word or a number"
+                message=f"{row.where}: `{self.label}` is {label!r:.40}; a class is a word or a "
+                "number"
             )
         content = json.dumps([str(label), *texts])
-        return TextDocument(name=name, text=content, nbytes=len(content))
+        return TextDocument(name=row.name, text=content, nbytes=len(content))
 
 
 def prepare_labelled_texts(
