@@ -31,6 +31,9 @@ from .differences.bisection import (
     Bisection,
     bisect,
 )
+from .differences.recorded_code import (
+    recorded_code,
+)
 from .differences.run_diff import (
     diff,
     write_run_diff,
@@ -331,6 +334,7 @@ __all__ = [
     "prepare_cluster_run",
     "probe",
     "read_token",
+    "recorded_code",
     "rehearsal",
     "rehearse",
     "rehearse_as_is",

@@ -30,9 +30,11 @@ from .record_faults import (
     changed_files,
     describe_skipped,
     first_attempt_of_plan,
+    is_from_this_host,
     journal_faults,
 )
 from .redaction import (
+    kept_variables,
     without_personal_data,
     without_secrets,
 )
@@ -113,12 +115,14 @@ __all__ = [
     "find_run",
     "first_attempt_of_plan",
     "input_fingerprints",
+    "is_from_this_host",
     "is_locked",
     "journal_faults",
     "journal_files",
     "journal_path",
     "journal_ranks",
     "journal_writer_id",
+    "kept_variables",
     "load_run",
     "make_data_manifest",
     "parse_journal",

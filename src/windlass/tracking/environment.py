@@ -1,15 +1,22 @@
 """The environment of a run: code version, packages, processor; collected without torch."""
 
+import contextlib
+import hmac
+import json
 import os
 import platform
 import re
+import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from windlass.atomic_files import data_folder
 from windlass.schema import CodeSnapshot, Environment
 from windlass.tracking.redaction import kept_variables, without_secrets
+
+_KEY_BYTES = 32
 
 
 def collect_environment(
@@ -36,6 +43,37 @@ def collect_environment(
         command=tuple(without_secrets(word) for word in command),
         variables=kept_variables(os.environ),
     )
+
+
+def host_mark(run_id: str, files: Mapping[str, str]) -> str | None:
+    """What only this user of this machine can say of the files of a run: an HMAC of their hashes.
+
+    Its key lies in the user's data folder. None if that cannot be written; no run fails for it.
+
+    Args:
+        run_id: the run.
+        files: SHA-256 of each file by its name.
+    """
+    key = _host_key()
+    if key is None:
+        return None
+    said = json.dumps([run_id, sorted(files.items())]).encode()
+    return hmac.new(key, said, "sha256").hexdigest()
+
+
+def _host_key() -> bytes | None:
+    path = data_folder() / "host.key"
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, secrets.token_bytes(_KEY_BYTES))
+            finally:
+                os.close(file)
+        key = path.read_bytes()
+        return key if len(key) == _KEY_BYTES else None
+    return None
 
 
 def installed_packages() -> dict[str, str]:

@@ -1,13 +1,21 @@
 """What is wrong with the record of a run, one sentence for each fault."""
 
 import contextlib
+import hmac
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.atomic_files import hash_file
-from windlass.schema import ATTEMPTS_FOLDER, PLAN_FILE
+from windlass.schema import (
+    ATTEMPTS_FOLDER,
+    CODE_FILE,
+    ENVIRONMENT_FILE,
+    PLAN_FILE,
+    REQUEST_FILE,
+)
+from windlass.tracking.environment import host_mark
 from windlass.tracking.journal import JournalEvent
 from windlass.tracking.run_folder import ID_FILE, JournalFile
 
@@ -78,6 +86,34 @@ def changed_files(folder: Path, events: Sequence[JournalEvent]) -> dict[str, Cha
                 if actual != recorded:
                     changed[name] = ChangedFile(actual=actual, recorded=str(recorded))
     return changed
+
+
+def is_from_this_host(folder: Path, run_id: str, events: Sequence[JournalEvent]) -> bool:
+    """Whether what a run's files make a command run was written by this user on this machine.
+
+    Anybody can write a name of a host into a record, and nobody else can mark the seal of a file.
+
+    Args:
+        folder: the run folder.
+        run_id: its id.
+        events: all events of the run.
+    """
+    own: set[tuple[str, str]] = set()
+    for event in events:
+        files, mark = event.fields.get("files"), event.fields.get("host")
+        if event.name == "seal" and isinstance(files, Mapping) and isinstance(mark, str):
+            hashes = {str(name): str(digest) for name, digest in files.items()}
+            expected = host_mark(run_id, hashes)
+            if expected is not None and hmac.compare_digest(mark.encode(), expected.encode()):
+                own |= hashes.items()
+    try:
+        return all(
+            (name, hash_file(folder / name)) in own
+            for name in (REQUEST_FILE, PLAN_FILE, ENVIRONMENT_FILE, CODE_FILE)
+            if (folder / name).exists()
+        )
+    except OSError:
+        return False
 
 
 def describe_skipped(path: Path, skipped: Sequence[range]) -> str:

@@ -31,6 +31,7 @@ from windlass.schema import (
     RunState,
     Step,
 )
+from windlass.tracking.environment import host_mark
 from windlass.tracking.folder_lock import FolderLock
 from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step
@@ -93,7 +94,8 @@ class RunFolder:
         Raises:
             RecordError: the folder was deleted or moved.
         """
-        self.append_event("seal", files={name: hash_file(self.path / name) for name in names})
+        files = {name: hash_file(self.path / name) for name in names}
+        self.append_event("seal", files=files, host=host_mark(self.id, files))
 
     def require_present(self) -> None:
         """Refuses to go on without the folder.

@@ -65,3 +65,23 @@ def test_a_commit_that_is_not_in_the_repository_is_a_reason(checkout: Path, tmp_
     assert found is None
     assert "the code cannot be switched" in reasons[0]
     assert not [*(tmp_path / "cache" / "windlass" / "code").glob("1111*")]
+
+
+def test_nothing_that_a_record_names_becomes_a_part_of_git(checkout: Path, tmp_path: Path):
+    commit = git(checkout, "rev-parse", "HEAD")
+    hook = UntrackedFile(name=".git/hooks/post-checkout", sha256="0" * 64, text="#!/bin/sh\n")
+    setting = UntrackedFile(name="a/../.GIT/config", sha256="0" * 64, text="[core]\n")
+    found, _ = code_versions(
+        run_of(tmp_path / "good", CodeTree(commit=commit)),
+        run_of(tmp_path / "bad", CodeTree(commit=commit, untracked=(hook, setting))),
+    )
+    assert found is not None
+    folder = found[1].folder
+    assert not (folder / ".git" / "hooks" / "post-checkout").exists()
+    assert not (folder / ".GIT").exists()
+    option = CodeTree(commit="--upload-pack=touch")
+    found, reasons = code_versions(
+        run_of(tmp_path / "one", option), run_of(tmp_path / "two", CodeTree(commit=commit))
+    )
+    assert found is None
+    assert "the recorded commit is none" in reasons[0]

@@ -22,6 +22,7 @@ from windlass.api.differences.factors import (
     mixed_request,
     mixed_variables,
 )
+from windlass.api.differences.recorded_code import require_code_of_this_host
 from windlass.api.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.api.machines import Progress
 from windlass.api.runs import RUNS, load
@@ -96,6 +97,7 @@ def bisect(
     metric: str | None = None,
     steps: int | None = None,
     most_tests: int = 8,
+    run_recorded_code: bool = False,
     root: Path | str = RUNS,
     progress: Progress | None = None,
 ) -> Bisection:
@@ -109,15 +111,19 @@ def bisect(
         metric: `loss` or `seconds`; None takes the loss if that differs, and else the seconds.
         steps: steps of each short run; None takes as few as tell both runs apart.
         most_tests: mixtures that are tried at most.
+        run_recorded_code: whether the model, code and settings of runs that were not made by this
+            user on this machine may be run here; `recorded_code` shows them.
         root: the folder that holds the run folders.
         progress: called with how many short runs have ended.
 
     Raises:
-        RecordError: a run is missing or has no steps, or both are one.
+        RecordError: a run is missing or has no steps, both are one, or one was made elsewhere.
         RequestError: the metric is unknown.
     """
     records = load(good, root=root), load(bad, root=root)
     _require_comparable(*records, metric)
+    if not run_recorded_code:
+        require_code_of_this_host(*records)
     chosen: Metric = "loss" if metric == "loss" else "seconds" if metric else _metric(*records)
     most = min(record.steps[-1].step for record in records)
     count = steps or _steps_that_tell(*records, chosen)

@@ -30,6 +30,7 @@ _GIT_SECONDS = 60.0
 _EXIT_CODES = {"good": 0, "bad": 1, "unresolved": 125}
 """Exit codes for `git bisect run`, which leaves a commit out at the last one."""
 _FIRST_BAD = re.compile(r"^([0-9a-f]{40}) is the first bad commit", re.MULTILINE)
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PACKAGE = Path(__file__).parents[2]
 
 
@@ -134,6 +135,8 @@ def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
     Raises:
         RecordError: the commit is not in the checkout, or the changes do not apply.
     """
+    if not _COMMIT.fullmatch(tree.commit or ""):
+        raise RecordError("the recorded commit is none, so that the code was not switched")
     place = _PACKAGE if is_windlass else Path.cwd()
     checkout = Path(_git(place, "rev-parse", "--show-toplevel").strip())
     commit = tree.commit or ""
@@ -145,8 +148,10 @@ def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
             if tree.diff:
                 _git(folder, "apply", "--whitespace=nowarn", "-", text=tree.diff)
             for file in tree.untracked:
-                target = (folder / file.name).resolve()
-                if target.is_relative_to(folder.resolve()):
+                target, clone = (folder / file.name).resolve(), folder.resolve()
+                # What lies in `.git` is run by git.
+                inside = target.relative_to(clone).parts if target.is_relative_to(clone) else ()
+                if inside and inside[0].lower() != ".git":
                     atomic_write(target, file.text)
         except RecordError:
             shutil.rmtree(folder, ignore_errors=True)

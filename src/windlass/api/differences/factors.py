@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from windlass.judge import flat_keys, with_keys_of
 from windlass.schema import PLAN_FILE, REQUEST_FILE
-from windlass.tracking import RunRecord
+from windlass.tracking import RunRecord, kept_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def _other_variables(good: RunRecord, bad: RunRecord) -> list[str]:
 
 
 def _variables(record: RunRecord) -> Mapping[str, str]:
-    return record.environment.variables if record.environment else {}
+    """Of the names that a run records; a record from elsewhere may name any."""
+    return kept_variables(record.environment.variables) if record.environment else {}
 
 
 def _request(record: RunRecord) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`windlass diff` and `windlass bisect`: what differs between runs, and what of it matters."""
 
+import sys
 from pathlib import Path
 
 from rich import box
@@ -10,12 +11,13 @@ from windlass import api
 from windlass.cli.console import (
     ProgressBars,
     console,
+    error_console,
     print_bullets,
     print_json,
     print_line,
     print_written,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.judge import RunDiff
 from windlass.report import run_diff_table
@@ -56,6 +58,7 @@ def bisect(
     metric: str | None = None,
     steps: int | None = None,
     most_tests: int = 8,
+    run_recorded_code: Flag = False,
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -69,13 +72,17 @@ def bisect(
         metric: `loss` or `seconds`; what differs more if not given.
         steps: Steps of each short run; as few as tell the two apart if not given.
         most_tests: Sets of differences that are tried at most.
+        run_recorded_code: Also run the model, code and settings of runs that you did not make on
+            this machine, after showing them.
         runs: The folder that holds the run folders.
         as_json: Print the result as JSON.
     """
+    if run_recorded_code:
+        _show_recorded_code(good, bad, runs)
     with ProgressBars() as progress:
         found = api.bisect(
             good, bad, metric=metric, steps=steps, most_tests=most_tests, root=runs,
-            progress=progress,
+            run_recorded_code=run_recorded_code, progress=progress,
         )  # fmt: skip
     if as_json:
         print_json(found)
@@ -88,6 +95,15 @@ def bisect(
     console.print(table)
     print_line(found.verdict)
     print_bullets(found.untested)
+
+
+def _show_recorded_code(good: str, bad: str, runs: Path) -> None:
+    """Shows the code of others that is about to run, and asks where somebody can answer."""
+    lines = api.recorded_code(good, bad, root=runs)
+    for line in lines:
+        error_console.print(Text(line), soft_wrap=True)
+    if lines and sys.stdin.isatty() and console.input("run this here? [y/N] ").strip() != "y":
+        raise RequestError("nothing was run")
 
 
 def _print_diff(found: RunDiff) -> None:
