@@ -205,12 +205,18 @@ from .training.export import (
 from .training.import_model import (
     import_model,
 )
+from .training.inputs.job import (
+    JobSize,
+    describe_job,
+    job_size,
+)
 from .training.loop.hooks import (
     Instrumentation,
 )
 from .training.parent import (
     ParentRun,
     find_parent,
+    request_of_child,
 )
 from .training.resume import (
     resume,
@@ -258,6 +264,7 @@ __all__ = [
     "FaultResult",
     "Fit",
     "Instrumentation",
+    "JobSize",
     "KubernetesJob",
     "LanguageModel",
     "LiveJudge",
@@ -292,6 +299,7 @@ __all__ = [
     "compare_machines",
     "data_statistics",
     "dataflow",
+    "describe_job",
     "diff",
     "doctor",
     "downscale_plan",
@@ -311,6 +319,7 @@ __all__ = [
     "import_runs",
     "init",
     "is_training_recipe",
+    "job_size",
     "judge",
     "keys",
     "known_recipes",
@@ -339,6 +348,7 @@ __all__ = [
     "rehearse",
     "rehearse_as_is",
     "report",
+    "request_of_child",
     "request_origins",
     "require_alert",
     "require_drawable",

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from windlass.atomic_files import atomic_write, cache_folder, scratch_folder
 from windlass.errors import DataError, ModelError, RequestError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 IN_MEMORY = "memory"
 """The source of data that were passed as tensors."""
+R = TypeVar("R", bound=Request)
 _IMAGE_SHAPE = ("channels", "height", "width")
 _DIGITS = "digits"
 """The images that a model of images is trained on by default."""
@@ -293,7 +294,7 @@ def _function(loss: "Callable[[Tensor, Tensor], Tensor]") -> "Callable[[Tensor, 
     return call
 
 
-def with_own_data(request: ResolvedRequest, graph: Graph) -> ResolvedRequest:
+def with_own_data(request: R, graph: Graph) -> R:
     """The request with data that its model can take, as far as it leaves them open.
 
     A Hugging Face model has a tokenizer of its own. A model of images is trained on images of its

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass import planner
+from windlass.api.data import measure_data
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.fine_tuning.trained_head import with_trained_head
 from windlass.api.kept.kept_code import load_kept_code
@@ -46,6 +47,7 @@ from windlass.planner import (
 from windlass.report import plan_notebook
 from windlass.schema import (
     ChosenDefault,
+    DataSize,
     Graph,
     Machine,
     Plan,
@@ -77,6 +79,8 @@ class Planned:
     """What was chosen where the request left batch, sequence or steps open."""
     notes: tuple[str, ...] = ()
     """What a user should know of a plan that was given, a sentence each."""
+    data: DataSize | None = None
+    """How much there is to train on; None if that was not counted yet."""
     objects: PlannedObjects = NO_OBJECTS
     """What was passed in place of names."""
     is_kept: bool = False
@@ -195,6 +199,7 @@ def plan(
     plan: Plan | Path | str | None = None,
     loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
     data: object = None,
+    fine_tunes: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Planned:
@@ -214,6 +219,8 @@ def plan(
             cross-entropy.
         data: what to train on: the name of a source, texts, token ids, or pairs of inputs and
             targets, each `Int[s]`; None means the request's `data`.
+        fine_tunes: whether the weights that it starts from are trained already, so that its steps
+            are passes over its data; those of a Hugging Face folder are.
         cache: take the outcome of the same question from the cache, if it is there.
         progress: called with how far a first measurement of this machine, the capture of
             tensor-parallel shards, and the search are.
@@ -243,9 +250,9 @@ def plan(
         )
     given = Plan.load(Path(plan)) if isinstance(plan, str | Path) else plan
     planned = (
-        plan_request(request, objects, progress, cache=cache)
+        plan_request(request, objects, progress, cache=cache, fine_tunes=fine_tunes)
         if given is None
-        else _planned_as_given(given, request, objects, progress)
+        else _planned_as_given(given, request, objects, progress, fine_tunes=fine_tunes)
     )
     if items is None:
         return planned
@@ -259,6 +266,7 @@ def plan_request(
     *,
     cache: bool = True,
     here: Machine | None = None,
+    fine_tunes: bool = False,
 ) -> Planned:
     """The best plan for a request.
 
@@ -268,6 +276,7 @@ def plan_request(
         progress: called with how far the capture and the search are.
         cache: take the outcome of the same question from the cache, if it is there.
         here: this machine, or the part of it that the run will have; None means all of it.
+        fine_tunes: whether the weights that it starts from are trained already.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -283,11 +292,14 @@ def plan_request(
     devices = pinned_parallelism(request).devices
     if request.machine == HERE:
         target = split_machine(devices, target)
+    data = None
+    if objects.examples is None:
+        data = measure_data(with_own_data(request, graph), fine_tunes=fine_tunes, progress=progress)
     kept_code = load_kept_code(graph, request.machine)
-    key = plan_key(request, graph, target, kept_code) if objects.is_rebuildable else None
+    key = plan_key(request, graph, target, kept_code, data) if objects.is_rebuildable else None
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
-        graph, outcome = search_plan(request, graph, target, kept_code, objects, progress)
+        graph, outcome = search_plan(request, graph, target, kept_code, objects, progress, data)
         if key is not None:
             keep_plan(key, outcome)
     else:
@@ -297,14 +309,14 @@ def plan_request(
                 request.model_identity, graph, kept.result.plan, objects, stack
             )
     resolved, defaults = resolve_defaults(
-        request, graph, target, most_sequences=outcome.most_sequences
+        request, graph, target, most_sequences=outcome.most_sequences, data=data
     )
     result = outcome.result
     if target.unmeasured and here is None and result.prediction is not None:
         needs = needed_parts(resolved, graph, resolved.train.steps * result.prediction.step_seconds)
         if any(part in target.unmeasured for part in needs):
             find_machine(HERE, progress=progress, needs=needs)
-            return plan_request(request, objects, progress, cache=cache)
+            return plan_request(request, objects, progress, cache=cache, fine_tunes=fine_tunes)
     if result.plan is not None:
         result = replace(result, plan=result.plan.model_copy(update={"model": model}))
     if progress is not None:
@@ -321,6 +333,7 @@ def plan_request(
             *_leg_notes(resolved),
             *unmeasured_notes(request, target),
         ),
+        data=data,
         objects=objects,
         is_kept=kept is not None,
     )
@@ -353,13 +366,21 @@ def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
 
 
 def _planned_as_given(
-    plan: Plan, request: Request, objects: PlannedObjects, progress: Progress | None
+    plan: Plan,
+    request: Request,
+    objects: PlannedObjects,
+    progress: Progress | None,
+    *,
+    fine_tunes: bool,
 ) -> Planned:
     """A plan as it is given, checked and predicted."""
     _require_cross_entropy(request, objects)
     context = plan_context(plan, request, objects, progress=progress)
     graph, machine = context.graph, context.machine
-    resolved, defaults = resolve_defaults(context.request, graph, machine)
+    data = measure_data(
+        with_own_data(context.request, graph), fine_tunes=fine_tunes, progress=progress
+    )
+    resolved, defaults = resolve_defaults(context.request, graph, machine, data=data)
     return Planned(
         request=with_own_data(resolved, graph),
         graph=graph,
@@ -373,5 +394,6 @@ def _planned_as_given(
         ),
         defaults=defaults,
         notes=(*context.notes, *model_notes(graph, objects)),
+        data=data,
         objects=objects,
     )

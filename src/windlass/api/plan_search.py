@@ -7,7 +7,7 @@ from windlass.api.model_graph import capture_open_tensor_degrees
 from windlass.api.objects import PlannedObjects
 from windlass.cost import KeptCode
 from windlass.planner import NothingFits, PlanningResult, resolve_defaults
-from windlass.schema import Graph, Machine, Request, ResolvedRequest
+from windlass.schema import DataSize, Graph, Machine, Request, ResolvedRequest
 
 
 def search_plan(
@@ -17,14 +17,15 @@ def search_plan(
     kept_code: KeptCode,
     objects: PlannedObjects,
     progress: Progress | None,
+    data: DataSize | None,
 ) -> tuple[Graph, KeptPlan]:
     """The outcome of the search, and the graph with the shards that it took."""
-    resolved, _ = resolve_defaults(request, graph, machine)
+    resolved, _ = resolve_defaults(request, graph, machine, data=data)
     graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
     if not isinstance(result, NothingFits):
         return graph, KeptPlan(result=result, most_sequences=None)
-    for batch in _fitting_batches(request, resolved, graph, machine):
-        smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch)
+    for batch in _fitting_batches(request, resolved, graph, machine, data):
+        smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch, data=data)
         attempt = planner.seek_plan(smaller, graph, machine, every_grid=True, kept_code=kept_code)
         if not isinstance(attempt, NothingFits):
             return graph, KeptPlan(result=attempt, most_sequences=batch)
@@ -32,13 +33,17 @@ def search_plan(
 
 
 def _fitting_batches(
-    request: Request, resolved: ResolvedRequest, graph: Graph, machine: Machine
+    request: Request,
+    resolved: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    data: DataSize | None,
 ) -> tuple[int, ...]:
     """Smaller default batches to try, largest first; none if not even the smallest fits."""
     batches = planner.smaller_batches(request, resolved.train.batch)
     if not batches:
         return ()
-    smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1])
+    smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1], data=data)
     found = planner.seek_plan(smallest, graph, machine, every_grid=True)
     return () if isinstance(found, NothingFits) else batches
 

@@ -191,15 +191,27 @@ def build_plan(
     options: PlanOptions,
     *,
     machine: str | None = None,
+    parent: api.ParentRun | None = None,
     progress: api.Progress,
 ) -> api.Planned:
     """The plan of one command line: chosen for the request, or the one of `--plan`.
 
+    A run with a parent has the parent's request as its file.
+
     Raises:
         WindlassError: what is wrong with the request, the model, the machine or the plan.
     """
-    request = build_request(model, overrides, options, machine=machine)
-    return api.plan(request, plan=options.plan, cache=not options.no_cache, progress=progress)
+    request, fine_tunes = build_request(model, overrides, options, machine=machine), False
+    if parent is not None:
+        given = api.request_origins(None, *_split_model(model, overrides)[1])
+        request, fine_tunes = api.request_of_child(request, parent, given)
+    return api.plan(
+        request,
+        plan=options.plan,
+        fine_tunes=fine_tunes,
+        cache=not options.no_cache,
+        progress=progress,
+    )
 
 
 def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -189,14 +189,16 @@ def line_interval(seconds: float) -> float:
 
 
 def print_plan(planned: "api.Planned") -> None:
-    """Prints a plan with the defaults that were chosen for it, and the devices it leaves idle."""
+    """Prints a plan, what it trains on and for how long, and the defaults chosen for it."""
     # Most commands print no plan, and answer before the planner would be imported.
+    from windlass import api
     from windlass.planner import explain_idle_devices
     from windlass.report import plan_table
 
     plan, defaults = planned.plan, planned.defaults
     idle = explain_idle_devices(plan, planned.request, planned.machine)
-    console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle))
+    job = api.describe_job(planned)
+    console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle, job=job))
 
 
 def print_predicted_plan(planned: "api.Planned") -> None:

@@ -40,6 +40,7 @@ from windlass.data.excerpt import (
     write_excerpt,
 )
 from windlass.data.images.image_cache import (
+    count_images,
     image_fingerprint,
     prepare_images,
 )
@@ -61,6 +62,9 @@ from windlass.data.read_ahead import (
     Examples,
     ReadAhead,
     TrainingBatches,
+)
+from windlass.data.sources import (
+    corpus_bytes,
 )
 from windlass.data.statistics import (
     DatasetStatistics,
@@ -124,6 +128,8 @@ __all__ = [
     "batch_of_step",
     "code_tasks",
     "conversation_batches",
+    "corpus_bytes",
+    "count_images",
     "dataset_statistics",
     "document_files",
     "encode_choices",

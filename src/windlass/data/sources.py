@@ -124,6 +124,21 @@ def find_corpora(data: DataRequest) -> Corpora:
     )
 
 
+def corpus_bytes(data: DataRequest) -> int:
+    """Bytes of the files to train on, as far as the request takes them; none of them is read.
+
+    Raises:
+        DataError: a source does not exist or has nothing readable in it.
+        InputErrors: several of them are so.
+    """
+    most = float("inf") if data.limit_bytes is None else data.limit_bytes
+    sizes = (
+        sum(file.path.stat().st_size for file in corpus.files)
+        for corpus in find_corpora(data).training
+    )
+    return round(sum(min(size, most) for size in sizes))
+
+
 def find_corpus(source: str) -> Corpus:
     """Finds the corpus of a source.
 

@@ -110,6 +110,11 @@ class DocumentIndex:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document; 0 without any."""
+        return int(np.diff(self.starts).max(initial=0))
+
     def name(self, index: int) -> str:
         """Name of the document at `index`."""
         first, end = self.name_starts[index : index + 2]

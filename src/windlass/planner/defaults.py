@@ -13,6 +13,7 @@ from windlass.errors import RequestError
 from windlass.models import is_pretrained
 from windlass.schema import (
     ChosenDefault,
+    DataSize,
     Graph,
     Machine,
     Request,
@@ -63,9 +64,37 @@ class _Rate(Document):
     reason: str
 
 
+class _TuningBatch(Document):
+    """The batch that pretrained weights are fine-tuned with, where the data fill it."""
+
+    adapter: bool | None = None
+    """Whether adapters are trained; None holds for any."""
+    sequences: int
+    reason: str
+
+
+class _Epochs(Document):
+    """Passes over data of up to so many rows."""
+
+    max_rows: int | None = None
+    """Most rows; None holds for any."""
+    epochs: int
+    reason: str
+
+
+class _FineTuning(Document):
+    """What follows from the data when a model is fine-tuned."""
+
+    steps_per_epoch: int
+    """Fewest steps of a pass, as far as there are that many rows: a larger batch is lowered."""
+    batches: tuple[_TuningBatch, ...] = Field(min_length=1)
+    epochs: tuple[_Epochs, ...] = Field(min_length=1)
+
+
 class _Table(Document):
     """The content of `defaults.toml`."""
 
+    fine_tuning: _FineTuning
     tokens_per_parameter: int
     steps_reason: str
     rows: tuple[_Row, ...] = Field(min_length=1)
@@ -73,7 +102,12 @@ class _Table(Document):
 
 
 def resolve_defaults(
-    request: Request, graph: Graph, machine: Machine, *, most_sequences: int | None = None
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    *,
+    most_sequences: int | None = None,
+    data: DataSize | None = None,
 ) -> tuple[ResolvedRequest, tuple[ChosenDefault, ...]]:
     """The request with values chosen where it leaves them open, and why so.
 
@@ -84,12 +118,13 @@ def resolve_defaults(
         graph: captured from the request's model.
         machine: the machine that is planned for.
         most_sequences: the largest default batch, where a larger one does not fit; None means any.
+        data: how much there is to train on, where defaults follow from that; None means elsewhere.
 
     Raises:
         RequestError: `train.sequence` is none that the model can be trained with.
     """
     _require_sequence(request, graph)
-    chosen = tuple(_defaults(request, graph, machine, most_sequences))
+    chosen = tuple(_defaults(request, graph, machine, most_sequences, data))
     values: dict[str, object] = {
         default.key.removeprefix("train."): default.value for default in chosen
     }
@@ -116,7 +151,11 @@ def smaller_batches(request: Request, batch: int) -> tuple[int, ...]:
 
 
 def _defaults(
-    request: Request, graph: Graph, machine: Machine, most_sequences: int | None
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    most_sequences: int | None,
+    data: DataSize | None,
 ) -> Iterator[ChosenDefault]:
     train, table = request.train, _table()
     row = next(row for row in table.rows if _holds(row, request, graph, machine))
@@ -124,22 +163,24 @@ def _defaults(
     if graph.examples is not None:
         sequence = graph.examples.positions
     elif sequence is None:
-        sequence = min(graph.max_sequence or row.max_sequence, row.max_sequence)
-        yield ChosenDefault(
-            key="train.sequence", value=sequence, reason=_sequence_reason(row, graph)
-        )
+        sequence, reason = _sequence(row, graph, data)
+        yield ChosenDefault(key="train.sequence", value=sequence, reason=reason)
+    rows = _rows_of_epoch(data, sequence)
     if batch is None:
-        published = row.sequences if row.tokens is None else max(1, row.tokens // sequence)
-        usual, reason = _divisible_batch(_round(published), request, machine)
-        batch, reason = usual, reason or row.reason
-        if most_sequences is not None and most_sequences < usual:
+        filled = rows if data is not None and data.is_named else None
+        usual, reason = _usual_batch(row, request, machine, sequence, filled)
+        batch, pins = _divisible_batch(_round(usual), request, machine)
+        reason = pins or reason
+        if most_sequences is not None and most_sequences < batch:
+            reason = f"the usual {batch} does not fit"
             batch, _ = _divisible_batch(_round(most_sequences), request, machine)
-            reason = f"the usual {usual} does not fit"
         yield ChosenDefault(key="train.batch", value=batch, reason=reason)
     if steps is None:
         tokens = table.tokens_per_parameter * graph.parameter_count
         reason = row.reason if row.steps else table.steps_reason
         steps = row.steps or ceil(tokens / (batch * sequence))
+        if rows is not None:
+            steps, reason = _steps_of_epochs(rows, batch, data, (steps, reason))
         yield ChosenDefault(key="train.steps", value=steps, reason=reason)
     if train.learning_rate is None:
         row_rate = next(rate for rate in table.rates if _rate_holds(rate, request, graph))
@@ -196,12 +237,63 @@ def _is_encoder(graph: Graph) -> bool:
     )
 
 
-def _sequence_reason(row: _Row, graph: Graph) -> str:
+def _sequence(row: _Row, graph: Graph, data: DataSize | None) -> tuple[int, str]:
+    """The default sequence and its reason: what the data need, where that is less than usual."""
+    sequence = min(graph.max_sequence or row.max_sequence, row.max_sequence)
+    if data is not None and data.sequence is not None and data.sequence < sequence:
+        reason = "the longest conversation needs" if data.rows else "the text is no longer than"
+        return max(data.sequence, _MIN_SEQUENCE), f"{reason} {data.sequence}"
     if graph.max_sequence is None:
-        return "for a model that takes sequences of any length"
+        return sequence, "for a model that takes sequences of any length"
     if graph.max_sequence > row.max_sequence:
-        return f"the model takes {graph.max_sequence}"
-    return "the longest that the model takes"
+        return sequence, f"the model takes {graph.max_sequence}"
+    return sequence, "the longest that the model takes"
+
+
+def _rows_of_epoch(data: DataSize | None, sequence: int) -> int | None:
+    """Rows of a pass over the data; None if the defaults do not follow from them."""
+    if data is None or not data.by_epochs:
+        return None
+    if data.rows is not None:
+        return max(1, data.rows)
+    return None if data.tokens is None else max(1, data.tokens // sequence)
+
+
+def _usual_batch(
+    row: _Row, request: Request, machine: Machine, sequence: int, rows: int | None
+) -> tuple[int, str]:
+    """The usual batch, and where it comes from; in fine-tuning, one that the data fill."""
+    if rows is None:
+        return row.sequences if row.tokens is None else max(1, row.tokens // sequence), row.reason
+    tuning = _table().fine_tuning
+    usual = next(
+        batch for batch in tuning.batches if batch.adapter in (None, request.lora is not None)
+    )
+    batch, reason = usual.sequences, usual.reason
+    if machine.devices > batch:
+        batch, reason = machine.devices, f"a row for each of {machine.devices} devices"
+    most = max(1, rows // tuning.steps_per_epoch)
+    if most >= batch:
+        return batch, reason
+    # Many degrees divide a power of two.
+    least = min(rows, tuning.steps_per_epoch)
+    return 1 << (most.bit_length() - 1), f"{rows:,} rows make at least {least} steps then"
+
+
+def _steps_of_epochs(
+    rows: int, batch: int, data: DataSize | None, usual: tuple[int, str]
+) -> tuple[int, str]:
+    """Steps of whole passes over the data, and the reason."""
+    if data is not None and not data.is_named:
+        # Nobody asked for these data: a short run shows that all works, and more is no use.
+        steps = max(1, rows // batch)
+        reason = "one pass over the text that every machine has; name yours as `data.source`"
+        return min((steps, reason), usual)
+    row = next(
+        row for row in _table().fine_tuning.epochs if row.max_rows is None or rows <= row.max_rows
+    )
+    passes = f"{row.epochs} epoch{'s'[: row.epochs > 1]} of {rows:,} rows"
+    return max(1, ceil(row.epochs * rows / batch)), f"{passes}, {row.reason}"
 
 
 def _round(batch: int) -> int:

@@ -47,7 +47,7 @@ from windlass.schema.answers.verification import (
     VerificationResult,
 )
 from windlass.schema.attention_tiling import attention_tiles
-from windlass.schema.data_request import SENTENCES_PER_ROW, DataRequest
+from windlass.schema.data_request import SENTENCES_PER_ROW, DataRequest, DataSize
 from windlass.schema.example_shape import ExampleShape
 from windlass.schema.fact_table import fact_table_html
 from windlass.schema.graph import (
@@ -289,6 +289,7 @@ __all__ = [
     "Curve",
     "DataManifest",
     "DataRequest",
+    "DataSize",
     "DataSplit",
     "DataflowReport",
     "Device",

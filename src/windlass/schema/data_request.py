@@ -1,6 +1,7 @@
-"""DataRequest: the data to train on, and how they are read."""
+"""DataRequest: the data to train on, and how they are read; DataSize: how much they are."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Literal, Self
 
@@ -127,6 +128,27 @@ class DataRequest(RequestTable):
                 "holds out nothing of `source`; leave one of them out"
             )
         return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSize:
+    """How much there is to train on."""
+
+    tokens: int | None = None
+    """Tokens to train on; None if they are images, or not counted."""
+    rows: int | None = None
+    """Conversations or examples to train on, each of which is a row; None is text, which fills rows
+    of any length."""
+    sequence: int | None = None
+    """Tokens of a row that hold the longest conversation, or the most that a text has enough of;
+    None sets no limit."""
+    by_epochs: bool = True
+    """Whether steps and batch follow from these data, as in fine-tuning; otherwise the sequence
+    alone does."""
+    is_named: bool = True
+    """Whether the request names them; otherwise they are the ones that every machine has."""
+    is_estimate: bool = False
+    """Whether tokens are estimated from the size of the files."""
 
 
 _HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have", "classes": "have"}

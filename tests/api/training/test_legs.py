@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 import windlass
 from command_line import TINY
 from forked_runs import forking_process
+from windlass.api.data import prepare_tokens
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.inputs.run_data import prepare_tokens
 from windlass.errors import PlanError
 from windlass.program.lowering.lower import lower
 from windlass.report import record_table

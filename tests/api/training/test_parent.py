@@ -9,7 +9,7 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_graph
-from windlass.api.training.parent import find_parent, plan_of_child
+from windlass.api.training.parent import find_parent, plan_of_child, request_of_child
 from windlass.errors import (
     CheckpointError,
     InputErrors,
@@ -17,7 +17,7 @@ from windlass.errors import (
     RecordError,
     RequestError,
 )
-from windlass.schema import CHECKPOINT_FOLDER, Step
+from windlass.schema import CHECKPOINT_FOLDER, REQUEST_FILE, Step
 
 MODEL, *OVERRIDES = TINY
 STEPS = ("train.steps=9", "train.save_every=3", "train.keep=3")
@@ -136,6 +136,25 @@ def test_other_text_is_read_with_the_parent_s_trained_tokenizer(runs: Path) -> N
     name = "tokenizer.json"
     assert child.planned.request.data.tokenizer == str(runs / "trained-tokenizer" / name)
     assert (child.folder / name).read_text() == (runs / "trained-tokenizer" / name).read_text()
+
+
+def test_adapters_and_other_data_free_what_follows_from_the_parent_s_data(runs: Path) -> None:
+    parent = find_parent("parent", root=runs)
+    file = runs / "parent" / REQUEST_FILE
+
+    def child(*words: str) -> dict[str, object]:
+        request = windlass.make_request(None, *words, file=file)
+        given = windlass.api.request_origins(None, *words)
+        train = request_of_child(request, parent, given)[0].train
+        return {key: getattr(train, key) for key in ("steps", "batch", "sequence", "learning_rate")}
+
+    rate = child()["learning_rate"]
+    assert rate is not None
+    assert child() == {"steps": 9, "batch": 4, "sequence": 32, "learning_rate": rate}
+    assert set(child("lora.rank=2").values()) == {None}
+    assert child("data.limit_bytes=9000", "train.steps=7") == {
+        "steps": 7, "batch": None, "sequence": None, "learning_rate": rate,
+    }  # fmt: skip
 
 
 def test_a_checkpoint_that_the_parent_does_not_keep_is_refused(runs: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from windlass.api.data import prepare_data
 from windlass.api.judging.history import History
 from windlass.api.judging.run_series import curve_of, curves_of, most_targets, rank_times
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.inputs.run_data import load_run_tokens, prepare_data
+from windlass.api.training.inputs.run_data import load_run_tokens
 from windlass.api.training.run_files import planned_from_record
 from windlass.errors import WindlassError
 from windlass.judge import DocumentCounts, Evidence, HostLoad

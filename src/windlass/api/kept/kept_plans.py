@@ -11,7 +11,7 @@ from windlass.atomic_files import atomic_write, cache_folder, seal, source_diges
 from windlass.cost import KeptCode
 from windlass.errors import StorageError
 from windlass.planner import PlanningResult
-from windlass.schema import Graph, Machine, Request
+from windlass.schema import DataSize, Graph, Machine, Request
 
 _DECIDING_PACKAGES = (
     "api", "capture", "cost", "models", "planner", "program", "schema", "sparsity", "stacks",
@@ -30,7 +30,13 @@ class KeptPlan:
     """The default batch for which it is, if the usual one did not fit; None if that did."""
 
 
-def plan_key(request: Request, graph: Graph, machine: Machine, kept_code: KeptCode) -> str:
+def plan_key(
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    kept_code: KeptCode,
+    data: DataSize | None = None,
+) -> str:
     """Sixteen hexadecimal digits that change with the question and with all code that answers it.
 
     Args:
@@ -38,12 +44,13 @@ def plan_key(request: Request, graph: Graph, machine: Machine, kept_code: KeptCo
         graph: the model's graph.
         machine: with the stack that drives it, if that is not Windlass's own runtime.
         kept_code: compiled code of the model that earlier runs have left on the machine.
+        data: how much there is to train on, where defaults follow from that.
     """
     # A pin that equals its default is a pin all the same.
     asked = request.model_dump_json(exclude_unset=True)
     parts = (
         metadata.version("windlass"), source_digest(*_DECIDING_PACKAGES), asked, graph.label,
-        str(graph.base), machine.label, repr(sorted(map(str, kept_code))),
+        str(graph.base), machine.label, repr(sorted(map(str, kept_code))), repr(data),
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -4,13 +4,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from windlass.api.data import prepare_data
 from windlass.api.machines import HERE, Progress
 from windlass.api.model_graph import build_requested_model, capture
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.training.disk_check import disk_usage_bytes
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.train import train
 from windlass.atomic_files import atomic_write, free_disk_bytes
 from windlass.cost import first_step_cost

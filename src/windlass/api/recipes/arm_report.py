@@ -6,12 +6,12 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from windlass.api.data import prepare_tokens
 from windlass.api.inference.evaluate import score
 from windlass.api.machines import Progress
 from windlass.api.recipes.recipe_plan import RecipeArm, RecipePlan, request_of
 from windlass.api.runs import load
 from windlass.api.sweeping.sweep import Sweep
-from windlass.api.training.inputs.run_data import prepare_tokens
 from windlass.data import (
     Task,
     code_tasks,

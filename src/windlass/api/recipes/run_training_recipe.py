@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from windlass.api.data import prepare_data
 from windlass.api.inference.evaluate import evaluate
 from windlass.api.machines import HERE, Progress
 from windlass.api.objects import NO_OBJECTS
@@ -18,7 +19,6 @@ from windlass.api.recipes.training_recipe import (
 from windlass.api.runs import load
 from windlass.api.training.export import export
 from windlass.api.training.inputs.batches import data_notes, make_batches, with_document_lengths
-from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.parent import find_parent
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run

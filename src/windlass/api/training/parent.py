@@ -5,7 +5,7 @@ and sampling need not know of the parent, which may be deleted.
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,9 @@ from windlass.schema import (
     MERGED_CHECKPOINT_FOLDER,
     REQUEST_FILE,
     TOKENIZER_FILE,
+    DataRequest,
     Graph,
+    Request,
     ResolvedRequest,
     Step,
 )
@@ -31,6 +33,10 @@ from windlass.tracking import RunRecord
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
     from windlass.runtime import Checkpoint
+
+
+_DATA_KEYS = ("sequence", "batch", "steps")
+"""Keys of `train` that follow from the data in fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,35 @@ def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = F
     return ParentRun(record=record, checkpoint=checkpoint, continues=continues)
 
 
+def request_of_child(
+    request: Request, parent: ParentRun, given: Collection[str]
+) -> tuple[Request, bool]:
+    """The request of a run with a parent, and whether it fine-tunes the parent's weights.
+
+    With adapters of its own, or other data, its batch, sequence and steps follow from its data, not
+    from the parent's; adapters have learning rates of their own, too.
+
+    Args:
+        request: the parent's, with the changes that are asked for.
+        parent: the run to start from.
+        given: keys of these changes, such as `train.steps`.
+    """
+    old = parent.record.request
+    if old is None or parent.continues:
+        return request, False
+    has_new_adapters = request.lora is not None and old.lora is None
+    if request.data == old.data and not has_new_adapters:
+        return request, False
+    keys = (*_DATA_KEYS, "learning_rate") if has_new_adapters else _DATA_KEYS
+    train = {key: None for key in keys if f"train.{key}" not in given}
+    return request.model_copy(
+        update={
+            "train": request.train.model_copy(update=train),
+            "data": _with_tokenizer_of_parent(request.data, parent),
+        }
+    ), True
+
+
 def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
     """What a run with a parent runs: with other data, it keeps its parent's tokenizer.
 
@@ -123,10 +158,7 @@ def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
     if parent.continues and (faults := list(_breaks_in_order(parent, request))):
         faults[-1] += "; keep the parent's, or leave out `--continue` for steps of its own"
         raise InputErrors(faults)
-    data = request.data
-    if data != old.data and data.tokenizer == old.data.tokenizer == "bpe":
-        tokenizer = str((parent.record.folder / TOKENIZER_FILE).absolute())
-        data = data.model_copy(update={"tokenizer": tokenizer})
+    data = _with_tokenizer_of_parent(request.data, parent)
     return replace(
         planned,
         request=request.model_copy(update={"data": data}),
@@ -136,6 +168,15 @@ def plan_of_child(planned: Planned, parent: ParentRun) -> Planned:
             _note(parent, request, adapted=parent.is_base_of(planned)),
         ),
     )
+
+
+def _with_tokenizer_of_parent(data: DataRequest, parent: ParentRun) -> DataRequest:
+    """The data, read with the tokenizer that a parent has trained if they are others than its."""
+    old = parent.record.request
+    if old is None or data == old.data or not data.tokenizer == old.data.tokenizer == "bpe":
+        return data
+    tokenizer = str((parent.record.folder / TOKENIZER_FILE).absolute())
+    return data.model_copy(update={"tokenizer": tokenizer})
 
 
 def beside_weights_of(parent: ParentRun, planned: Planned) -> Planned:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windlass.api.data import prepare_data
 from windlass.api.machines import Progress
 from windlass.api.objects import PlannedObjects
 from windlass.api.plan import Planned, plan_request
@@ -13,11 +14,7 @@ from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
 from windlass.api.training.inputs.batches import make_batches
 from windlass.api.training.inputs.model_config import with_saved_config
-from windlass.api.training.inputs.run_data import (
-    load_run_tokens,
-    prepare_data,
-    requested_text_fingerprint,
-)
+from windlass.api.training.inputs.run_data import load_run_tokens, requested_text_fingerprint
 from windlass.api.training.legs import request_at_step, start_of_leg
 from windlass.api.training.loop.hooks import LoopHooks, never_stop
 from windlass.api.training.loop.local_ranks import rank_server

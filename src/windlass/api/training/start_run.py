@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from windlass.api.data import prepare_data, size_of
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
 from windlass.api.run_tasks import requested_tasks, save_run_tasks
@@ -15,10 +16,10 @@ from windlass.api.training.inputs.batches import (
     with_document_lengths,
 )
 from windlass.api.training.inputs.data_fit import require_vocabulary
+from windlass.api.training.inputs.job import require_named_data
 from windlass.api.training.inputs.model_config import save_model_config
 from windlass.api.training.inputs.run_data import (
     load_run_tokens,
-    prepare_data,
     requested_text_fingerprint,
     save_run_data,
 )
@@ -94,7 +95,9 @@ def start_run(
     if parent is None:
         require_pretrained_model(planned)
     require_disk_space(planned, folder or Path(root))
+    require_named_data(planned)
     tokens, meta = _dataset(planned, folder, progress)
+    planned = replace(planned, data=size_of(tokens, planned.request))
     if parent:
         meta["parent"] = parent.metadata
     if group is not None:

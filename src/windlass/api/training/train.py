@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.machines import Progress
-from windlass.api.plan import Planned, make_request, plan
+from windlass.api.plan import Planned, make_request, plan, request_origins
 from windlass.api.runs import RUNS
 from windlass.api.training.loop.hooks import Instrumentation, LoopHooks, never_stop
 from windlass.api.training.loop.local_ranks import rank_server
 from windlass.api.training.loop.training_loop import make_training_loop
-from windlass.api.training.parent import ParentRun, find_parent, remove_merged_checkpoint
+from windlass.api.training.parent import (
+    ParentRun,
+    find_parent,
+    remove_merged_checkpoint,
+    request_of_child,
+)
 from windlass.api.training.preconditions import require_local_machine, require_own_runtime
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
@@ -59,11 +64,16 @@ def train(
     """
     if parent is not None and not isinstance(parent, ParentRun):
         parent = find_parent(parent, root=root)
+    fine_tunes = False
     if what is None and parent is not None:
-        what = make_request(None, *overrides, file=parent.record.folder / REQUEST_FILE)
+        request = make_request(None, *overrides, file=parent.record.folder / REQUEST_FILE)
+        given = request_origins(None, *overrides)
+        what, fine_tunes = request_of_child(request, parent, given)
         overrides = ()
     if not isinstance(what, Planned):
-        planned = plan(what, *overrides, loss=loss, data=data, progress=progress)
+        planned = plan(
+            what, *overrides, loss=loss, data=data, fine_tunes=fine_tunes, progress=progress
+        )
     elif overrides or loss is not None or data is not None:
         raise RequestError("a finished plan takes no overrides, loss or data; give them to `plan`")
     else:

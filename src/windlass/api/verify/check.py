@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.data import prepare_data
 from windlass.api.machines import HERE, Progress, find_machine
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.inputs.run_data import prepare_data
 from windlass.api.training.legs import as_single_leg
 from windlass.api.training.loop.hooks import Instrumentation
 from windlass.api.training.train import train

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
@@ -225,11 +225,12 @@ def _fit_tree(planned: api.Planned, explanation: Explanation) -> dict[str, objec
 
 
 def _json_tree(planned: api.Planned, explanation: Explanation) -> dict[str, object]:
-    prediction = planned.prediction
+    prediction, job = planned.prediction, api.job_size(planned)
     derived = {"tokens_per_second": prediction.tokens_per_second, "mfu": prediction.mfu}
     return {
         "plan": planned.plan,
         "defaults": planned.defaults,
+        "job": {**asdict(job), "device_hours": job.device_hours},
         "prediction": {**prediction.model_dump(mode="json"), **derived},
         "runners_up": explanation.runners_up,
         "infeasible": explanation.infeasible,

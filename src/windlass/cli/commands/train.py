@@ -81,7 +81,9 @@ def train(
                 options = request_of_parent(options, parent)
             elif parents.adapter is not None:
                 model, overrides = beside_adapters(model, overrides, parents.adapter)
-            planned = build_plan(model, overrides, options, machine=on, progress=progress)
+            planned = build_plan(
+                model, overrides, options, machine=on, parent=parent, progress=progress
+            )
             run = api.train(
                 planned,
                 root=runs,

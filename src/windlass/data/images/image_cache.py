@@ -95,6 +95,17 @@ def image_fingerprint(data: DataRequest, *, cache: Path) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:12]
 
 
+def count_images(data: DataRequest) -> int:
+    """Number of images to train on, about; none of them is read.
+
+    Raises:
+        DataError: a source is missing or has no images.
+    """
+    count = sum(1 for name in data.sources for _ in find_images(name, data).labels())
+    share = 1.0 if data.validation is not None else 1 - data.held_out
+    return max(1, round(share * count))
+
+
 def _shape(data: DataRequest) -> tuple[int, int, int]:
     """The shape that images are scaled to.
 

@@ -19,6 +19,9 @@ from windlass.data.targets import IGNORED_TARGET, weight_bits
 from windlass.data.token_files import Conversations, StoredTokenIds, TokenDataset
 from windlass.errors import DataError
 
+_WORTH_PACKING = 0.5
+"""Share of the rows that conversations fill below which packing is proposed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConversationRows:
@@ -159,6 +162,17 @@ def _notes(tokens: TokenDataset, order: RowOrder, *, packing: bool) -> Iterator[
         )
     if packing:
         yield order.packing_note("conversations")
+    elif (filled := _filled_share(order)) < _WORTH_PACKING:
+        yield (
+            f"{100 * filled:.0f} % of the rows is conversations, and the rest is fill; "
+            "`data.packing=true` lets several share a row"
+        )
+
+
+def _filled_share(order: RowOrder) -> float:
+    """Share of the training rows that conversations fill."""
+    inputs = sum(int(layout.lengths.sum()) for layout in order.train)
+    return inputs / (order.sequence * max(1, sum(map(len, order.train))))
 
 
 def _targets(row: Row) -> Iterator[slice]:

@@ -42,6 +42,7 @@ def plan_table(
     *,
     defaults: Sequence[ChosenDefault] = (),
     idle: str | None = None,
+    job: Sequence[tuple[str, str]] = (),
 ) -> RenderableType:
     """A plan in words, one row for each of its parts.
 
@@ -50,10 +51,13 @@ def plan_table(
         graph: the model's graph; None leaves out its row.
         defaults: what was chosen where the request left batch, sequence or steps open.
         idle: why the plan leaves devices idle; None if it does not.
+        job: what a run of it trains on and how long that takes, headings with words.
     """
     table = fact_table()
     if graph is not None:
         table.add_row("model", Text(describe_graph(graph)))
+    for heading, words in job:
+        table.add_row(heading, Text(words))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
     stack = describe_stack(plan)
     if stack is not None:

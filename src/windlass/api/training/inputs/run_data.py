@@ -1,18 +1,9 @@
-"""The data of a run: prepared or from the cache, and what its folder keeps of them."""
+"""What the folder of a run keeps of its data, and how its text is known again."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.machines import Progress
-from windlass.api.objects import model_arguments
 from windlass.atomic_files import cache_folder, storage_errors
-from windlass.errors import DataError
-from windlass.models import (
-    apply_model_arguments,
-    class_names,
-    model_config,
-    predicts_text_classes,
-)
 from windlass.schema import (
     CHAT_TEMPLATE_FILE,
     EXAMPLES_FILE,
@@ -21,65 +12,9 @@ from windlass.schema import (
     TOKENS_FOLDER,
     Request,
 )
-from windlass.torch_ext import trim_heap
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
-
-
-def prepare_data(request: Request, progress: Progress | None) -> "TokenDataset | ExampleDataset":
-    """The tokens of a request's text, or its images: from the cache, or prepared now.
-
-    Raises:
-        DataError: the data are missing, empty or too few.
-    """
-    if request.data.format == "images":
-        from windlass.data import prepare_images
-
-        return prepare_images(request.data, cache=cache_folder() / "images", progress=progress)
-    if request.data.format == "classes":
-        return _labelled_texts(request)
-    return prepare_tokens(request, progress)
-
-
-def _labelled_texts(request: Request) -> "ExampleDataset":
-    """Texts with classes, as the request's model takes them.
-
-    Raises:
-        DataError: the model says no class of a text, or there are no such texts.
-    """
-    from windlass.data import prepare_labelled_texts
-
-    name, arguments = request.model.name, model_arguments(request.model)
-    if not predicts_text_classes(name, arguments):
-        raise DataError(
-            f"`data.format` = classes, and `{name}` says no class of a text; set `model.classes` "
-            "of a model such as `bert-base`"
-        )
-    config = apply_model_arguments(model_config(name), arguments)
-    own = class_names(name)
-    return prepare_labelled_texts(
-        request.data, sequence=request.train.sequence or config.sequence,
-        vocabulary=config.vocabulary,
-        classes=own if own is not None and len(own) == config.text_classes else None,
-    )  # fmt: skip
-
-
-def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset":
-    """The tokens of a request's text: from the cache, or tokenized now.
-
-    Raises:
-        DataError: the text is missing, empty or too short, or the request names images.
-    """
-    from windlass.data import prepare_dataset
-
-    if request.data.format in ("images", "classes"):
-        raise DataError(
-            f"`data.format` = {request.data.format}, and that has no running text; name text here"
-        )
-    tokens = prepare_dataset(request.data, cache=cache_folder() / "tokens", progress=progress)
-    trim_heap()
-    return tokens
 
 
 def requested_text_fingerprint(request: Request) -> str:

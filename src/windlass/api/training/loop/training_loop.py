@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.data import prepare_data
 from windlass.api.plan import Planned
 from windlass.api.run_tasks import load_run_tasks
 from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.inputs.run_data import load_run_tokens, prepare_data
+from windlass.api.training.inputs.run_data import load_run_tokens
 from windlass.api.training.loop.hooks import LoopHooks
 from windlass.api.training.loop.local_ranks import train_local_ranks
 from windlass.fork_server import ForkServer
