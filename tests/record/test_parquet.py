@@ -1,6 +1,8 @@
 """Exports hold every number as the journals do, and no text that runs."""
 
 import csv
+import math
+import resource
 import struct
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import duckdb
 import pytest
 from made_stores import make_run
 
+from windlass.errors import StorageError
 from windlass.record.annotations import annotate
 from windlass.record.catalog import Catalog
 from windlass.record.parquet import csv_cell, export_csv, export_parquet
@@ -55,6 +58,27 @@ def test_a_store_without_runs_is_exported(tmp_path: Path):
     for path in paths:
         found = duckdb.execute(f"SELECT count(*) FROM '{path}'").fetchall()  # noqa: S608
         assert found == [(0,)]
+
+
+def test_a_disk_that_gets_full_leaves_no_file_of_an_export(tmp_path: Path):
+    losses = tuple(math.sin(number) for number in range(20_000))
+    with Catalog.open(tmp_path / "runs") as catalog:
+        run = make_run(tmp_path / "runs", losses=())
+        for step, loss in enumerate(losses):
+            run.journal.append_row(step, {"loss": loss})
+        run.end("finished")
+        catalog.refresh()
+        found = catalog.rows(RunQuery())
+    out = tmp_path / "out"
+    out.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="no space left"):
+            export_parquet(found, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-2", "@SUM(A1)", "\t=1", "\r=1"])

@@ -154,7 +154,7 @@ def serve(root: Path, *, port: int = 0, access: Access | None = None) -> Iterato
         Catalog.open(root) as catalog,
         RecordServer(root, catalog, access, analyses) as server,
     ):
-        answering = serve_app(server.app, listening)
+        answering = serve_app(server.app, listening, access)
         thread = threading.Thread(target=answering.run, args=([listening],))
         thread.start()
         try:

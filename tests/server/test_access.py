@@ -4,6 +4,8 @@ import json
 import re
 import socket
 import time
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,48 @@ def test_tokens_are_new_and_long() -> None:
     tokens = {make_token() for _ in range(100)}
     assert len(tokens) == 100
     assert min(map(len, tokens)) >= 32
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether a server closes a connection, for which it has as long as the socket waits."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_hundreds_of_idle_strangers_keep_nobody_out(tmp_path: Path) -> None:
+    make_record(tmp_path)
+    with ExitStack() as opened, serve(tmp_path) as served:
+        idle = [
+            opened.enter_context(
+                socket.create_connection(
+                    ("127.0.0.1", served.port), 10, source_address=(f"127.0.0.{1 + index % 3}", 0)
+                )
+            )
+            for index in range(300)
+        ]
+        for client in idle[::2]:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        began = time.perf_counter()
+        for _ in range(3):
+            assert served.send("GET", "/api/runs", headers=KNOWN)[0] == 200
+            assert served.send("GET", "/")[0] == 200
+        assert time.perf_counter() - began < 2
+        assert is_closed(idle[0])  # the oldest made room at once
+        assert all(map(is_closed, idle))
+        assert time.perf_counter() - began < 8
+
+
+def test_who_has_shown_the_token_loses_no_connection_to_strangers(served: Served) -> None:
+    with ExitStack() as opened, closing(HTTPConnection("127.0.0.1", served.port)) as known:
+        known.request("GET", "/api/runs", headers=KNOWN)
+        known.getresponse().read()
+        for _ in range(80):
+            address = ("127.0.0.1", served.port)
+            opened.enter_context(socket.create_connection(address, 10))
+        assert known.sock is not None
+        before = known.sock
+        known.request("GET", "/api/runs", headers=KNOWN)
+        assert known.getresponse().status == 200
+        assert known.sock is before

@@ -253,13 +253,13 @@ class Catalog(RunQueries):
             for name in gone:
                 self._replace(name, {})
                 del self._stamps[name]
-        for done, name in enumerate(changed):
-            if progress is not None:
-                progress("reading runs", done, len(changed))
+        for done, name in enumerate(changed, start=1):
             rows = _read_rows(self._root / name)
             with self._mutex:
                 self._replace(name, rows)
                 self._stamps[name] = stamps[name]
+            if progress is not None:
+                progress("reading runs", done, len(changed))
         self._runs.execute("COMMIT")
         return bool(gone or changed)
 

@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from windlass.atomic_files import atomic_write, atomic_writer, require_writable
 from windlass.errors import RecordError
@@ -40,7 +41,6 @@ def export_parquet(
         StorageError: the disk is full.
     """
     try:
-        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise RecordError(
@@ -49,32 +49,13 @@ def export_parquet(
     runs_path, steps_path = folder / RUNS_FILE, folder / STEPS_FILE
     for path in (runs_path, steps_path):
         require_writable(path)
-    with atomic_writer(runs_path) as file:
-        pq.write_table(_runs_table(rows), file, compression="zstd")
-    columns = {
-        "run": pa.string(), "series": pa.string(),
-        "step": pa.int64(), "time": pa.float64(), "value": pa.float64(),
-    }  # fmt: skip
-    schema = pa.schema(columns)
-    with (
-        atomic_writer(steps_path) as file,
-        pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            use_dictionary=["run", "series"],
-            column_encoding={
-                "step": "DELTA_BINARY_PACKED",
-                "time": "BYTE_STREAM_SPLIT",
-                "value": "BYTE_STREAM_SPLIT",
-            },
-        ) as writer,
-    ):
-        for done, row in enumerate(rows):
-            if progress is not None:
-                progress("writing runs", done, len(rows))
-            if batches := _batches(row, schema):
-                writer.write_table(pa.Table.from_batches(batches))
+    # Both appear together, or neither where the disk is full.
+    with atomic_writer(runs_path) as runs_file, atomic_writer(steps_path) as steps_file:
+        pq.write_table(_runs_table(rows), runs_file, compression="zstd")
+        _write_steps(rows, steps_file, progress)
+        for file in (runs_file, steps_file):
+            file.flush()
+            os.fsync(file.fileno())
     return runs_path, steps_path
 
 
@@ -127,6 +108,29 @@ def _cell(value: object, unit: str) -> object:
     if unit == "json":
         return json.dumps(value, ensure_ascii=False)
     return str(value) if isinstance(value, Path) else value
+
+
+def _write_steps(rows: Sequence[RunRow], file: BinaryIO, progress: Progress | None) -> None:
+    """Writes the numbers of all runs, one after another, so that one run is in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "run": pa.string(), "series": pa.string(),
+        "step": pa.int64(), "time": pa.float64(), "value": pa.float64(),
+    }  # fmt: skip
+    schema = pa.schema(columns)
+    encoding = {
+        "step": "DELTA_BINARY_PACKED", "time": "BYTE_STREAM_SPLIT", "value": "BYTE_STREAM_SPLIT"
+    }  # fmt: skip
+    with pq.ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=["run", "series"], column_encoding=encoding
+    ) as writer:
+        for done, row in enumerate(rows, start=1):
+            if batches := _batches(row, schema):
+                writer.write_table(pa.Table.from_batches(batches))
+            if progress is not None:
+                progress("writing runs", done, len(rows))
 
 
 def _batches(row: RunRow, schema: "pa.Schema") -> "list[pa.RecordBatch]":

@@ -96,10 +96,10 @@ class TeamCatalog(RunQueries):
             )
             stamps = catalog.stamps()
             changed = [name for name, stamp in stamps.items() if published.get(name) != stamp]
-            for done, name in enumerate(changed):
+            for done, name in enumerate(changed, start=1):
+                self._publish_run(_Copy.of(catalog.rows_of_run(name), site, name, stamps[name]))
                 if progress is not None:
                     progress("publishing runs", done, len(changed))
-                self._publish_run(_Copy.of(catalog.rows_of_run(name), site, name, stamps[name]))
             return len(changed)
 
     def refresh(self, progress: Progress | None = None) -> bool:

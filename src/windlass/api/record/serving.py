@@ -72,7 +72,7 @@ def serve(
         with RecordServer(root, catalog, access, analyses) as server:
             if ready is not None:
                 ready(link_of(listening, access, names))
-            serve_app(server.app, listening).run([listening])
+            serve_app(server.app, listening, access).run([listening])
 
 
 def read_token(path: Path) -> str:

@@ -159,7 +159,7 @@ def test_a_foreign_record_runs_nothing_on_a_page(foreign: tuple[list[Path], Path
         closing(listen("127.0.0.1", 0)) as listening,
     ):
         catalog.refresh()
-        serving = serve_app(server.app, listening)
+        serving = serve_app(server.app, listening, access)
         thread = threading.Thread(target=serving.run, args=([listening],), daemon=True)
         thread.start()
         port = listening.getsockname()[1]

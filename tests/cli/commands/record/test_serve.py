@@ -11,6 +11,7 @@ import pytest
 
 from windlass import api
 from windlass.errors import RequestError
+from windlass.tracking import create_run_folder
 
 
 def test_the_printed_link_has_the_token_and_ctrl_c_ends_the_server(tmp_path: Path) -> None:
@@ -31,6 +32,20 @@ def test_the_printed_link_has_the_token_and_ctrl_c_ends_the_server(tmp_path: Pat
         assert server.wait(10) == 0
     assert token_file.read_text().strip() == token
     assert token_file.stat().st_mode & 0o077 == 0
+
+
+def test_reading_the_runs_has_ended_when_the_server_answers(tmp_path: Path) -> None:
+    """A log would say for ever how many are read."""
+    with create_run_folder(tmp_path, "tiny", documents={}, meta={"model": "tiny"}) as run:
+        run.end("finished")
+    said: list[tuple[str, int, int | None]] = []
+
+    def ready(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        api.serve(tmp_path, port=0, ready=ready, progress=lambda *words: said.append(words))
+    assert said[-1] == ("reading runs", 1, 1)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
