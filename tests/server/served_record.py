@@ -57,11 +57,13 @@ def make_run(
     offset: float = 0.0,
     rate: float = 1e-3,
     seconds: float = 0.38,
+    group: str | None = None,
 ) -> RunFolder:
     """A run beside its prediction, which still has its folder locked."""
     meta = {
         "model": "gpt-tiny", "machine": "here", "steps": 100, "predicted_seconds": 0.4,
         "predicted_interval": [0.3, 0.5], **({"name": name} if name else {}),
+        **({"group": group} if group else {}),
     }  # fmt: skip
     run = create_run_folder(root, "gpt-tiny", documents={}, meta=meta)
     (run.path / "request.toml").write_text(f"[train]\nlearning_rate = {rate}\n")

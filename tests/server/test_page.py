@@ -6,6 +6,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from served_record import HOSTILE, TOKEN, Served, log_steps, make_record, make_run, serve
 
+RATES = ("0.001", "0.002", "0.003")
+
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs Chromium (Debian: `apt-get install chromium`)"
 )
@@ -68,6 +70,28 @@ def test_each_view_shows_what_it_promises_without_an_error(
         wide = logged_in.value("document.documentElement.scrollWidth")
         assert wide <= width, f"{place} is {wide} pixels wide"
     assert logged_in.errors() == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_runs_of_a_sweep_are_told_apart(page: Browser, tmp_path: Path, width: int) -> None:
+    names = [f"a-sweep-whose-name-is-far-too-long-for-its-column-{n:04}" for n in range(3)]
+    for index, name in enumerate(names):
+        with make_run(tmp_path, name=name, rate=1e-3 * (index + 1), group="sweep") as run:
+            run.end("finished")
+    with serve(tmp_path) as served:
+        page.open(f"{served.url}/#token={TOKEN}")
+        page.open(f"{served.url}/#/runs", width=width)
+        text = page.value("document.querySelector('.rows').innerText")
+        assert all(name in text and rate in text for name, rate in zip(names, RATES, strict=True))
+        # What is left of the name's start leaves room for its end.
+        seen = page.value(
+            "[...document.querySelectorAll('.rows .name')].map(name => {"
+            " const range = document.createRange(); range.selectNodeContents(name.lastChild);"
+            " return range.getBoundingClientRect().right <="
+            " name.parentElement.getBoundingClientRect().right + 1; })"
+        )
+        assert seen == [True, True, True]
+        page.call("Page.navigate", url="about:blank")
 
 
 def test_points_that_are_logged_appear_in_the_chart(page: Browser, tmp_path: Path) -> None:

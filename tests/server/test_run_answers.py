@@ -150,3 +150,19 @@ def test_a_new_run_appears_without_a_new_start(tmp_path: Path) -> None:
         make_run(tmp_path).close()
         served.post(f"/api/runs/{served.ids()[0]}/annotations", {"tags": ["x"]})
         assert served.ask("/api/runs")["total"] == 4
+
+
+def test_the_settings_that_tell_the_runs_of_a_sweep_apart_are_columns(tmp_path: Path) -> None:
+    for index in range(4):
+        with make_run(tmp_path, name="other", rate=1e-3, group=None) as run:
+            run.end("finished")
+        name = f"gpt-tiny-1a2b3c-{index:04}"
+        with make_run(tmp_path, name=name, rate=1e-3 * (index + 1), group="gpt-tiny-1a2b3c") as run:
+            run.end("finished")
+    with serve(tmp_path) as served:
+        table = served.ask("/api/runs?columns=name,differing,loss&sort=name")
+        others = served.ask("/api/runs?columns=name,differing&filter=name%20%3D%20%22other%22")
+    assert table["differing"] == ["train.learning_rate"]
+    assert [column["name"] for column in table["columns"]] == ["name", *table["differing"], "loss"]
+    assert [row[1] for row in table["rows"][:4]] == [0.001, 0.002, 0.003, 0.004]
+    assert others["differing"] == []

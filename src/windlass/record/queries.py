@@ -194,6 +194,32 @@ class RunQueries(ABC):
         statement = "SELECT key FROM setting UNION SELECT name FROM series ORDER BY 1"
         return (name for (name,) in self._fetch(statement))
 
+    def differing_settings(self, query: RunQuery = ALL_RUNS, most: int = 3) -> tuple[str, ...]:
+        """Settings that tell the runs of a group apart, those with the most values first.
+
+        Runs that belong to no group, such as a sweep, are compared with those of their model.
+
+        Args:
+            query: which runs; its limit does not count.
+            most: how many settings at most.
+
+        Raises:
+            RequestError: the filter is none.
+            InputErrors: the filter has names that no run has, or values of the wrong kind.
+        """
+        where = self._where(query)
+        found = self._fetch(
+            "SELECT key FROM ("  # noqa: S608  the conditions hold parameters for all values
+            "  SELECT setting.key AS key, count(DISTINCT setting.text) AS texts FROM setting"
+            f"  JOIN run ON run.run = setting.run {where.text}"
+            '  GROUP BY setting.key, coalesce(run."group", run.model)) AS each'
+            " WHERE texts > 1 AND key NOT LIKE ? AND key NOT LIKE ?"
+            " GROUP BY key ORDER BY max(texts) DESC, key LIMIT ?",
+            # Fingerprints of inputs are no choice of anyone's; a comma parts names of columns.
+            (*where.parameters, "inputs.%", "%,%", most),
+        )
+        return tuple(key for (key,) in found)
+
     def tags(self) -> Mapping[str, int]:
         """All tags, and how many runs have each."""
         return dict(self._fetch("SELECT text, count(*) FROM tag GROUP BY text ORDER BY text"))

@@ -59,6 +59,9 @@ from .plan_forecast import (
 from .png import (
     write_png,
 )
+from .predicted_vs_measured import (
+    most_memory_bytes,
+)
 from .run_differences import (
     describe_sigmas,
     input_line,
@@ -168,6 +171,7 @@ __all__ = [
     "machines_dataflow_table",
     "machines_table",
     "memory_table",
+    "most_memory_bytes",
     "numbers_table",
     "perfetto_trace",
     "plan_notebook",

@@ -99,12 +99,20 @@ def describe_optimizer_offload(plan: Plan) -> str:
 
 def describe_sharding(plan: Plan) -> str:
     """`parameters replicated; optimizer state sharded over 4 replicas (ZeRO-1)`."""
+    return "; ".join(sharding_clauses(plan))
+
+
+def sharding_clauses(plan: Plan) -> tuple[str, ...]:
+    """What is sharded or replicated: parameters, then optimizer state; one clause for both of FSDP.
+
+    FSDP shards the optimizer state with the parameters: that is no ZeRO-1 beside it.
+    """
     parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
     if parameters == optimizer > 1:
         again = ", parameters gathered for each pass" if plan.sharding.reshard else ""
-        return f"parameters and optimizer state sharded over {parameters} replicas (FSDP){again}"
+        return (f"parameters and optimizer state sharded over {parameters} replicas (FSDP){again}",)
     degrees = (("parameters", "FSDP", parameters), ("optimizer state", "ZeRO-1", optimizer))
-    return "; ".join(
+    return tuple(
         f"{name} sharded over {degree} replicas ({method})" if degree > 1 else f"{name} replicated"
         for name, method, degree in degrees
     )

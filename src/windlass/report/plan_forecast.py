@@ -1,9 +1,19 @@
 """A plan with everything predicted of it: the input of the plan's figures and page."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from windlass.program import Program, layers_of_stage
 from windlass.schema import DeviceTimeline, Graph, Machine, Plan, Prediction, TierPeak, Timeline
+
+
+class PlanPhase(NamedTuple):
+    """One phase of a plan. Each layer is in exactly one."""
+
+    name: str
+    """`stage 1, chunk 0, phase 2`, without what is the only one of its kind; chunks are those of
+    an interleaved schedule."""
+    layers: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +41,21 @@ class PlanForecast:
         """Each stage with its timeline."""
         return tuple(enumerate(self.timeline.devices))
 
-    def phase_ranges(self) -> tuple[tuple[int, int, tuple[int, int]], ...]:
-        """Stage, phase and half-open range of layers of each phase, in the order of the layers."""
-        stages = self.plan.parallel.pipeline
+    def phases(self) -> tuple[PlanPhase, ...]:
+        """All phases in the order of the layers, which is that of the forward pass."""
         return tuple(
-            (chunk % stages, phase, bounds)
-            for chunk, stage in enumerate(self.plan.stages)
-            for phase, bounds in enumerate(stage.phases)
+            PlanPhase(self._phase_name(part, index), range(*bounds))
+            for part, stage in enumerate(self.plan.stages)
+            for index, bounds in enumerate(stage.phases)
         )
+
+    def _phase_name(self, part: int, phase: int) -> str:
+        stages = self.plan.parallel.pipeline
+        words = [f"stage {part % stages}"] if stages > 1 else []
+        words += [f"chunk {part // stages}"] if len(self.plan.stages) > stages else []
+        if any(len(stage.phases) > 1 for stage in self.plan.stages):
+            words.append(f"phase {phase}")
+        return ", ".join(words)
 
 
 def describe_layers(plan: Plan, stage: int) -> str:

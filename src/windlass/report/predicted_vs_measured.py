@@ -8,8 +8,11 @@ from statistics import median
 from windlass.program import BLOCKING_KINDS, MeshCoord, mesh_coord
 from windlass.report.formatting import describe_contention
 from windlass.schema import Parallelism, Prediction, Step, TierPeak
-from windlass.units import format_seconds
+from windlass.units import format_bytes, format_seconds
 
+_MEMORY_FACTOR = 1.2
+"""Most that a measured peak may be of its prediction before it is said: the worst of the plans that
+were drawn at random on one machine measured 1.16 times its prediction (docs/design/accuracy.md)."""
 _NEGLIGIBLE_SHARE = 0.0005
 """Share of the step below which an instruction kind is left out."""
 
@@ -22,7 +25,8 @@ class MetricPair:
     predicted: float | None
     measured: float | None
     interval: tuple[float, float] | None = None
-    """Ends of the 80 % interval of the prediction; None if it has none."""
+    """Where the measured number is expected: of times in the 80 % interval of the prediction; None
+    if nothing is said of it."""
 
     @property
     def outside_interval(self) -> bool:
@@ -127,6 +131,12 @@ def median_traffic(steps: Sequence[Step]) -> tuple[float | None, float | None]:
     return median(read), median(written)
 
 
+def most_memory_bytes(prediction: Prediction | None) -> float | None:
+    """The peak above which a measured one is more than was predicted; None without a prediction."""
+    peak = device_memory_peak(prediction)
+    return peak.peak_bytes * _MEMORY_FACTOR if peak else None
+
+
 def device_memory_peak(prediction: Prediction | None) -> TierPeak | None:
     """Predicted peak of device memory; None without a prediction."""
     return prediction.peaks[0] if prediction is not None and prediction.peaks else None
@@ -153,14 +163,18 @@ def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tup
     return tuple(sorted(spent, key=lambda pair: -longest[pair.name]))
 
 
-def step_time_notes(steps: Sequence[Step], prediction: Prediction | None) -> tuple[str, ...]:
-    """Sentences on a step time outside its interval, and on a machine that was busy."""
-    pair = headline_metrics(steps, prediction)["seconds"]
-    notes = [describe_contention(mean_contention(steps))]
-    if pair.outside_interval and pair.interval is not None:
-        low, high = (format_seconds(end) for end in pair.interval)
-        notes.insert(0, f"the step time is outside its predicted 80 % interval, {low} to {high}")
-    return tuple(note for note in notes if note)
+def prediction_notes(steps: Sequence[Step], prediction: Prediction | None) -> tuple[str, ...]:
+    """Sentences on time and memory that the prediction misses, and on a machine that was busy."""
+    metrics = headline_metrics(steps, prediction)
+    seconds, memory = metrics["seconds"], metrics["memory"]
+    notes = []
+    if seconds.outside_interval and seconds.interval is not None:
+        low, high = (format_seconds(end) for end in seconds.interval)
+        notes.append(f"the step time is outside its predicted 80 % interval, {low} to {high}")
+    if memory.outside_interval and memory.ratio and memory.predicted and memory.measured:
+        more = format_bytes(round(memory.measured - memory.predicted))
+        notes.append(f"memory at the peak is {memory.ratio:.2f} × its prediction, {more} more")
+    return tuple(filter(None, (*notes, describe_contention(mean_contention(steps)))))
 
 
 def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
@@ -176,6 +190,7 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
         else None
     )
     ends = (prediction.low_seconds, prediction.high_seconds) if prediction else None
+    most_bytes = most_memory_bytes(prediction)
 
     unit = (prediction.unit if prediction else None) or "tokens"
 
@@ -208,6 +223,7 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
             name="memory at the peak",
             predicted=float(peak.peak_bytes) if peak else None,
             measured=measured_memory_peak(steps),
+            interval=(0.0, most_bytes) if most_bytes else None,
         ),
         **_traffic(steps, prediction),
     }

@@ -34,7 +34,11 @@ OPERATIONS = (
         (
             Parameter("filter", 'Such as `model = "gpt-tiny" and loss < 5`.'),
             Parameter("sort", "A column, setting or series; `-` before it reverses the order."),
-            Parameter("columns", "Columns, settings and series with commas between them."),
+            Parameter(
+                "columns",
+                "Columns, settings and series with commas between them; `differing` stands for the "
+                "settings that tell the runs of a sweep apart.",
+            ),
             Parameter("archived", "`no`, `yes` or `all`."),
             Parameter("ids", "Only these runs, with commas between them."),
             Parameter("limit", "Most rows, at most 5000.", "integer"),

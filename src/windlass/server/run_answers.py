@@ -15,7 +15,7 @@ from windlass.atomic_files import read_regular_file
 from windlass.document import Document
 from windlass.errors import InputErrors, RecordError, RequestError, shorten
 from windlass.record import COLUMNS, Catalog, RunQuery, RunRow
-from windlass.report import describe_sigmas, input_line, kind_colour
+from windlass.report import describe_sigmas, input_line, kind_colour, most_memory_bytes
 from windlass.schema import (
     MEASURED_TIMELINE_FILE,
     PREDICTED_TIMELINE_FILE,
@@ -37,6 +37,8 @@ DEFAULT_COLUMNS = (
     "tokens_per_second", "memory_bytes", "verdict", "tags", "notes", "archived", "broken", "group",
 )  # fmt: skip
 """The columns of the table of runs, unless a request names others."""
+DIFFERING = "differing"
+"""Stands for the settings that tell the runs of a group apart."""
 _UNITS = dict(COLUMNS)
 _ARCHIVED: Mapping[str, bool | None] = {"no": False, "yes": True, "all": None}
 _MOST_ROWS, _MOST_POINTS, _MOST_RUNS = 5000, 500, 100
@@ -85,10 +87,14 @@ class RunAnswers:
         columns = names_of(request, "columns", DEFAULT_COLUMNS)
         query = _query(request)
         version = self._feed.version
+        differing = self._catalog.differing_settings(query) if DIFFERING in columns else ()
+        places = (differing if name == DIFFERING else (name,) for name in columns)
+        columns = tuple(dict.fromkeys(name for names in places for name in names))
         rows = self._catalog.table(columns, query)
         return json_answer(
             {
                 "columns": [{"name": name, "unit": _UNITS.get(name, "value")} for name in columns],
+                "differing": differing,
                 "rows": rows,
                 "total": self._catalog.count(query),
                 "version": version,
@@ -123,6 +129,7 @@ class RunAnswers:
                 },
                 "series": {name: asdict(one) for name, one in self._catalog.series(row.id).items()},
                 "prediction": None if prediction is None else prediction.model_dump(mode="json"),
+                "most_memory_bytes": most_memory_bytes(prediction),
                 "peers": len(self._catalog.peers(row.id)),
                 "version": self._feed.version,
             }

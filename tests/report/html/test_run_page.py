@@ -85,6 +85,16 @@ def test_a_run_on_a_busy_machine_says_so_and_marks_what_is_outside_the_interval(
     assert 'class="tile outside"' not in run_page(idle)
 
 
+def test_a_run_that_takes_more_memory_than_predicted_says_so(record: Callable[..., RunRecord]):
+    made = record(count=20)
+    peak = made.prediction.peaks[0].peak_bytes if made.prediction else 0
+    steps = tuple(replace(step, memory_bytes=round(1.49 * peak)) for step in made.steps)
+    page = run_page(replace(made, steps=steps, current_plan_steps=steps))
+    assert re.search(r"[Mm]emory at the peak is 1\.49 × its prediction, \d+ MiB more", page)
+    assert page.count('class="tile outside"') == 1
+    assert "its prediction" not in run_page(made)
+
+
 def test_the_page_fetches_nothing(record: Callable[..., RunRecord]):
     html = run_page(record())
     assert checked(html).fetched == []

@@ -34,6 +34,14 @@ def test_the_display_shows_loss_speed_ratio_mfu_memory_and_time_left():
         assert words in text
 
 
+def test_a_line_names_memory_only_where_it_is_more_than_predicted():
+    made = view(5)
+    assert "memory" not in made.line()
+    last = list(steps(6))[-1]
+    made.update(replace(last, memory_bytes=round(1.49 * prediction().peaks[0].peak_bytes)))
+    assert "memory 1.49 × predicted" in made.line()
+
+
 def test_the_display_of_a_run_with_offload_shows_measured_and_predicted_traffic(tmp_path: Path):
     record = with_offload(make_record(tmp_path, count=5))
     made = TrainingView("gpt-tiny", 5, record.prediction)

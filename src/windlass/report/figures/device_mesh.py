@@ -3,8 +3,8 @@
 Columns are stages, rows replicas or the context-parallel ranks of each, and the cells of a block
 its tensor-parallel ranks, in rows and columns if they form a grid. A solid ring joins the replicas
 that shard the parameters together (FSDP), a dashed one those that shard the optimizer state
-together (ZeRO-1). If there are very many stages or replicas, a gap stands for the middle ones.
-Replicas of a single stage are side by side.
+together, unless they are the same. If there are very many stages or replicas, a gap stands for the
+middle ones. Replicas of a single stage are side by side.
 """
 
 import math
@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from windlass.program import MeshCoord, gradient_scatter_group, parameter_gather_group, rank_of
 from windlass.report.figures.svg import STAGE_COLOURS, element, svg_document, text_label, tooltip
-from windlass.report.formatting import describe_coord, describe_parallelism, describe_sharding
+from windlass.report.formatting import (
+    describe_coord,
+    describe_parallelism,
+    describe_sharding,
+    sharding_clauses,
+)
 from windlass.report.plan_forecast import describe_layers
 from windlass.schema import Plan, TensorGrid
 
@@ -233,7 +238,11 @@ def _rings(layout: _Layout) -> Iterator[str]:
     parameter_groups = tuple(
         dict.fromkeys(tuple(sorted(parameter_gather_group(rank, plan))) for rank in replicas)
     )
-    optimizer_groups = tuple(dict.fromkeys(gradient_scatter_group(rank, plan) for rank in replicas))
+    optimizer_groups = tuple(
+        dict.fromkeys(tuple(sorted(gradient_scatter_group(rank, plan))) for rank in replicas)
+    )
+    if optimizer_groups == parameter_groups:
+        optimizer_groups = ()
     if layout.flat:
         yield from _loops(layout, optimizer_groups, layout.y(0) - 10, -1, "orange", "4 3")
         yield from _loops(layout, parameter_groups, layout.y(1) - _ROW_GAP + 10, 1, "green", "none")
@@ -283,17 +292,13 @@ def _loops(
 
 
 def _legend(plan: Plan, y: float) -> str:
-    parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
-    entries = (
-        ("green", f"FSDP: {parameters} replicas shard the parameters")
-        if parameters > 1
-        else ("grey", "every replica has all parameters"),
-        ("orange", f"ZeRO-1: {optimizer} replicas shard the optimizer state")
-        if optimizer > 1
-        else ("grey", "every replica has all the optimizer state"),
-    )
+    """What the rings mean, in the words that describe the plan elsewhere."""
+    degrees = (plan.sharding.parameters, plan.sharding.optimizer)
     parts, x = [], _LEFT
-    for colour, text in entries:
+    for text, degree, ring in zip(
+        sharding_clauses(plan), degrees, ("green", "orange"), strict=False
+    ):
+        colour = ring if degree > 1 else "grey"
         parts.append(element("circle", cx=x + 4, cy=y - 4, r=4, style=f"fill:var(--{colour})"))
         parts.append(text_label(x + 14, y, text))
         x += 430

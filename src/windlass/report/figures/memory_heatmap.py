@@ -96,15 +96,13 @@ def _cells(
 
 def _groups(forecast: PlanForecast, height: float) -> Iterator[str]:
     """The name of each phase or stage beside its layers, and lines between them."""
-    has_phases = any(len(stage.phases) > 1 for stage in forecast.plan.stages)
     named = -_NAMED_ROW
-    for stage, phase, (first, last) in forecast.phase_ranges():
-        words = [f"stage {stage}"] if forecast.plan.parallel.pipeline > 1 else []
-        words += [f"phase {phase}"] if has_phases else []
-        layers = f"layer {first}" if last == first + 1 else f"layers {first}–{last - 1}"
+    for name, held in forecast.phases():
+        first, last = held.start, held.stop
+        layers = f"layer {first}" if len(held) == 1 else f"layers {first}–{last - 1}"
         middle = (first + last) / 2 * height
         if middle >= named + _NAMED_ROW:
-            text = ", ".join((*words, layers))
+            text = ", ".join(filter(None, (name, layers)))
             yield text_label(_LEFT - 8, _TOP + middle + 4, text, text_anchor="end")
             named = middle
         if first:

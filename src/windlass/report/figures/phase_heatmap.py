@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from windlass.program import GRADIENT_PASSES
 from windlass.report.figures.svg import element, svg_document, text_label, ticks, tooltip
-from windlass.report.plan_forecast import PlanForecast
+from windlass.report.plan_forecast import PlanForecast, PlanPhase
 from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 192.0, 14.0, 40.0
@@ -23,9 +23,12 @@ _SWATCHES = 8
 class _Row(NamedTuple):
     """One phase in its forward or backward pass."""
 
-    stage: int
-    phase: int
+    phase: PlanPhase
     forward: bool
+
+    @property
+    def name(self) -> str:
+        return ", ".join(filter(None, (self.phase.name, "forward" if self.forward else "backward")))
 
 
 def phase_heatmap(forecast: PlanForecast) -> str:
@@ -35,10 +38,9 @@ def phase_heatmap(forecast: PlanForecast) -> str:
     time of its layer, recompute included.
     """
     seconds = _seconds(forecast)
-    ranges = forecast.phase_ranges()
-    forward = [_Row(stage, phase, True) for stage, phase, _ in ranges]
-    rows = forward + [row._replace(forward=False) for row in reversed(forward)]
-    bounds = {(stage, phase): layers for stage, phase, layers in ranges}
+    phases = forecast.phases()
+    rows = [_Row(phase, True) for phase in phases]
+    rows += [_Row(phase, False) for phase in reversed(phases)]
     layers = forecast.graph.layers
     cell = (_WIDTH - _LEFT - _RIGHT) / layers
     height = max(_LOWEST, min(_HIGHEST, _HEIGHT / len(rows)))
@@ -47,13 +49,12 @@ def phase_heatmap(forecast: PlanForecast) -> str:
     for line, row in enumerate(rows):
         y = _TOP + line * height
         if height >= _NAMED_ROW or line % int(-(-_NAMED_ROW // height)) == 0:
-            parts.append(text_label(_LEFT - 8, y + height / 2 + 4, _name(row, forecast),
-                               text_anchor="end"))  # fmt: skip
-        first, last = bounds[row.stage, row.phase]
-        parts += _cells(row, range(first, last), y, (cell, height), seconds, longest)
+            parts.append(text_label(_LEFT - 8, y + height / 2 + 4, row.name, text_anchor="end"))
+        held = row.phase.layers
+        parts += _cells(row, y, (cell, height), seconds, longest)
         if height >= _FRAMED_ROW:
             parts.append(
-                element("rect", x=_LEFT + first * cell, y=y + 0.5, width=(last - first) * cell,
+                element("rect", x=_LEFT + held.start * cell, y=y + 0.5, width=len(held) * cell,
                         height=height - 1, style="fill:none;stroke:var(--grey);stroke-width:.8")
             )  # fmt: skip
     bottom = _TOP + len(rows) * height
@@ -74,16 +75,8 @@ def _seconds(forecast: PlanForecast) -> dict[tuple[bool, int], float]:
     return spent
 
 
-def _name(row: _Row, forecast: PlanForecast) -> str:
-    parts = [f"stage {row.stage}"] if forecast.plan.parallel.pipeline > 1 else []
-    if any(len(stage.phases) > 1 for stage in forecast.plan.stages):
-        parts.append(f"phase {row.phase}")
-    return ", ".join((*parts, "forward" if row.forward else "backward"))
-
-
 def _cells(
     row: _Row,
-    layers: range,
     y: float,
     size: tuple[float, float],
     seconds: dict[tuple[bool, int], float],
@@ -92,7 +85,7 @@ def _cells(
     width, height = size
     inset = 1 if height >= _FRAMED_ROW else 0
     direction = "forward" if row.forward else "backward"
-    for layer in layers:
+    for layer in row.phase.layers:
         spent = seconds.get((row.forward, layer), 0.0)
         if spent:
             yield element(

@@ -42,6 +42,11 @@ figure .tip{position:absolute;pointer-events:none;background:var(--card);white-s
 border:1px solid var(--line);border-radius:8px;padding:6px 10px;font-size:13px;z-index:2;
 box-shadow:0 4px 14px #0002;font-variant-numeric:tabular-nums}
 [hidden]{display:none}
+@media(max-width:720px){
+main{padding:18px 10px 40px}section{padding:14px}h1{font-size:25px}
+.tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:10px 12px}.tile .value{font-size:19px}
+figure,section{overflow-x:auto}figure svg{min-width:760px}
+}
 @media print{section,.tile{break-inside:avoid}body{background:#fff}}
 """
 

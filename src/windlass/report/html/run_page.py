@@ -24,7 +24,7 @@ from windlass.report.html.run_figures import (
     term_figure,
     timeline_figure,
 )
-from windlass.report.predicted_vs_measured import headline_metrics, step_time_notes
+from windlass.report.predicted_vs_measured import headline_metrics, prediction_notes
 from windlass.schema import Environment
 from windlass.sparsity import describe_legs
 from windlass.tracking import RunRecord
@@ -112,7 +112,7 @@ def _tiles(record: RunRecord) -> str:
         tiles.append((pair.name, value, ", ".join(more)))
         outside |= {pair.name} if pair.outside_interval else set()
     markup = "".join(_tile(*tile, outside=tile[0] in outside) for tile in tiles)
-    notes = step_time_notes(record.current_plan_steps, record.prediction)
+    notes = prediction_notes(record.current_plan_steps, record.prediction)
     warning = f'<p class="warning">{escape(_capital("; ".join(notes)))}.</p>' if notes else ""
     return f'<div class="tiles">{markup}</div>{warning}'
 

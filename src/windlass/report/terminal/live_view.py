@@ -23,7 +23,7 @@ from windlass.report.formatting import (
     format_speed,
     format_task_scores,
 )
-from windlass.report.predicted_vs_measured import device_memory_peak
+from windlass.report.predicted_vs_measured import device_memory_peak, most_memory_bytes
 from windlass.report.terminal.tables import OUTSIDE_STYLE
 from windlass.schema import Prediction, Step
 from windlass.units import format_bytes, format_seconds
@@ -125,18 +125,16 @@ class TrainingView:
         ]
         if self._prediction is not None:
             parts.append(f"{format_ratio(seconds / self._prediction.step_seconds)} predicted")
-        if step.held_out_loss is not None:
-            parts.append(f"held out {format_held_out_loss(step)}")
-        if step.task_scores:
-            parts.append(format_task_scores(step))
-        if step.saved is not None:
-            parts.append(f"saved {step.saved}")
-        if dropped := describe_dropped(step):
-            parts.append(dropped)
-        if scaled := describe_loss_scale([step]):
-            parts.append(f"loss scale {scaled}")
-        if busy := self._busy():
-            parts.append(busy)
+        remarks = (
+            self._memory_remark(step),
+            f"held out {format_held_out_loss(step)}" if step.held_out_loss is not None else "",
+            format_task_scores(step) if step.task_scores else "",
+            f"saved {step.saved}" if step.saved is not None else "",
+            describe_dropped(step),
+            f"loss scale {scaled}" if (scaled := describe_loss_scale([step])) else "",
+            self._busy(),
+        )
+        parts += filter(None, remarks)
         if self.remaining_seconds:
             parts.append(f"{format_seconds(self.remaining_seconds)} left")
         return ", ".join(parts)
@@ -224,16 +222,29 @@ class TrainingView:
         """A sentence about other processes on the cores lately; empty if there were none."""
         return describe_contention(fmean(self._contention) if self._contention else None)
 
-    def _memory(self, step: Step) -> str:
-        words = f"{format_bytes(step.memory_bytes)} at the peak"
-        peak = device_memory_peak(self._prediction)
-        if peak is None:
+    def _memory(self, step: Step) -> Text:
+        words = Text(f"{format_bytes(step.memory_bytes)} at the peak")
+        peak, limit = device_memory_peak(self._prediction), most_memory_bytes(self._prediction)
+        if peak is None or limit is None:
             return words
-        ratio = format_ratio(step.memory_bytes / peak.peak_bytes)
-        return (
-            f"{words}, {ratio} predicted {format_bytes(peak.peak_bytes)} "
-            f"of {format_bytes(peak.capacity_bytes)}"
+        style = OUTSIDE_STYLE if step.memory_bytes > limit else ""
+        words.append(", ").append(self._memory_ratio(step), style=style)
+        return words.append(
+            f" predicted {format_bytes(peak.peak_bytes)} of {format_bytes(peak.capacity_bytes)}"
         )
+
+    def _memory_remark(self, step: Step) -> str:
+        """Memory beside its prediction; empty unless it is more than that."""
+        limit = most_memory_bytes(self._prediction)
+        return (
+            f"memory {self._memory_ratio(step)} predicted"
+            if limit and step.memory_bytes > limit
+            else ""
+        )
+
+    def _memory_ratio(self, step: Step) -> str:
+        peak = device_memory_peak(self._prediction)
+        return format_ratio(step.memory_bytes / peak.peak_bytes if peak else None)
 
     def _traffic(self) -> str:
         """Measured and predicted offload traffic; empty where nothing is offloaded."""

@@ -25,9 +25,9 @@ from windlass.report.formatting import (
 )
 from windlass.report.predicted_vs_measured import (
     headline_metrics,
+    prediction_notes,
     rank_step_times,
     seconds_by_kind,
-    step_time_notes,
 )
 from windlass.report.run_differences import input_line, key_rows, result_rows
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
@@ -72,7 +72,7 @@ def record_table(record: RunRecord) -> RenderableType:
         table.add_row(name, words)
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
-    notes = step_time_notes(record.current_plan_steps, record.prediction)
+    notes = prediction_notes(record.current_plan_steps, record.prediction)
     lines = (Text(note, style="yellow") for note in notes)
     return Group(table, _comparison(record), *lines, *_ranks(record))
 

@@ -139,7 +139,7 @@ function tiles(run, events) {
     found.push(tile("tokens per second", formatCount(run.tokens_per_second), speed ? `predicted ${formatCount(speed)}` : ""));
   }
   const peak = prediction?.peaks?.[0]?.peak_bytes;
-  if (run.memory_bytes !== null) found.push(tile("peak memory", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${formatRatio(run.memory_bytes / peak)}` : ""));
+  if (run.memory_bytes !== null) found.push(tile("peak memory", formatBytes(run.memory_bytes), peak ? `predicted ${formatBytes(peak)}, ${formatRatio(run.memory_bytes / peak)}` : "", peak && run.memory_bytes > run.most_memory_bytes));
   found.push(tile("peers", String(run.peers), "same graph, plan, machine"));
   return el("div", { class: "tiles" }, ...found);
 }

@@ -7,13 +7,15 @@ import { formatCount, formatRatio, formatSeconds, formatTime, formatValue } from
 const PAGE_ROWS = 1000;
 const EXTRA_ROWS = 8;
 const FIRST_CHOSEN = 20;
-const SHOWN = ["name", "state", "model", "machine", "started", "step", "loss", "held_out_loss", "seconds", "tokens_per_second", "memory_bytes", "verdict"];
+const DIFFERING = "differing"; // stands for the settings that tell the runs of a sweep apart
+const SHOWN = ["name", DIFFERING, "state", "model", "machine", "started", "step", "loss", "held_out_loss", "seconds", "tokens_per_second", "memory_bytes", "verdict"];
 const NEEDED = ["id", "name", "state", "steps", "step", "predicted_seconds", "low_seconds", "high_seconds", "tags", "notes", "archived", "broken", "verdict"];
 const TITLES = {
   name: "run", held_out_loss: "held out", seconds: "step time", tokens_per_second: "tokens/s",
   memory_bytes: "memory", predicted_seconds: "predicted", step: "progress",
 };
 const OTHER_WIDTH = 96;
+const NAME_END = 8; // letters of a long name that are never cut off: they tell a sweep's runs apart
 const WIDTHS = { name: 168, state: 100, model: 84, machine: 68, started: 92, step: 96, loss: 66, held_out_loss: 66, seconds: 128, tokens_per_second: 68, memory_bytes: 78, verdict: 88 };
 const GROWING = { name: 2.4, model: 1, machine: 0.6 };
 const PICK_WIDTH = 26;
@@ -23,6 +25,7 @@ const EDGE_WIDTH = 26;
 /** Shows the table; gives a function that ends it. */
 export async function runsView(host, state, update) {
   let columns = state.columns ? state.columns.split(",") : SHOWN;
+  let shown = []; // the columns that the table has: the chosen ones, with the settings that differ
   let table = { columns: [], rows: [], total: 0, version: 0 };
   let places = {};
   const chosen = new Set(state.chosen ? state.chosen.split(",") : []);
@@ -84,6 +87,7 @@ export async function runsView(host, state, update) {
       tell(error.message);
     }
     places = Object.fromEntries(table.columns.map((column, index) => [column.name, index]));
+    shown = columns.flatMap((name) => (name === DIFFERING ? table.differing ?? [] : [name])).filter((name, index, all) => all.indexOf(name) === index);
     drawAnew();
   }
 
@@ -91,7 +95,8 @@ export async function runsView(host, state, update) {
   async function patch({ version, ids }) {
     if (ids.length > 150) return load(table.rows.length);
     const mine = question;
-    const fresh = await ask(query({ ids }), { keep: false });
+    const names = table.columns.map((column) => column.name).join(",");
+    const fresh = await ask(query({ ids, columns: names }), { keep: false });
     if (mine !== question) return; // all rows were asked for meanwhile
     table.version = version;
     const changed = new Map(fresh.rows.map((row) => [row[places.id], row]));
@@ -130,8 +135,8 @@ export async function runsView(host, state, update) {
   }
 
   function drawHead() {
-    const least = columns.map((name) => WIDTHS[name] ?? OTHER_WIDTH);
-    const tracks = columns.map((name, index) => {
+    const least = shown.map((name) => WIDTHS[name] ?? OTHER_WIDTH);
+    const tracks = shown.map((name, index) => {
       const share = name in WIDTHS ? GROWING[name] : 0.6;
       return share ? `minmax(${least[index]}px,${share}fr)` : `${least[index]}px`;
     });
@@ -146,11 +151,11 @@ export async function runsView(host, state, update) {
         type: "checkbox", "aria-label": `choose the first ${FIRST_CHOSEN}`, title: `the first ${FIRST_CHOSEN}`,
         checked: chosen.size > 0, on: { change: (event) => chooseAll(event.target.checked) },
       })),
-      ...columns.map((name) => {
+      ...shown.map((name) => {
         const order = sorted !== name ? "none" : falling ? "descending" : "ascending";
         const sign = { none: "", descending: " ↓", ascending: " ↑" }[order];
         return el("span", { class: `cell ${isNumber(name) ? "number" : ""}`, role: "columnheader", "aria-sort": order },
-          button(`${TITLES[name] ?? name}${sign}`, () => sortBy(name), { title: `order by ${name}` }));
+          button(`${TITLES[name] ?? shortKey(name)}${sign}`, () => sortBy(name), { title: `order by ${name}` }));
       }),
     );
     if (focus >= 0) head.querySelectorAll("input,button")[focus]?.focus();
@@ -216,7 +221,7 @@ export async function runsView(host, state, update) {
     });
     const node = el("div", { class: `row ${value("broken") ? "is-broken" : ""}`, role: "row" }, el("span", { class: "cell pick", role: "cell" }, box));
     Object.assign(node, { values: row, run: id, look });
-    for (const name of columns) node.append(cell(name, value, link));
+    for (const name of shown) node.append(cell(name, value, link));
     node.addEventListener("click", (event) => {
       if (!event.target.closest("a,input,button")) location.hash = link;
     });
@@ -232,7 +237,13 @@ export async function runsView(host, state, update) {
       if (value("archived")) tags.unshift(el("span", { class: "tag", text: "archived" }));
       const notes = value("notes") ?? [];
       if (notes.length) tags.push(el("span", { class: "tag note-mark", title: notes.join("\n"), text: "✎" }));
-      return el("span", options, el("a", { href: link, class: "name", text: shortName(one), title: one }), ...tags);
+      const [start, end] = nameParts(one);
+      return el("span", options, el("a", { href: link, class: "name", title: one }, el("span", { class: end ? "start" : "start whole", text: start }), end || null), ...tags);
+    }
+    if (name === "model") {
+      const known = (table.differing ?? []).filter((key) => value(key) !== null);
+      const settings = known.map((key) => `${shortKey(key)} ${formatValue(value(key))}`);
+      return el("span", options, el("span", { class: "plain", text: one }), settings.length ? el("span", { class: "differing", text: settings.join(", ") }) : null);
     }
     if (name === "state") return el("span", options, el("span", { class: `pill ${one}`, text: one }));
     if (name === "verdict") {
@@ -256,9 +267,16 @@ export async function runsView(host, state, update) {
     return el("span", { ...options, text: formatValue(one, unit), title });
   }
 
-  /** The name without the day of a folder's name, which has a column of its own. */
-  function shortName(name) {
-    return name.replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
+  /** The name in two parts, without the day of a folder's name, which has a column of its own. */
+  function nameParts(name) {
+    const short = name.replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
+    const cut = short.length > 2 * NAME_END ? short.length - NAME_END : short.length;
+    return [short.slice(0, cut), short.slice(cut)];
+  }
+
+  /** A setting without its section. */
+  function shortKey(name) {
+    return name.slice(name.lastIndexOf(".") + 1);
   }
 
   function isNumber(name) {
