@@ -10,6 +10,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -39,6 +40,8 @@ _COPIED_BYTES = 2**24
 _MOST_BYTES = 2**28
 """Largest file of settings, graphs or records that is read whole."""
 _SEAL = b"# sha256 of the lines below: "
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+"""Name of a temporary file, with that of the file that it becomes."""
 _SCRATCH, _HELD = ".scratch-", "held"
 """Beginning of the names of scratch folders, and the file in each that its process holds."""
 
@@ -92,14 +95,27 @@ def atomic_path(path: Path, *, clears: bool = False) -> Iterator[Path]:
             _remove_unless_held(leftover, leftover)
         try:
             with _create(temporary) as file:
-                if clears:
-                    _hold(file)
+                _hold(file)
                 yield temporary
                 os.fsync(file.fileno())
             temporary.replace(path)
             fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def becomes(temporary: str) -> str | None:
+    """The name of the file that a temporary one of this module becomes; None if it is another."""
+    match = _TEMPORARY.fullmatch(temporary)
+    return match and match[1]
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Removes what killed processes have left of files that they wrote into a folder."""
+    with contextlib.suppress(OSError):
+        for entry in [*os.scandir(folder)]:
+            if becomes(entry.name) is not None and entry.is_file(follow_symlinks=False):
+                _remove_unless_held(Path(entry.path), Path(entry.path))
 
 
 def _create(path: Path) -> BinaryIO:

@@ -5,17 +5,18 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from windlass.atomic_files import atomic_writer
 from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import REQUEST_FILE
-from windlass.tracking.folder_lock import is_locked
+from windlass.tracking.folder_lock import LOCK_FILE, is_locked
 from windlass.tracking.journal_reader import read_journal
 from windlass.tracking.run_folder import (
-    LOCK_FILE,
     RunFolder,
     create_run_folder,
     journal_path,
@@ -111,6 +112,112 @@ def test_a_folder_given_by_name_is_not_overwritten(tmp_path: Path):
     with pytest.raises(RecordError, match=r"`.*mine` already holds a run; resume it"):
         create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder)
     reopen_run_folder(folder, meta={}).close()
+
+
+@pytest.mark.parametrize("name", [".lock", "checkpoints", "id", "tasks/own.toml", "ranks"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_run_folder_that_holds_a_link_is_refused_and_nothing_is_written_through_it(
+    tmp_path: Path, name: str, is_new: bool
+):
+    if is_new:
+        folder = tmp_path / "run"
+        folder.mkdir()
+    else:
+        with make(tmp_path) as run:
+            folder = run.path
+    victim = tmp_path / "victim"
+    victim.write_text(f"{uuid7()}\nformat 2\n")
+    before = victim.read_text()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(victim)
+    new = partial(create_run_folder, tmp_path, "gpt", documents={}, folder=folder)
+    again = partial(reopen_run_folder, folder)
+    with pytest.raises(RecordError):
+        (new if is_new else again)(meta={})
+    assert victim.read_text() == before
+    assert (folder / name).is_symlink()
+
+
+def test_a_lock_file_that_is_another_file_by_a_second_name_is_not_overwritten(tmp_path: Path):
+    with make(tmp_path) as run:
+        folder = run.path
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (folder / LOCK_FILE).unlink()
+    (folder / LOCK_FILE).hardlink_to(victim)
+    with pytest.raises(RecordError, match="is no file of this folder alone"):
+        reopen_run_folder(folder, meta={})
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".plan.toml.0a1b2c3d.tmp", ".id.0a1b2c3d.tmp"])
+def test_a_temporary_file_of_a_killed_start_blocks_nothing_and_is_removed(
+    tmp_path: Path, name: str
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("half")
+    create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder).close()
+    assert not (folder / name).exists()
+    (folder / name).write_text("half")
+    reopen_run_folder(folder, meta={}).close()
+    assert not (folder / name).exists()
+
+
+def test_a_temporary_file_that_a_process_is_writing_stays(tmp_path: Path):
+    with make(tmp_path) as run:
+        folder = run.path
+    with atomic_writer(folder / "report.html") as report:
+        reopen_run_folder(folder, meta={}).close()
+        report.write(b"whole")
+    assert (folder / "report.html").read_bytes() == b"whole"
+
+
+def test_a_start_that_was_killed_before_the_folder_was_a_run_is_started_over(tmp_path: Path):
+    folder = tmp_path / "run"
+
+    def die(run: RunFolder) -> None:
+        (run.path / "checkpoints" / "step-00000000").mkdir(parents=True)
+        (run.path / "tokenizer.json").write_text("of another request")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_run_folder(
+            tmp_path, "a", documents={REQUEST_FILE: Request()}, meta={}, folder=folder, fill=die
+        )
+    with pytest.raises(RecordError, match="holds no run"):
+        read_run_id(folder)
+
+    with create_run_folder(tmp_path, "b", documents={}, meta={}, folder=folder) as run:
+        assert run.attempt == 1
+    assert {path.name for path in folder.iterdir()} == {".lock", "id", "journal"}
+
+
+def test_a_file_that_a_user_has_put_beside_a_killed_start_is_not_removed(tmp_path: Path):
+    folder = tmp_path / "run"
+
+    def die(run: RunFolder) -> None:
+        (run.path / "notes.txt").write_text("mine")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_run_folder(tmp_path, "a", documents={}, meta={}, folder=folder, fill=die)
+    with pytest.raises(RecordError, match=r"it holds `notes.txt`"):
+        create_run_folder(tmp_path, "b", documents={}, meta={}, folder=folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_checkpoints_beside_an_id_that_was_removed_are_not_taken_for_a_killed_start(
+    tmp_path: Path,
+):
+    with make(tmp_path) as run:
+        folder = run.path
+    (folder / "checkpoints").mkdir()
+    (folder / "id").unlink()
+    with pytest.raises(RecordError, match=r"it holds `checkpoints`"):
+        create_run_folder(tmp_path, "b", documents={}, meta={}, folder=folder)
+    assert (folder / "checkpoints").is_dir()
 
 
 def test_a_folder_without_a_run_is_reported(tmp_path: Path):

@@ -6,8 +6,12 @@ from .environment import (
     processor_name,
 )
 from .folder_lock import (
+    ID_FILE,
+    LOCK_FILE,
     FolderLock,
     is_locked,
+    is_unfinished_start,
+    require_no_links,
 )
 from .journal import (
     SYSTEM_PREFIX,
@@ -39,8 +43,6 @@ from .redaction import (
     without_secrets,
 )
 from .run_folder import (
-    ID_FILE,
-    LOCK_FILE,
     RUN_FORMAT,
     SHORT_ID_DIGITS,
     JournalFile,
@@ -117,6 +119,7 @@ __all__ = [
     "input_fingerprints",
     "is_from_this_host",
     "is_locked",
+    "is_unfinished_start",
     "journal_faults",
     "journal_files",
     "journal_path",
@@ -133,6 +136,7 @@ __all__ = [
     "read_run_id",
     "read_series",
     "reopen_run_folder",
+    "require_no_links",
     "require_no_other_content",
     "run_folder_name",
     "series_of",

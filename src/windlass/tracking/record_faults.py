@@ -16,8 +16,9 @@ from windlass.schema import (
     REQUEST_FILE,
 )
 from windlass.tracking.environment import host_mark
+from windlass.tracking.folder_lock import ID_FILE
 from windlass.tracking.journal import JournalEvent
-from windlass.tracking.run_folder import ID_FILE, JournalFile
+from windlass.tracking.run_folder import JournalFile
 
 _SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
 _MAX_STEPS = 10**8

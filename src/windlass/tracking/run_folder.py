@@ -4,50 +4,38 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from windlass.atomic_files import hash_file, read_regular_file, storage_errors
+from windlass.atomic_files import (
+    atomic_write,
+    becomes,
+    hash_file,
+    read_regular_file,
+    storage_errors,
+)
 from windlass.document import Document
 from windlass.errors import RecordError, shorten
-from windlass.schema import (
-    CODE_FILE,
-    CONFIG_FILE,
-    DATA_FILE,
-    ENVIRONMENT_FILE,
-    EXAMPLES_FILE,
-    GRAPH_FILE,
-    JOURNAL_FOLDER,
-    MACHINE_FILE,
-    PLAN_FILE,
-    PREDICTED_TIMELINE_FILE,
-    PREDICTION_FILE,
-    PROGRAM_FILE,
-    REQUEST_FILE,
-    TOKENS_FOLDER,
-    RunState,
-    Step,
-)
+from windlass.schema import CHECKPOINT_FOLDER, JOURNAL_FOLDER, RunState, Step
 from windlass.tracking.environment import host_mark
-from windlass.tracking.folder_lock import FolderLock
+from windlass.tracking.folder_lock import (
+    ID_FILE,
+    LOCK_FILE,
+    OWN_NAMES,
+    START_FILE,
+    FolderLock,
+    is_unfinished_start,
+    remove_leftovers,
+)
 from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step
 
-LOCK_FILE = ".lock"
-ID_FILE = "id"
-"""Its first line is the run's id, its second `format N`."""
 RUN_FORMAT = 2
 """Version of the words in a run folder's files: keys of plan and request, names of instructions.
 Folders of format 1 have no second line in their id file."""
-_OWN_NAMES = frozenset(
-    {LOCK_FILE, JOURNAL_FOLDER, CONFIG_FILE, REQUEST_FILE, PLAN_FILE, GRAPH_FILE, MACHINE_FILE,
-     PREDICTION_FILE, PROGRAM_FILE, PREDICTED_TIMELINE_FILE, ENVIRONMENT_FILE, CODE_FILE, DATA_FILE,
-     TOKENS_FOLDER, EXAMPLES_FILE}
-)  # fmt: skip
-"""What a run folder holds before its id is written."""
 _JOURNAL_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\+([0-9a-f]{8,64}))?\.j")
 _MAX_NAME = 120
 """Characters of a name that become part of a folder's name."""
@@ -156,8 +144,12 @@ def create_run_folder(
     documents: Mapping[str, Document],
     meta: Mapping[str, object],
     folder: Path | None = None,
+    fill: Callable[[RunFolder], object] = lambda _: None,
 ) -> RunFolder:
     """Creates and locks a run folder `<date>-<name>-<end of id>` under `root`.
+
+    It counts as a run once all is in it. Until then whoever is killed leaves a folder in which the
+    next one starts over.
 
     Args:
         root: the folder that holds the runs; created if missing.
@@ -166,9 +158,11 @@ def create_run_folder(
         meta: fields that lists and pages show without reading more files: `model`, `machine`,
             `steps`, `predicted_seconds`, `unigram_entropy` (nats a token) and others.
         folder: the run folder itself; None names one under `root`.
+        fill: writes what else is in a folder before it counts as a run.
 
     Raises:
-        RecordError: `folder` holds a run, runs or other files, or another process has locked it.
+        RecordError: `folder` holds a run, runs, links or other files, or another process has locked
+            it.
         StorageError: the disk is full or closed.
     """
     run_id = uuid7()
@@ -179,14 +173,19 @@ def create_run_folder(
     lock = FolderLock(path / LOCK_FILE)
     try:
         require_no_other_content(path)  # another process may have written it meanwhile
+        remove_leftovers(path)
+        with storage_errors(path):
+            (path / START_FILE).touch()
         for file, document in documents.items():
             document.save(path / file)
-        write_run_id(path, run_id)
         run = RunFolder(path, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
         if documents:
             run.seal(*documents)
+        fill(run)
         run.journal.flush()
+        write_run_id(path, run_id)
+        (path / START_FILE).unlink()
     except BaseException:
         lock.release()
         raise
@@ -197,12 +196,14 @@ def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
     """Locks an existing run folder and opens its next attempt.
 
     Raises:
-        RecordError: it holds no run or one of another format, or another process has locked it.
+        RecordError: it holds no run, one of another format or links, or another process has locked
+            it.
         StorageError: the disk is full or closed.
     """
     run_id = read_run_id(folder)
     lock = FolderLock(folder / LOCK_FILE)
     try:
+        remove_leftovers(folder)
         run = RunFolder(folder, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
         run.journal.flush()
@@ -231,8 +232,7 @@ def write_run_id(folder: Path, run_id: str) -> None:
     Raises:
         StorageError: the disk is full or closed.
     """
-    with storage_errors(folder):
-        (folder / ID_FILE).write_text(f"{run_id}\nformat {RUN_FORMAT}\n", encoding="utf-8")
+    atomic_write(folder / ID_FILE, f"{run_id}\nformat {RUN_FORMAT}\n")
 
 
 def read_run_id(folder: Path) -> str:
@@ -346,7 +346,9 @@ def require_no_other_content(path: Path) -> None:
             f"`{runs[0]}`, and a run folder holds one run only; name a new folder, such as "
             f"`{path / 'NAME'}`"
         )
-    others = [name for name in names if name not in _OWN_NAMES]
+    own = OWN_NAMES | {ID_FILE, START_FILE}
+    own |= {CHECKPOINT_FOLDER} if is_unfinished_start(path) else set()
+    others = [name for name in names if (becomes(name) or name) not in own]
     if others:
         raise RecordError(
             f"`{path}` is not empty: it holds `{others[0]}`"

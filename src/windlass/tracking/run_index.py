@@ -7,11 +7,9 @@ from typing import cast, get_args
 
 from windlass.errors import RecordError, did_you_mean
 from windlass.schema import RunState
-from windlass.tracking.folder_lock import is_locked
+from windlass.tracking.folder_lock import ID_FILE, LOCK_FILE, is_locked
 from windlass.tracking.journal import Journal
 from windlass.tracking.run_folder import (
-    ID_FILE,
-    LOCK_FILE,
     RUN_FORMAT,
     SHORT_ID_DIGITS,
     read_run_format,

@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hub_folders import gpt2_folder
 from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
+from windlass.models.huggingface.model_folder import find_model_folder
 
 CONFIG: dict[str, object] = {
     "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
@@ -207,3 +209,21 @@ def test_trained_weights_keep_their_shape(tmp_path: Path):
         build_layer_stack(name, {"width": 16}, device="meta")
 
     assert build_layer_stack(f"{name}/config.json", {"width": 16}, device="meta").weights is None
+
+
+def test_a_small_file_is_carried_from_the_hubs_cache_and_through_no_other_link(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    blobs, snapshot = tmp_path / "model" / "blobs", tmp_path / "model" / "snapshots" / "a1"
+    blobs.mkdir(parents=True)
+    snapshot.parent.mkdir()
+    name = gpt2_folder(snapshot)
+    (snapshot / "config.json").rename(blobs / "c0")
+    (snapshot / "config.json").symlink_to(Path("../../blobs/c0"))
+    (snapshot / "vocab.json").symlink_to(secret)
+    folder = find_model_folder(name)
+
+    assert folder.read_small_file("config.json") == (blobs / "c0").read_bytes()
+    assert folder.read_small_file("merges.txt") is None
+    with pytest.raises(ModelError, match=r"vocab\.json` is a link to `.*secret`, outside"):
+        folder.read_small_file("vocab.json")

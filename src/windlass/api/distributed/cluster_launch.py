@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset
 from windlass.api.distributed.launch_script import (
@@ -31,6 +32,10 @@ from windlass.schema import (
     SLURM_FILE,
     TOKENS_FOLDER,
 )
+from windlass.tracking import RunFolder
+
+if TYPE_CHECKING:
+    from windlass.data import ExampleDataset, TokenDataset
 
 
 def prepare_cluster_run(
@@ -86,23 +91,23 @@ def prepare_cluster_run(
     _texts(job, scheduler)  # refuses what cannot be written before there is a run folder
     from windlass.data import TokenDataset
 
-    started = start_run(planned, root=root, folder=folder, progress=progress)
-    run_folder, tokens = started.folder, started.tokens
-    with run_folder:
+    def fill(run: RunFolder, tokens: "TokenDataset | ExampleDataset") -> None:
         if isinstance(tokens, TokenDataset):
-            with storage_errors(run_folder.path / TOKENS_FOLDER):
-                shutil.copytree(tokens.folder, run_folder.path / TOKENS_FOLDER)
+            with storage_errors(run.path / TOKENS_FOLDER):
+                shutil.copytree(tokens.folder, run.path / TOKENS_FOLDER)
         elif tokens.content is not None:  # other examples are in the folder already
-            with storage_errors(run_folder.path / EXAMPLES_FILE):
-                tokens.save(run_folder.path / EXAMPLES_FILE)
-        job = replace(job, folder=run_folder.path.absolute(), run_id=run_folder.id)
-        _write_secret(job.folder / LAUNCH_SECRET_FILE)
-        scripts = [job.folder / name for name in _texts(job, scheduler)]
-        for script, text in zip(scripts, _texts(job, scheduler).values(), strict=True):
-            atomic_write(script, text)
-        job.script.chmod(0o755)
+            with storage_errors(run.path / EXAMPLES_FILE):
+                tokens.save(run.path / EXAMPLES_FILE)
+        placed = replace(job, folder=run.path.absolute(), run_id=run.id)
+        _write_secret(run.path / LAUNCH_SECRET_FILE)
+        for name, text in _texts(placed, scheduler).items():
+            atomic_write(run.path / name, text)
+        placed.script.chmod(0o755)
+
+    started = start_run(planned, root=root, folder=folder, progress=progress, fill=fill)
+    with started.folder as run_folder:
         run_folder.append_event("end", state="prepared", reason="")
-    return scripts[-1]
+    return run_folder.path.absolute() / [*_texts(job, scheduler)][-1]
 
 
 def _texts(job: ClusterJob, scheduler: SlurmJob | KubernetesJob | None) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from windlass.api.machines import Progress
 from windlass.api.runs import RUNS
 from windlass.errors import RequestError
 from windlass.schema import EVALUATIONS_FOLDER, TaskScore
+from windlass.tracking import require_no_links
 
 if TYPE_CHECKING:
     from windlass.api.inference.evaluate_on_ranks import RanksModel
@@ -71,6 +72,7 @@ def evaluate(
     with _answering(
         run, overrides, step=step, phases=phases, ema=ema, root=root, progress=progress
     ) as model:
+        require_no_links(model.folder)
         encoded = [_encode(model, task) for task in asked]
         # Ranks start anew each time that they are asked.
         parts = [encoded] if overrides else [[each] for each in encoded]

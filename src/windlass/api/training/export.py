@@ -30,6 +30,7 @@ from windlass.schema import (
     TOKENIZER_FILE,
     ModelIdentity,
 )
+from windlass.tracking import require_no_links
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +77,7 @@ def export(
 
     Raises:
         RequestError: no file is named, or the model was an object that is not given here.
-        RecordError: no such run, or one of its files has changed.
+        RecordError: no such run, or one of its files has changed or is a link.
         CheckpointError: it has no complete checkpoint, no sparse layer for `masks`, or no averages
             for `ema`.
         ModelError: Hugging Face has no such model.
@@ -90,6 +91,7 @@ def export(
             "`windlass export --help` lists all"
         )
     record = load(run, root=root)
+    require_no_links(record.folder)
     planned = planned_from_record(record)
     checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
     if checkpoint is None:

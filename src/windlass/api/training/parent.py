@@ -226,13 +226,13 @@ def require_tokens_of_parent(parent: ParentRun, tokens: "TokenDataset | ExampleD
         )
 
 
-def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Checkpoint | None":
+def link_to_parent(parent: ParentRun | None, planned: Planned, folder: Path) -> None:
     """Gives a new run its parent's checkpoint as its own first one.
 
     It gets none if its adapters stand beside the parent's weights, which are read at its beginning.
 
     Args:
-        parent: the run to start from.
+        parent: the run to start from; None gives none.
         planned: what the new run runs.
         folder: the new run's folder.
 
@@ -241,16 +241,31 @@ def start_from_parent(parent: ParentRun, planned: Planned, folder: Path) -> "Che
     """
     from windlass.runtime import Manifest, link_checkpoint
 
-    if parent.is_base_of(planned):
-        return None
-    step = parent.step if parent.continues else 0
-    train = planned.request.train
+    if parent is None or parent.is_base_of(planned):
+        return
+    step, train = _first_step(parent), planned.request.train
     manifest = Manifest(
         step=step, samples=step * train.batch, seed=train.seed, plan=planned.plan.label,
         graph=planned.plan.graph, files={}, averaging=parent.checkpoint.manifest.averaging,
     )  # fmt: skip
-    checkpoint = link_checkpoint(parent.checkpoint, folder / CHECKPOINT_FOLDER, manifest)
-    return with_whole_layers(checkpoint, planned, folder)
+    link_checkpoint(parent.checkpoint, folder / CHECKPOINT_FOLDER, manifest)
+
+
+def start_from_parent(
+    parent: ParentRun | None, planned: Planned, folder: Path
+) -> "Checkpoint | None":
+    """What a new run starts from: what `link_to_parent` has given it, shards merged."""
+    from windlass.runtime import checkpoint_name, open_checkpoint
+
+    if parent is None or parent.is_base_of(planned):
+        return None
+    path = folder / CHECKPOINT_FOLDER / checkpoint_name(_first_step(parent))
+    return with_whole_layers(open_checkpoint(path), planned, folder)
+
+
+def _first_step(parent: ParentRun) -> int:
+    """The steps that a new run counts as done when it starts."""
+    return parent.step if parent.continues else 0
 
 
 def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "Checkpoint":

@@ -1,5 +1,6 @@
 """Starts a new run: creates its folder once everything that it needs is known to be there."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,7 @@ from windlass.api.training.inputs.run_data import (
 from windlass.api.training.legs import plan_later_legs
 from windlass.api.training.parent import (
     ParentRun,
+    link_to_parent,
     plan_of_child,
     require_tokens_of_parent,
     start_from_parent,
@@ -40,7 +42,12 @@ from windlass.api.training.preconditions import (
 from windlass.api.training.run_files import input_documents, run_documents, run_metadata
 from windlass.models import find_model_folder, is_huggingface
 from windlass.program import Program
-from windlass.tracking import RunFolder, create_run_folder, require_no_other_content
+from windlass.tracking import (
+    RunFolder,
+    create_run_folder,
+    is_unfinished_start,
+    require_no_other_content,
+)
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset, TrainingBatches
@@ -69,6 +76,7 @@ def start_run(
     parent: ParentRun | None = None,
     group: str | None = None,
     progress: Progress | None,
+    fill: "Callable[[RunFolder, TokenDataset | ExampleDataset], object]" = lambda *_: None,
 ) -> StartedRun:
     """Creates and locks the folder of a new run, and writes its documents and tokenizer there.
 
@@ -80,6 +88,7 @@ def start_run(
         parent: the run to start from; None starts from the beginning.
         group: a name that several runs share, such as that of a sweep.
         progress: called with how far preparations are.
+        fill: writes what else is in the folder before it counts as a run.
 
     Raises:
         WindlassError: what is wrong with the plan, the data, the disk or the folder.
@@ -113,19 +122,25 @@ def start_run(
     planned = with_document_lengths(planned, batches)
     planned = replace(planned, notes=(*planned.notes, *data_notes(batches)))
     tasks = requested_tasks(planned.request, tokens, planned.graph.max_sequence)
+
+    def fill_folder(run: RunFolder) -> None:
+        run.seal(
+            *save_run_data(tokens, run.path),
+            *save_run_tasks(tasks, run.path),
+            *save_model_config(planned.request.model.name, run.path),
+        )
+        link_to_parent(parent, planned, run.path)
+        fill(run, tokens)
+
     run_folder = create_run_folder(
         Path(root),
         _short_name(planned.request.model.name),
         documents=run_documents(planned, programs) | input_documents(planned, tokens),
         meta=run_metadata(planned, tokens) | data_metadata(batches) | meta,
         folder=folder,
+        fill=fill_folder,
     )
-    run_folder.seal(
-        *save_run_data(tokens, run_folder.path),
-        *save_run_tasks(tasks, run_folder.path),
-        *save_model_config(planned.request.model.name, run_folder.path),
-    )
-    checkpoint = start_from_parent(parent, planned, run_folder.path) if parent else None
+    checkpoint = start_from_parent(parent, planned, run_folder.path)
     return StartedRun(planned, run_folder, programs, tokens, batches, checkpoint)
 
 
@@ -135,7 +150,7 @@ def _dataset(
     """What a run trains on, and what its record says of a text that was read for it."""
     if planned.objects.examples is not None:
         return planned.objects.examples, {}
-    kept = None if folder is None else load_run_tokens(folder)
+    kept = None if folder is None or is_unfinished_start(folder) else load_run_tokens(folder)
     if kept is not None:
         return kept, {}
     tokens = prepare_data(planned.request, progress)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import read_regular_file
 from windlass.errors import ModelError
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.image_fields import ModelConfig
@@ -153,8 +152,8 @@ def export_layout(
         for name, tensor in list_tensors(folder.weights).items()
         if not family.leaves_out(name, config)
     }
-    paths = (folder.weights / name for name in _CARRIED_FILES)
-    files = {path.name: read_regular_file(path) for path in paths if path.is_file()}
+    contents = ((name, folder.read_small_file(name)) for name in _CARRIED_FILES)
+    files = {name: content for name, content in contents if content is not None}
     if replaced_classes(config) is not None:
         files[CONFIG_FILE] = with_classes(files[CONFIG_FILE], config, family)
     if classes is not None:

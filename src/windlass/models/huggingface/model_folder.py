@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windlass.atomic_files import read_regular_file
 from windlass.document import read_json_object
 from windlass.errors import ModelError, shorten
 
@@ -32,6 +33,26 @@ class ModelFolder:
             ModelError: there is no such file, or it is no JSON object.
         """
         return read_json_object(self.config, ModelError)
+
+    def read_small_file(self, name: str) -> bytes | None:
+        """The content of a small file beside the weights; None if there is none.
+
+        In the cache of the hub the files of a snapshot are links to `blobs` beside `snapshots`.
+        Through any other link an export would carry away what does not belong to the model.
+
+        Raises:
+            ModelError: it is a link that leads elsewhere.
+        """
+        if self.weights is None or not (path := self.weights / name).is_file():
+            return None
+        folder = self.weights.resolve()
+        home = folder.parent.parent if folder.parent.name == "snapshots" else folder
+        if not path.resolve().is_relative_to(home):
+            raise ModelError(
+                f"`{path}` is a link to `{shorten(str(path.resolve()))}`, outside the model's "
+                "folder; put the file itself there"
+            )
+        return read_regular_file(path)
 
 
 def is_huggingface(name: str) -> bool:
