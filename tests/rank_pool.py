@@ -36,6 +36,7 @@ from windlass.schema.data_request import DataRequest
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
+from windlass.schema.sparsity import ModelIdentity, SparsityRequest
 from windlass.schema.train_request import TrainSettings
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
@@ -129,6 +130,7 @@ class RankPool:
         processes: the processes, if another pool has started them.
         examples: what is trained on in place of text.
         lora: adapters beside the model, which freeze it; None trains all weights.
+        sparsity: which weights are kept; None keeps all.
         dials: changes to the model; None makes a small one of text.
     """
 
@@ -143,12 +145,13 @@ class RankPool:
         processes: "RankProcesses | None" = None,
         examples: ExampleDataset | None = None,
         lora: LoraRequest | None = None,
+        sparsity: SparsityRequest | None = None,
         dials: dict[str, Any] | None = None,
     ) -> None:
         self._folder = folder
         self.processes = processes or RankProcesses(size)
         self._jobs = count()
-        self._references: dict[str, InstrumentedRun] = {}
+        self._references: dict[tuple[str, str], InstrumentedRun] = {}
         source = folder / "text"
         source.mkdir()
         write_documents(source)
@@ -158,17 +161,20 @@ class RankPool:
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
-        self.stack: LayerStack = build_layer_stack(model, dials, device="meta", lora=lora)
+        self.stack: LayerStack = build_layer_stack(
+            model, dials, device="meta", lora=lora, sparsity=sparsity
+        )
         shape = self.stack.examples
         self.sequence = SEQUENCE if shape is None else shape.positions
         self.graph: Graph = (
             catalog_graph(model, *degrees, **dials)
-            if has_config(model) and lora is None and shape is None
+            if has_config(model) and lora is None and sparsity is None and shape is None
             else capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
         )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         description = {"name": model, "dials": dials, "data": data}
         description["lora"] = None if lora is None else lora.model_dump(mode="json")
+        self._model = ModelIdentity(name=model, sparsity=sparsity)
         (folder / "model.json").write_text(json.dumps(description))
         for task in TASKS if is_causal(model) else ():
             save_task(task, folder / "tasks")
@@ -188,6 +194,7 @@ class RankPool:
         """Runs a plan on as many processes as it needs, from the start or from a checkpoint."""
         folder = self._folder / f"job{next(self._jobs)}"
         folder.mkdir()
+        plan = plan.model_copy(update={"model": self._model, "ema": settings.ema})
         job = {"plan": plan.model_dump(mode="json"), "fault": fault}
         job["train"] = settings.model_dump(mode="json")
         job["resume"] = None if resume is None else str(resume)
@@ -200,24 +207,28 @@ class RankPool:
         return InstrumentedRun(folder=folder, steps=steps)
 
     def verify(
-        self, plan: Plan, fault: str | None = None
+        self, plan: Plan, fault: str | None = None, settings: TrainSettings = SETTINGS
     ) -> tuple[VerificationResult, InstrumentedRun]:
         """Compares a plan with a single device, whose run is shared by plans of one precision."""
-        run, reference = self.run(plan, fault), self.single_device_run(plan.precision)
+        run = self.run(plan, fault, settings)
+        reference = self.single_device_run(plan.precision, settings)
         result = compare_to_single_device(
-            run, reference, self.stack, SETTINGS, precision=plan.precision
+            run, reference, self.stack, settings, precision=plan.precision
         )
         return result, run
 
-    def single_device_run(self, precision: Precision) -> InstrumentedRun:
+    def single_device_run(
+        self, precision: Precision, settings: TrainSettings = SETTINGS
+    ) -> InstrumentedRun:
         """The run on a single device."""
-        if precision not in self._references:
+        key = (precision, settings.to_json())
+        if key not in self._references:
             plan = tiny_plan(
                 self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=self.sequence,
                 precision=precision,
             )  # fmt: skip
-            self._references[precision] = self.run(plan)
-        return self._references[precision]
+            self._references[key] = self.run(plan, settings=settings)
+        return self._references[key]
 
     def merged_checkpoint(self, run: InstrumentedRun, step: int) -> Path:
         """The checkpoint that a run left after a step, with full layers."""

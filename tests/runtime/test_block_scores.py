@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models.layer_stack import LayerStack
+from windlass.runtime.block_scores import block_norms
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.schema.sparsity import SparsityRequest
 from windlass.sparsity.block_sparse_linear import BlockSparseLinear
@@ -61,6 +62,17 @@ def test_scores_are_the_block_norms_of_the_dense_gradient(block: nn.Module) -> N
     assert len(scores) == len(expected) == 4
     for one, other in zip(scores, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=CLOSE, atol=CLOSE * float(other.max()))
+
+
+def test_scores_and_norms_of_float64_are_no_less_wide(block: nn.Module) -> None:
+    template = LayerTemplate(block, last=False, compiled=False)
+    template.score_blocks(torch.device("cpu"), torch.float64)
+    template.ask_for_scores(active=True)
+    wide = copy.deepcopy(block).double()
+    scores = scores_of(template, wide, torch.randn(2, 16, 64, dtype=torch.float64))
+    assert {score.dtype for score in scores} == {torch.float64}
+    values = torch.rand(3, BLOCK, BLOCK, dtype=torch.float64)
+    assert block_norms(values).tolist() == [float(each.norm()) for each in values]
 
 
 def test_scores_are_zero_at_steps_that_need_none(block: nn.Module) -> None:

@@ -12,6 +12,7 @@ from .commands import (
     models,
     rehearse,
     validate,
+    verification_steps,
     verified_numerics,
 )
 from .compare import (
@@ -236,6 +237,10 @@ from .verify.check import (
     Verifier,
     verification,
 )
+from .verify.proof_scope import (
+    ProofScope,
+    proof_scope,
+)
 from .verify.rehearse import (
     MAX_PROCESSES,
     downscale_plan,
@@ -274,6 +279,7 @@ __all__ = [
     "PartResult",
     "Planned",
     "Progress",
+    "ProofScope",
     "Recipe",
     "RecipePlan",
     "RecipeResult",
@@ -342,6 +348,7 @@ __all__ = [
     "plan_training",
     "prepare_cluster_run",
     "probe",
+    "proof_scope",
     "read_token",
     "recorded_code",
     "rehearsal",
@@ -380,6 +387,7 @@ __all__ = [
     "validated_runs_file",
     "value_origins",
     "verification",
+    "verification_steps",
     "verified_numerics",
     "write_machine",
     "write_plan_trace",

@@ -14,6 +14,7 @@ from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
 from windlass.api.verify.check import Verifier, verification
+from windlass.api.verify.proof_scope import ProofScope, proof_steps
 from windlass.api.verify.rehearse import downscale_plan, rehearsal
 from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
@@ -80,6 +81,8 @@ class Check:
     """Compared with a plain run on one device."""
     pytorch: VerificationResult
     """Compared with plain PyTorch, which shares no data, loss or optimizer code."""
+    scope: ProofScope
+    """Which events of the run these steps held, and what was not compared."""
 
     @property
     def passed(self) -> bool:
@@ -156,7 +159,7 @@ def batch(
 def check(
     what: Planned | Request | str | None = None,
     *overrides: str,
-    steps: int = VERIFICATION_STEPS,
+    steps: int | None = None,
     progress: Progress | None = None,
 ) -> Check:
     """Trains a few steps under a plan and plainly, and compares everything that they compute.
@@ -164,7 +167,7 @@ def check(
     Args:
         what: a model's name, a request, or the result of `plan`.
         overrides: `key=value`, if `what` is a name.
-        steps: optimizer steps.
+        steps: optimizer steps; None takes as many as all that is scheduled needs to happen twice.
         progress: called with what runs.
 
     Raises:
@@ -194,7 +197,7 @@ def rehearse(
     request = what if isinstance(what, Request) else make_request(what, *overrides, machine=machine)
     full_plan, _ = rehearsal(request, progress=progress)
     small, _ = downscale_plan(full_plan, request, progress=progress)
-    return _checked(small, VERIFICATION_STEPS, progress)
+    return _checked(small, None, progress)
 
 
 def launch(
@@ -293,6 +296,11 @@ def evaluate_tables(
     return evaluations, problems
 
 
+def verification_steps(request: Request) -> int:
+    """Steps of a check, in which all that a request schedules can happen twice."""
+    return proof_steps(request, VERIFICATION_STEPS)
+
+
 def verified_numerics(planned: Planned, *, steps: int) -> Planned:
     """A plan prepared for its verification; numerics that the request fixes stay as they are.
 
@@ -318,15 +326,17 @@ def _planned(
     return plan(what, *overrides, machine=machine, memory=memory, progress=progress)
 
 
-def _checked(planned: Planned, steps: int, progress: Progress | None) -> Check:
+def _checked(planned: Planned, steps: int | None, progress: Progress | None) -> Check:
     if not planned.objects.is_rebuildable or planned.objects.examples is not None:
         raise RequestError(
             "a check compares processes, and objects that were passed live in this one; put the "
             "function that builds the model into a file that is imported, and name the text"
         )
+    steps = verification_steps(planned.request) if steps is None else steps
     ready = verified_numerics(planned, steps=steps)
     with TemporaryDirectory() as folder:
         verifier = Verifier(ready, Path(folder), progress)
         plain = verifier.verify()
-        pytorch = verifier.compare_to_plain_pytorch(planned.request.train)
-    return Check(planned=ready, plain=plain, pytorch=pytorch)
+        pytorch = verifier.compare_to_plain_pytorch(planned)
+        scope = verifier.scope(planned)
+    return Check(planned=ready, plain=plain, pytorch=pytorch, scope=scope)

@@ -43,8 +43,9 @@ def verify_and_print(
     with tempfile.TemporaryDirectory() as folder:
         verifier = api.Verifier(ready, Path(folder), progress)
         result = verifier.verify()
-        independent = verifier.compare_to_plain_pytorch(request.train)
+        independent = verifier.compare_to_plain_pytorch(planned)
         passed = result.passed and independent.passed
+        scope = verifier.scope(planned)
         injected = tuple(verifier.inject_faults()) if faults and passed else ()
     detected = sum(fault.detected for fault in injected)
     if as_json:
@@ -52,7 +53,7 @@ def verify_and_print(
             {
                 "equal": passed, "plan": ready.plan, "changed": tuple(notes),
                 "verification": result, "plain_pytorch": independent, "faults": injected,
-                "detected": detected,
+                "detected": detected, "events": scope.events, "not_compared": scope.not_compared,
             }
         )  # fmt: skip
     else:
@@ -69,6 +70,7 @@ def verify_and_print(
         reference = f"plain PyTorch in two epochs of {data}"
         verdict = Text(describe_verdict(independent, reference), style="bold")
         console.print(verdict, soft_wrap=True)
+        _print_scope(scope)
         if injected:
             console.print(injected_faults_table(_table_rows(injected)))
             console.print(f"{detected} of {len(injected)} injected faults detected", style="bold")
@@ -78,6 +80,14 @@ def verify_and_print(
                 )
     if not passed or detected < len(injected):
         sys.exit(1)
+
+
+def _print_scope(scope: api.ProofScope) -> None:
+    """Prints which events the compared steps held, and what was not compared."""
+    events = ", ".join(f"{name} x{count}" for name, count in scope.events.items())
+    console.print(f"in the compared steps: {events}", soft_wrap=True)
+    console.print("not compared")
+    print_bullets(scope.not_compared)
 
 
 def _table_rows(faults: Sequence[api.FaultResult]) -> tuple[InjectedFaultRow, ...]:

@@ -37,6 +37,8 @@ from windlass.data.examples.labelled_texts import (
     prepare_labelled_texts,
 )
 from windlass.data.excerpt import (
+    beginnings,
+    documents_of_rows,
     write_excerpt,
 )
 from windlass.data.images.image_cache import (
@@ -48,6 +50,8 @@ from windlass.data.keyed_choices.mlm_masking import (
     MlmMasking,
 )
 from windlass.data.packing import (
+    ConversationRows,
+    MaskedRows,
     PairTokens,
     RowBatches,
     SentencePairs,
@@ -103,6 +107,7 @@ __all__ = [
     "Batches",
     "ChatTemplate",
     "ChoiceLikelihood",
+    "ConversationRows",
     "DatasetStatistics",
     "EncodedChoice",
     "EncodedTask",
@@ -110,6 +115,7 @@ __all__ = [
     "ExampleBatches",
     "ExampleDataset",
     "Examples",
+    "MaskedRows",
     "MlmMasking",
     "PairTokens",
     "PixelScale",
@@ -126,12 +132,14 @@ __all__ = [
     "Tokenizer",
     "TrainingBatches",
     "batch_of_step",
+    "beginnings",
     "code_tasks",
     "conversation_batches",
     "corpus_bytes",
     "count_images",
     "dataset_statistics",
     "document_files",
+    "documents_of_rows",
     "encode_choices",
     "encode_question",
     "encode_task",

@@ -123,8 +123,10 @@ from windlass.runtime.verify.compare_to_reference import (
 )
 from windlass.runtime.verify.fault_injection import (
     FAULTS,
+    OVERFLOWING_STEPS,
     faulty_layer,
     inject_fault,
+    overflow_on_last_rank,
 )
 from windlass.runtime.verify.handler_hooks import (
     HandlerWrapper,
@@ -139,6 +141,7 @@ from windlass.runtime.verify.restart import (
 
 __all__ = [
     "FAULTS",
+    "OVERFLOWING_STEPS",
     "RANKS_FOLDER",
     "ActivationFingerprints",
     "Checkpoint",
@@ -197,6 +200,7 @@ __all__ = [
     "log_likelihoods",
     "merge_shards",
     "open_checkpoint",
+    "overflow_on_last_rank",
     "rank_placements",
     "reference_step",
     "remove_temporaries",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
+from windlass.runtime.optimizer_state.dtypes import wide_dtype
 from windlass.sparsity import BlockSparseLinear
 
 _STRIP_ELEMENTS = 2**21
@@ -24,22 +25,23 @@ class BlockScores:
     Args:
         template: the module that computes; its sparse linear layers are given an input more.
         device: device of its tensors.
+        dtype: type in which gradients are summed.
     """
 
-    def __init__(self, template: nn.Module, device: torch.device) -> None:
+    def __init__(self, template: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         # On the host, so that the operator reads it without waiting for the device.
         self._active = torch.zeros((), dtype=torch.bool)
         self.leaves: tuple[Tensor, ...] = tuple(
-            self._watch(module, device)
+            self._watch(module, device, dtype)
             for module in template.modules()
             if isinstance(module, BlockSparseLinear)
         )
         """`Float[rows columns]` each: the inputs whose gradients are the scores, in the order of
         the template's sparse layers."""
 
-    def _watch(self, module: BlockSparseLinear, device: torch.device) -> Tensor:
+    def _watch(self, module: BlockSparseLinear, device: torch.device, dtype: torch.dtype) -> Tensor:
         grid = (module.out_features // module.block, module.in_features // module.block)
-        leaf = torch.zeros(grid, device=device).requires_grad_()
+        leaf = torch.zeros(grid, dtype=dtype, device=device).requires_grad_()
         module.register_buffer("scores", leaf, persistent=False)
         module.register_buffer("scores_active", self._active, persistent=False)
         module.register_forward_hook(_score_blocks)
@@ -83,7 +85,7 @@ class _ScoreBlocks(torch.autograd.Function):
 def _block_scores(gy: Tensor, x: Tensor, active: Tensor, block: int) -> Tensor:
     """`Float[rows columns]`: squared norms of the blocks of `gy.T @ x`; zeros if not active."""
     rows, columns = gy.shape[-1] // block, x.shape[-1] // block
-    scores = torch.zeros(rows, columns, device=x.device)
+    scores = torch.zeros(rows, columns, dtype=wide_dtype(gy.dtype), device=x.device)
     if not active:
         return scores
     outputs, inputs = gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -91,15 +93,17 @@ def _block_scores(gy: Tensor, x: Tensor, active: Tensor, block: int) -> Tensor:
     for first in range(0, rows, strip):
         part = outputs[:, first * block : (first + strip) * block]
         gradient = (part.T @ inputs).view(-1, block, columns, block)
-        scores[first : first + strip] = gradient.float().square_().sum((1, 3))
+        scores[first : first + strip] = gradient.to(scores.dtype).square_().sum((1, 3))
     return scores
 
 
 @_block_scores.register_fake
 def _(gy: Tensor, x: Tensor, active: Tensor, block: int) -> Tensor:  # noqa: ARG001
-    return x.new_empty((gy.shape[-1] // block, x.shape[-1] // block), dtype=torch.float32)
+    shape = gy.shape[-1] // block, x.shape[-1] // block
+    return x.new_empty(shape, dtype=wide_dtype(gy.dtype))
 
 
 def block_norms(values: Tensor) -> Tensor:
-    """`Float32[n]`: norm of each of some blocks, `[n B B]`."""
-    return torch.linalg.vector_norm(values.detach(), dim=(1, 2), dtype=torch.float32)
+    """`Float[n]`: norm of each of some blocks, `[n B B]`, in float32 at least."""
+    dtype = wide_dtype(values.dtype)
+    return torch.linalg.vector_norm(values.detach(), dim=(1, 2), dtype=dtype)

@@ -115,13 +115,14 @@ class LayerTemplate:
                 LayerTemplate._call, self, unknown_rows=exchanges_rows(self._module)
             )
 
-    def score_blocks(self, device: torch.device) -> None:
+    def score_blocks(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
 
         Args:
             device: the device that computes.
+            dtype: type in which gradients are summed.
         """
-        self._scores = BlockScores(self._module, device)
+        self._scores = BlockScores(self._module, device, dtype)
 
     def ask_for_scores(self, *, active: bool) -> None:
         """Says whether backward passes from now on compute scores of absent blocks."""

@@ -29,6 +29,8 @@ def test_check_verifies_a_plan_for_two_processes(windlass: Windlass) -> None:
     }
     assert all(each["error"] <= 1e-9 for each in told["verification"]["comparisons"])
     assert told["plain_pytorch"]["first_mismatch"] is None
+    assert told["events"] == {"end of the warm-up": 2, "evaluation": 4}
+    assert any("how text becomes tokens" in each for each in told["not_compared"])
 
 
 SPARSE = (

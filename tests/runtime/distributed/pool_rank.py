@@ -43,7 +43,7 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
-from windlass.runtime.verify.fault_injection import inject_fault
+from windlass.runtime.verify.fault_injection import inject_fault, overflow_on_last_rank
 from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema import LoraRequest
 from windlass.schema.data_request import DataRequest
@@ -52,7 +52,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.train_request import TrainSettings
 
 OVERFLOW = "overflow"
-"""The job's fault that `overflow_on_last_rank` plants."""
+"""The job's fault that `overflow_on_last_rank` plants, in the second step."""
 
 
 def main() -> None:
@@ -112,8 +112,9 @@ def run_job(rank: int, folder: Path) -> None:
         )  # fmt: skip
     lora = None if model.get("lora") is None else LoraRequest(**model["lora"])
     stack = build_layer_stack(
-        model["name"], model["dials"], device="meta", seed=settings.seed, lora=lora
-    )
+        model["name"], model["dials"], device="meta", seed=settings.seed, lora=lora,
+        sparsity=plan.model.sparsity if plan.model is not None else None,
+    )  # fmt: skip
     masking = None
     if not is_causal(model["name"]):
         masking = MlmMasking(
@@ -158,21 +159,6 @@ def load_tasks(home: Path, longest: int | None, tokens: TokenDataset) -> tuple[E
     """The tasks that each job of a pool is scored on."""
     tasks = map(load_task, sorted((home / "tasks").glob("*.toml")))
     return tuple(encode_task(task, tokens.tokenizer, longest) for task in tasks)
-
-
-def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:
-    """The last rank's gradients of step 2 have one infinite element, and no other rank's have."""
-    last = hook.plan.parallel.devices - 1
-    if hook.groups is not None and hook.groups.rank != last:
-        return handlers
-
-    def backward(layer: int, micro: int) -> None:
-        handlers["backward"](layer, micro)
-        if hook.compute.inputs.step == 2:
-            weight = hook.compute._store.layers[layer].used[-1]
-            weight.gradient.view(-1)[0] = torch.inf
-
-    return {**handlers, "backward": backward}
 
 
 class SentBytes:

@@ -86,7 +86,7 @@ def rehearse(
             full_plan, request = api.load_plan(options.plan, request)
         else:
             full_plan, misfit = api.rehearsal(request, progress=progress)
-        train = request.train.model_copy(update={"steps": api.VERIFICATION_STEPS})
+        train = request.train.model_copy(update={"steps": api.verification_steps(request)})
         request = request.model_copy(update={"train": train})
         small, changes = api.downscale_plan(full_plan, request, progress=progress)
         verify_and_print(small, (*misfit, *changes), progress, faults=faults, as_json=as_json)
@@ -104,8 +104,9 @@ def _from_file(
 
 
 def _shortened(request: Request, overrides: tuple[str, ...]) -> Request:
-    """The request with `api.VERIFICATION_STEPS` steps, unless an override sets their number."""
+    """The request with the steps of a check, unless an override sets their number."""
     explicit = any(override.startswith("train.steps=") for override in overrides)
-    steps = request.train.steps if explicit and request.train.steps else api.VERIFICATION_STEPS
+    needed = api.verification_steps(request)
+    steps = request.train.steps if explicit and request.train.steps else needed
     changes = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
     return request.model_copy(update={"train": request.train.model_copy(update=changes)})

@@ -63,13 +63,17 @@ class InstrumentationOptions:
     """Inject this fault."""
     restart_after: int | None = None
     """Stop after this step, and start again from its checkpoint."""
+    overflow: bool = False
+    """Let a gradient of the last rank overflow in some steps."""
 
     @property
     def instrumentation(self) -> api.Instrumentation | None:
         """The same as a value; None for a run that is not verified."""
         if not self.fingerprints:
             return None
-        return api.Instrumentation(fault=self.fault, restart_after=self.restart_after)
+        return api.Instrumentation(
+            fault=self.fault, restart_after=self.restart_after, overflow=self.overflow
+        )
 
 
 _NO_LOCAL_RANK, _NO_CLUSTER_RANK = LocalRankOptions(), ClusterRankOptions()

@@ -1,7 +1,7 @@
 """Batches whose rows are whole documents, each apart from the others."""
 
-from windlass.data.packing.conversation_rows import conversation_batches
-from windlass.data.packing.masked_rows import masked_batches
+from windlass.data.packing.conversation_rows import ConversationRows, conversation_batches
+from windlass.data.packing.masked_rows import MaskedRows, masked_batches
 from windlass.data.packing.row_batches import RowBatches
 from windlass.data.packing.row_layout import RowLayout, lay_out_rows
 from windlass.data.packing.sentence_pairs import (
@@ -11,6 +11,8 @@ from windlass.data.packing.sentence_pairs import (
 )
 
 __all__ = [
+    "ConversationRows",
+    "MaskedRows",
     "PairTokens",
     "RowBatches",
     "RowLayout",

@@ -15,6 +15,7 @@ from windlass.models import LayerStack, TensorParallelRank, layer_sharding
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.optimizer_state.dtypes import master_dtype
 from windlass.runtime.param_store import InMemoryStore, ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SparsityRequest
@@ -91,7 +92,7 @@ class MaskUpdates:
         self._templates = frozenset(templates)
         self._weights = tuple(_sparse_weights(context.stack, store))
         for template in self._templates if sparsity.schedule == "rigl" else ():
-            template.score_blocks(context.device.torch_device)
+            template.score_blocks(context.device.torch_device, master_dtype(context.plan.precision))
 
     def begin_step(self, step: int) -> None:
         """Lets the backward passes of a step compute scores, if its update needs them."""

@@ -93,7 +93,7 @@ def compare_to_single_device(
 def checkpoint_layers(
     run: InstrumentedRun, stack: LayerStack, step: int
 ) -> tuple[dict[str, Tensor], ...]:
-    """Weights and decoded first moments of each layer after a step, by checkpoint key.
+    """Weights, buffers and decoded first moments of each layer after a step, by checkpoint key.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model.
@@ -145,17 +145,35 @@ class _RunComparison:
         if first and optimizer_law(self._settings.optimizer).first_moment(self._settings.betas):
             scales = [_clip_divisor(each, self._settings) for each in (actual, expected)]
             self._compare_tensors("weight gradient", "moment1", step, layers, scales)
-        norm_error = relative_error(actual.gradient_norm, expected.gradient_norm)
-        self._errors.add("gradient norm", step, norm_error)
+        self._compare_outcome(actual, expected)
         self._compare_tensors("weight", "weight", step, layers, (1.0, 1.0))
-        pairs = (
-            (actual.held_out_loss, expected.held_out_loss),
-            (actual.held_out_loss_ema, expected.held_out_loss_ema),
+        self._compare_tensors("buffer", "buffer", step, layers, (1.0, 1.0))
+        self._compare_evaluation(actual, expected)
+
+    def _compare_outcome(self, actual: Step, expected: Step) -> None:
+        """Compares gradient norms, which are NaN where a step overflows, and loss scales."""
+        step, norms = actual.step, (actual.gradient_norm, expected.gradient_norm)
+        both_overflow = all(map(math.isnan, norms))
+        self._errors.add("gradient norm", step, 0.0 if both_overflow else relative_error(*norms))
+        if expected.loss_scale is not None:
+            error = relative_error(actual.loss_scale, expected.loss_scale)
+            self._errors.add("loss scale", step, error)
+
+    def _compare_evaluation(self, actual: Step, expected: Step) -> None:
+        pairs: tuple[tuple[ComparedQuantity, float | None, float | None], ...] = (
+            ("held-out loss", actual.held_out_loss, expected.held_out_loss),
+            ("averaged held-out loss", actual.held_out_loss_ema, expected.held_out_loss_ema),
+            (
+                "held-out bits per byte",
+                actual.held_out_bits_per_byte,
+                expected.held_out_bits_per_byte,
+            ),
         )
-        for held_out, other in pairs:
+        for quantity, value, other in pairs:
             if other is not None:
-                error = relative_error(math.nan if held_out is None else held_out, other)
-                self._errors.add("held-out loss", step, error)
+                self._errors.add(quantity, actual.step, relative_error(value, other))
+            elif value is not None:
+                self._errors.add("evaluations", actual.step, math.inf)
 
     def _compare_samples(
         self,
@@ -208,15 +226,18 @@ class _RunComparison:
 
 
 def _tolerance(quantity: ComparedQuantity, precision: Precision, moments: MomentFormat) -> float:
-    depends_on_moments = quantity in ("weight gradient", "weight", "held-out loss")
+    depends_on_moments = quantity in (
+        "weight gradient", "weight", "buffer", "held-out loss", "averaged held-out loss",
+        "held-out bits per byte",
+    )  # fmt: skip
     return TOLERANCE[precision] + (MOMENT_TOLERANCE[moments] if depends_on_moments else 0.0)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Weights and decoded first moments of a layer's file, by key."""
+    """Weights, buffers and decoded first moments of a layer's file, by key."""
     codec = MomentCodec(torch.device("cpu"))
     with open_layer(path) as layer:
-        keys = [key for key in layer.keys if key.startswith(("weight/", "moment1/"))]
+        keys = [key for key in layer.keys if key.startswith(("weight/", "buffer/", "moment1/"))]
         tensors = {key: layer.read(key) for key in keys}
         for key in keys:
             name = key.removeprefix("moment1/")

@@ -7,7 +7,15 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from windlass.data import Batches, ExampleBatches, RowBatches, SentencePairs
+from windlass.data import (
+    Batches,
+    ConversationRows,
+    ExampleBatches,
+    MaskedRows,
+    MlmMasking,
+    RowBatches,
+    SentencePairs,
+)
 from windlass.models import LayerStack, materialize_layer
 from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.runtime.optimizers.learning_rate import learning_rate
@@ -18,25 +26,36 @@ from windlass.runtime.verify.error_record import (
     relative_error,
     tensor_error,
 )
-from windlass.runtime.verify.plain_loop.data_order import (
-    PlainBatches,
-    PlainMasking,
-    read_plain_batches,
+from windlass.runtime.verify.plain_loop.data_order import PlainMasking, read_plain_batches
+from windlass.runtime.verify.plain_loop.examples import read_plain_examples
+from windlass.runtime.verify.plain_loop.learned_rows import (
+    PairTokens,
+    RowForm,
+    read_plain_answers,
+    read_plain_masked_text,
+    read_plain_pairs,
 )
-from windlass.runtime.verify.plain_loop.examples import PlainExamples, read_plain_examples
-from windlass.runtime.verify.plain_loop.pairs import PlainPairs, read_plain_pairs
-from windlass.runtime.verify.plain_loop.training import PlainRun, plain_learning_rate, train_plainly
+from windlass.runtime.verify.plain_loop.masks import plain_drop_share
+from windlass.runtime.verify.plain_loop.rows import PlainRows
+from windlass.runtime.verify.plain_loop.training import (
+    PlainData,
+    PlainRun,
+    plain_learning_rate,
+    train_plainly,
+)
 from windlass.schema import (
     EXAMPLES_FILE,
     ComparedQuantity,
     Plan,
+    SparsityRequest,
     Step,
     TrainSettings,
     VerificationResult,
 )
+from windlass.sparsity import drop_share, updates_masks
 
 _SCHEDULE_STEPS = 200
-"""Steps of the learning-rate schedule that is compared; the run itself has only a few."""
+"""Steps of the schedules that are compared; the run itself has only a few."""
 
 
 _TOLERANCE = 1e-7
@@ -52,6 +71,7 @@ def compare_to_plain_pytorch(
     settings: TrainSettings,
     *,
     schedule: TrainSettings,
+    masks: SparsityRequest | None = None,
 ) -> VerificationResult:
     """Compares tokens, learning rates, losses, norms and final weights with plain PyTorch.
 
@@ -62,72 +82,96 @@ def compare_to_plain_pytorch(
         batches: the batches of that run.
         settings: its training settings.
         schedule: settings whose warm-up and decay are compared over more steps than the run has.
+        masks: what moves masks, whose schedule is compared likewise; None for a dense model.
 
     Raises:
         CheckpointError: the last checkpoint is damaged.
     """
     tolerance: dict[ComparedQuantity, float] = dict.fromkeys(get_args(ComparedQuantity), _TOLERANCE)
     errors = ErrorRecord(stack.names, tolerance)
-    plain_batches: PlainBatches | PlainExamples | PlainPairs
-    if isinstance(batches, ExampleBatches):
-        plain_batches = read_plain_examples(
-            run.folder / EXAMPLES_FILE, batch=batches.batch, seed=batches.seed,
-            dtype=DTYPES[plan.precision],
-        )  # fmt: skip
-    elif isinstance(batches, RowBatches):
-        plain_batches = _plain_pairs(batches)
-    else:
-        plain_batches = _plain_batches(batches)
-    _compare_schedule(errors, schedule)
-    _compare_tokens(errors, batches, plain_batches, settings.steps)
+    plain_batches = _plain_data(run, plan, batches)
+    _compare_schedule(errors, schedule, masks)
+    _compare_tokens(errors, batches, plain_batches, settings)
     plain = train_plainly(
         _real_layers(stack, settings.seed), plain_batches, settings,
         micro=plan.batch.micro, dtype=DTYPES[plan.precision], float8=plan.multiplies_float8,
+        sparsity=None if plan.model is None else plan.model.sparsity,
     )  # fmt: skip
     _compare_steps(errors, run, plain)
     _compare_weights(errors, run, stack, plain)
-    _compare_evaluation(errors, run.steps[-1], plain)
     return errors.result(len(run.steps))
 
 
-def _plain_batches(batches: Batches) -> PlainBatches:
-    masking = batches.masking
+def _plain_data(
+    run: InstrumentedRun, plan: Plan, batches: Batches | ExampleBatches | RowBatches
+) -> PlainData:
+    """The data of a run, read by code of its own."""
+    if isinstance(batches, ExampleBatches):
+        return read_plain_examples(
+            run.folder / EXAMPLES_FILE, batch=batches.batch, seed=batches.seed,
+            dtype=DTYPES[plan.precision],
+        )  # fmt: skip
+    if isinstance(batches, RowBatches):
+        return _plain_rows(batches)
     return read_plain_batches(
         batches.tokens.folder,
         sequence=batches.sequence,
         batch=batches.batch,
         seed=batches.seed,
         weights=batches.weights,
-        masking=None if masking is None else PlainMasking(masking.mask_token, masking.vocabulary),
+        masking=None if batches.masking is None else _plain_masking(batches.masking),
     )
 
 
-def _plain_pairs(batches: RowBatches) -> PlainPairs:
-    rows = batches.writer
-    if not isinstance(rows, SentencePairs):
-        raise TypeError(f"rows of `{type(rows).__name__}` have no plain counterpart")
-    return read_plain_pairs(
-        batches.tokens.folder, sequence=batches.sequence, batch=batches.batch,
-        seed=batches.order.seed, weights=batches.order.weights,
-        masking=PlainMasking(rows.masking.mask_token, rows.masking.vocabulary),
-        first=rows.special.first, vocabulary=rows.special.second_offset,
+def _plain_rows(batches: RowBatches) -> PlainRows:
+    """The rows of a run, by what is learned of them."""
+    rows, folder = batches.writer, batches.tokens.folder
+    form = RowForm(
+        sequence=batches.sequence, batch=batches.batch, seed=batches.order.seed,
+        weights=batches.order.weights, packing=batches.is_packed,
     )  # fmt: skip
+    match rows:
+        case ConversationRows():
+            return read_plain_answers(folder, form, drop_long=rows.drop_long)
+        case MaskedRows():
+            return read_plain_masked_text(folder, form, _plain_masking(rows.masking))
+        case SentencePairs():
+            tokens = PairTokens(rows.special.first, rows.special.second_offset)
+            form = form._replace(packing=rows.packing)
+            return read_plain_pairs(folder, form, _plain_masking(rows.masking), tokens)
+        case _:
+            raise TypeError(f"rows of `{type(rows).__name__}` have no plain counterpart")
 
 
-def _compare_schedule(errors: ErrorRecord, schedule: TrainSettings) -> None:
-    schedule = schedule.model_copy(update={"steps": _SCHEDULE_STEPS})
-    for step in range(1, _SCHEDULE_STEPS + 1):
+def _plain_masking(masking: MlmMasking) -> PlainMasking:
+    return PlainMasking(masking.mask_token, masking.vocabulary)
+
+
+def _compare_schedule(
+    errors: ErrorRecord, schedule: TrainSettings, masks: SparsityRequest | None
+) -> None:
+    steps = _SCHEDULE_STEPS
+    schedule = schedule.model_copy(update={"steps": steps})
+    for step in range(1, steps + 1):
         error = relative_error(learning_rate(schedule, step), plain_learning_rate(schedule, step))
         errors.add("learning rate", step, error)
+    if masks is None or not masks.changes_masks:
+        return
+    # So often that the schedule has some updates in these steps.
+    masks = masks.model_copy(update={"every": min(masks.every, steps // 10)})
+    for step in range(1, steps + 1):
+        moves = updates_masks(masks, step, steps)
+        share = drop_share(masks, step, steps) if moves else 0.0
+        errors.add("mask update", step, abs(share - plain_drop_share(masks, step, steps)))
 
 
 def _compare_tokens(
     errors: ErrorRecord,
     batches: Batches | ExampleBatches | RowBatches,
-    plain: PlainBatches | PlainExamples | PlainPairs,
-    steps: int,
+    plain: PlainData,
+    settings: TrainSettings,
 ) -> None:
-    for step in range(1, steps + 1):
+    for step in range(1, settings.steps + 1):
         actual, expected = batches.samples(step), plain.samples(step)
         for sample in range(batches.batch):
             equal = all(
@@ -135,6 +179,11 @@ def _compare_tokens(
                 for ours, theirs in zip(actual, expected, strict=True)
             )
             errors.add("tokens", step, 0.0 if equal else math.inf, sample=sample)
+        documents, apart = batches.document_ids(step, 0, batches.batch), plain.documents(step)
+        if documents is not None or apart is not None:
+            known = documents is not None and apart is not None
+            equal = known and torch.equal(torch.as_tensor(documents), torch.as_tensor(apart))
+            errors.add("documents", step, 0.0 if equal else math.inf)
 
 
 def _are_equal(ours: Tensor, theirs: Tensor) -> bool:
@@ -150,22 +199,26 @@ def _compare_steps(errors: ErrorRecord, run: InstrumentedRun, plain: PlainRun) -
         errors.add("learning rate", step.step, relative_error(step.learning_rate, rate))
         errors.add("loss", step.step, relative_error(step.loss, loss))
         errors.add("gradient norm", step.step, relative_error(step.gradient_norm, norm))
+        _compare_evaluation(errors, step, plain)
 
 
-def _compare_evaluation(errors: ErrorRecord, last: Step, plain: PlainRun) -> None:
-    loss, bits = plain.held_out_loss, plain.held_out_bits_per_byte
-    if loss is not None:
-        errors.add("held-out loss", last.step, relative_error(last.held_out_loss, loss))
-    if plain.held_out_loss_ema is not None:
-        averaged = relative_error(last.held_out_loss_ema, plain.held_out_loss_ema)
-        errors.add("held-out loss", last.step, averaged)
-    if bits is not None:
-        error = relative_error(last.held_out_bits_per_byte, bits)
-        errors.add("held-out bits per byte", last.step, error)
-    if plain.held_out_accuracy is not None:
-        right = last.held_out_accuracy
-        error = abs((math.nan if right is None else right) - plain.held_out_accuracy)
-        errors.add("held-out accuracy", last.step, error)
+def _compare_evaluation(errors: ErrorRecord, step: Step, plain: PlainRun) -> None:
+    expected = plain.evaluations.get(step.step)
+    if expected is None:
+        errors.add("evaluations", step.step, 0.0 if step.held_out_loss is None else math.inf)
+        return
+    pairs: tuple[tuple[ComparedQuantity, float | None, float | None], ...] = (
+        ("held-out loss", step.held_out_loss, expected.loss),
+        ("averaged held-out loss", step.held_out_loss_ema, expected.loss_ema),
+        ("held-out bits per byte", step.held_out_bits_per_byte, expected.bits_per_byte),
+    )
+    for quantity, actual, value in pairs:
+        if value is not None:
+            errors.add(quantity, step.step, relative_error(actual, value))
+    if expected.accuracy is not None:
+        right = step.held_out_accuracy
+        error = abs((math.nan if right is None else right) - expected.accuracy)
+        errors.add("held-out accuracy", step.step, error)
 
 
 def _compare_weights(
@@ -179,6 +232,10 @@ def _compare_weights(
         for full, weight in weights.items():
             error = tensor_error(saved[index].get(f"weight/{full}"), weight, min_scale=min_scale)
             errors.add("weight", step, error, layer=index, weight=full)
+        for inner, buffer in layer.named_buffers():
+            if (value := saved[index].get(f"buffer/{name}.{inner}")) is not None:
+                error = tensor_error(value, buffer)
+                errors.add("buffer", step, error, layer=index, weight=f"{name}.{inner}")
 
 
 def _owned_weights(

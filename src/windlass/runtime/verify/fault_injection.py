@@ -25,6 +25,10 @@ from windlass.runtime.interpreter import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
 from windlass.schema import Graph, Plan, TensorAxis
 
+OVERFLOWING_STEPS = (2, 4)
+"""Steps in which `overflow_on_last_rank` plants an infinite gradient; the first step's gradients
+are compared, and a clean step follows each."""
+
 _SECOND_STEP = 2
 """Step in which stale values are used; the first step has no older ones."""
 
@@ -57,6 +61,29 @@ def inject_fault(name: str, handlers: Handlers, hook: HookContext) -> Handlers:
     if not fault.is_possible(hook.plan, hook.graph):
         raise PlanError(f"fault `{name}` needs {fault.requirement}")
     return {**handlers, **fault.inject(handlers, hook)}
+
+
+def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:
+    """The last rank's gradients of some steps have one infinite element, and no other rank's have.
+
+    It is no fault: a run in float16 leaves these steps out, on all ranks alike.
+    """
+    last = hook.plan.parallel.devices - 1
+    if hook.groups is not None and hook.groups.rank != last:
+        return handlers
+
+    def after(kind: InstructionKind) -> Handler:
+        def backward(layer: int, micro: int) -> None:
+            handlers[kind](layer, micro)
+            used = hook.compute.layers[layer].used
+            gradients = [w.gradient for w in used if w.gradient is not None]
+            if hook.compute.inputs.step in OVERFLOWING_STEPS and gradients:
+                gradients[-1].view(-1)[0] = torch.inf
+
+        return backward
+
+    kinds: tuple[InstructionKind, ...] = ("backward", "backward_weight")
+    return {**handlers, **{kind: after(kind) for kind in kinds if kind in handlers}}
 
 
 def faulty_layer(plan: Plan) -> int:

@@ -10,15 +10,21 @@ from windlass.schema.plan import MomentFormat
 
 ComparedQuantity = Literal[
     "learning rate",
+    "mask update",  # which share of a sparse weight's blocks a schedule replaces
     "samples",  # the samples that the step takes
     "tokens",  # of each sample, or pixels, inputs and targets
+    "documents",  # of each sample, where rows are packed
     "output",  # of a layer, sample by sample
     "loss",
     "input gradient",  # of a layer, sample by sample
     "weight gradient",  # of the first step, full tensors
     "gradient norm",
+    "loss scale",  # of float16
     "weight",  # after each step, full tensors
-    "held-out loss",  # after the last step
+    "buffer",  # what is saved beside weights: masks, statistics, biases of experts
+    "evaluations",  # the steps that have one
+    "held-out loss",
+    "averaged held-out loss",
     "held-out bits per byte",
     "held-out accuracy",
 ]

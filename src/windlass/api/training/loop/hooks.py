@@ -17,27 +17,36 @@ class Instrumentation:
     """Name of the fault to inject, a key of `FAULTS`; None injects none."""
     restart_after: int | None = None
     """Step after which all ranks stop, and start again from its checkpoint; None never does."""
+    overflow: bool = False
+    """Whether a gradient of the last rank, and of no other, overflows in some steps."""
 
     def command_options(self) -> list[str]:
         """The options of `windlass rank` that say the same."""
         options = {"--fault": self.fault, "--restart-after": self.restart_after}
         given = [(name, str(value)) for name, value in options.items() if value is not None]
-        return ["--fingerprints", *(word for option in given for word in option)]
+        flags = ["--fingerprints", *(["--overflow"] if self.overflow else [])]
+        return [*flags, *(word for option in given for word in option)]
 
     def handler_wrapper(self, folder: Path, rank: int) -> "HandlerWrapper":
-        """A wrapper that records activation fingerprints, and injects the fault if there is one.
+        """A wrapper that records activation fingerprints, and injects what is asked for.
 
         Args:
             folder: the run folder, which receives the fingerprints.
             rank: the rank whose handlers are wrapped.
         """
-        from windlass.runtime import ActivationFingerprints, inject_fault
+        from windlass.runtime import (
+            ActivationFingerprints,
+            inject_fault,
+            overflow_on_last_rank,
+        )
 
         fingerprints = ActivationFingerprints(folder, rank)
 
         def wrap(handlers: "Handlers", context: "HookContext") -> "Handlers":
             if self.fault is not None:
                 handlers = inject_fault(self.fault, handlers, context)
+            if self.overflow:
+                handlers = overflow_on_last_rank(handlers, context)
             return fingerprints.wrap(handlers, context)
 
         return wrap

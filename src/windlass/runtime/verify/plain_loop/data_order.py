@@ -47,6 +47,16 @@ class PlainBatches:
     """Global batch in sequences."""
     seed: int
     masking: PlainMasking | None
+    places = 0
+    """Targets behind those of a sample's tokens."""
+
+    def documents(self, step: int) -> None:
+        """None: a window is one document."""
+        del step
+
+    def held_out_documents(self, count: int) -> None:
+        """None: a window is one document."""
+        del count
 
     def samples(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets `Int[batch s]` of a step, counted from 1."""

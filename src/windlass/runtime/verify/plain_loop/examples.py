@@ -36,6 +36,8 @@ class PlainExamples:
     """Which document of its example each token belongs to, `Int[example s]`; None has none."""
     dtype: torch.dtype
     """Type of the numbers that a model takes."""
+    places = 0
+    """Targets behind those of an example's tokens."""
 
     def samples(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step, counted from 1."""

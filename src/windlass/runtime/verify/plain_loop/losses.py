@@ -29,6 +29,8 @@ class Counts(NamedTuple):
     """Targets of tokens, or the sum of their weights, or examples."""
     sentences: int
     """Pairs of sentences."""
+    learned: int
+    """Targets of tokens, whatever their weights, or examples."""
 
     @classmethod
     def of(cls, targets: Tensor, places: int) -> "Counts":
@@ -39,11 +41,15 @@ class Counts(NamedTuple):
             places: how many of each row's, the last ones, are of pairs.
         """
         if targets.is_floating_point():
-            return cls(int((~targets.isnan().any(dim=1)).sum()), 0)
+            known = int((~targets.isnan().any(dim=1)).sum())
+            return cls(known, 0, known)
         if targets.ndim == 3:
-            return cls(float(_weights(targets).sum()), 0)
-        tokens, sentences = _parts(targets, places)
-        return cls(int((tokens != IGNORED_TARGET).sum()), int((sentences != IGNORED_TARGET).sum()))
+            learned = int((targets[:, 0] != IGNORED_TARGET).sum())
+            return cls(float(_weights(targets).sum()), 0, learned)
+        tokens, sentences = (
+            int((part != IGNORED_TARGET).sum()) for part in _parts(targets, places)
+        )
+        return cls(tokens, sentences, tokens)
 
 
 def sums_of(outputs: Any, targets: Tensor, places: int) -> Sums:  # noqa: ANN401  one tensor or two
