@@ -1,12 +1,14 @@
 """Which events a proof holds, and what it says that nobody compared."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import windlass
 from windlass import api
+from windlass.api.verify.proof_scope import overflows, proof_steps
 
 TINY = (
     "gpt-tiny", "model.layers=1", "model.width=64", "model.heads=4", "model.vocabulary=257",
@@ -51,34 +53,28 @@ def test_what_a_proof_cannot_hold_is_named(text: str) -> None:
         "sparsity.schedule=gradual",
         "sparsity.leg=1",
     )
-    planned = api.plan(*TINY, text, *words, "precision=bfloat16", "moments=int8", "train.steps=900")
+    planned = api.plan(*TINY, text, *words, "train.steps=900")
     scope = api.proof_scope(planned, api.verification(planned, steps=3), {})
     told = "\n".join(scope.not_compared)
     assert "the change of shapes between the 5 legs" in told
     assert "how text becomes tokens" in told
 
 
-def test_a_float16_proof_overflows_twice_on_one_rank_and_is_equal(text: str) -> None:
-    check = windlass.check(
-        *TINY, text, "precision=float16", "parallel.data=2", "sharding.parameters=2",
-        "sharding.optimizer=2",
-    )  # fmt: skip
-    assert check, (check.plain.first_mismatch, check.pytorch.first_mismatch)
-    assert check.scope.events["overflow in float16"] == 2
-    counts = {each.quantity: each.count for each in check.plain.comparisons}
-    assert counts["loss scale"] == 5
+def test_a_float16_proof_overflows_on_the_last_rank_in_two_of_five_steps(text: str) -> None:
+    planned = api.plan(*TINY, text, "train.steps=5")
+    float16 = planned.plan.model_copy(update={"precision": "float16"})
+    halved = replace(planned, result=replace(planned.result, plan=float16))
+    assert proof_steps(halved.request.model_copy(update={"precision": "float16"}), 3) == 5
+    assert overflows(halved)
+    assert not overflows(planned)
+    assert "--overflow" in api.Instrumentation(overflow=True).command_options()
 
 
 def test_packed_conversations_are_compared_as_they_are(tmp_path: Path) -> None:
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"{n}?"},
-                {"role": "assistant", "content": "j" * (n % 9 + 1)},
-            ]
-        }
-        for n in range(60)
-    ]
+    rows = []
+    for n in range(60):
+        answer = {"role": "assistant", "content": "j" * (n % 9 + 1)}
+        rows.append({"messages": [{"role": "user", "content": f"{n}?"}, answer]})
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     check = windlass.check(
         *TINY, f"data.source={tmp_path / 'chat.jsonl'}", "data.format=chat", "data.packing=true",

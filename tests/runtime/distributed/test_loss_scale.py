@@ -11,7 +11,7 @@ from factories import tiny_plan
 from rank_pool import BATCH, LAYERS, MACHINE, OFFLOADED, SEQUENCE, SETTINGS, RankPool, RankProcesses
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.step.step_state import LossScale
-from windlass.runtime.verify.compare_runs import InstrumentedRun
+from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema.run_record import CHECKPOINT_FOLDER
 from windlass.schema.train_request import TrainSettings
 
@@ -97,6 +97,20 @@ def test_a_split_step_in_float16_is_the_step_on_one_device(pool: RankPool):
     )  # fmt: skip
     result, _ = pool.verify(plan)
     assert result.passed, result
+
+
+@pytest.mark.parametrize("degrees", [{"sharding": (2, 2)}, {"sharding": (1, 2)}, {}], ids=str)
+def test_an_overflow_in_one_shard_leaves_what_it_leaves_on_one_device(
+    pool: RankPool, degrees: dict[str, Any]
+):
+    settings = SETTINGS.model_copy(update={"steps": 5, "keep": 5, "epsilon": 1e-2})
+    split, alone = (
+        run(pool, "overflow", settings, micro=2, accumulation=4 // data, data=data, **words)
+        for data, words in ((2, degrees), (1, {}))
+    )
+    result = compare_to_single_device(split, alone, pool.stack, settings, precision="float16")
+    assert result.passed, result.first_mismatch
+    assert [step.loss_scale for step in split.steps] == [FIRST, *[FIRST / 2] * 2, *[FIRST / 4] * 2]
 
 
 def test_an_adaptive_scale_doubles_after_two_thousand_clean_steps():
