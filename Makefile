@@ -3,44 +3,52 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test types site test-slow test-gpu docs format clean
+.PHONY: setup setup-test train test types site test-slow test-gpu docs format clean
 
+# What runs need, and beside it what tests need: a machine that only trains installs the first.
 setup: $(VENV)/.ready
+setup-test: $(VENV)/.test-ready
+
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	$(PIP) torch numpy
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test-ready: $(VENV)/.ready
+	$(PIP) --editable ".[test]"
 	touch $@
 
 train: setup
 	$(BIN)/windlass train gpt-tiny train.optimizer=muon train.learning_rate=0.01 train.steps=120
 	@echo "        . $(BIN)/activate     lets this shell find windlass"
 
-test: setup
+test: setup-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory --jobs 2 types site
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
-types: setup
+types: setup-test
 	$(BIN)/mypy
 
-site: setup
+site: setup-test
 	$(BIN)/mkdocs build --quiet --strict
 
-test-slow: setup
+test-slow: setup-test
 	$(BIN)/pytest -m "slow and not gpu"
 
 # Only where torch sees a GPU; without one all are skipped.
-test-gpu: setup
+test-gpu: setup-test
 	$(BIN)/pytest -m gpu
 
-docs: setup
+docs: setup-test
 	$(BIN)/mkdocs serve
 
-format: setup
+format: setup-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -64,7 +64,7 @@ def test_a_model_of_ones_own_has_a_report_too(windlass: Windlass, tmp_path: Path
     [
         (("--sparsity", "1"), "at least 0 and less than 1"),
         (("--sparsity", "-0.5"), "at least 0 and less than 1"),
-        (("--sparsity", "half"), "is no list of shares"),
+        (("--sparsity", "half"), "is no list of numbers"),
         (("--kind", "blok"), "did you mean `block`"),
         (("--kind", "embedding"), "belongs to its feed-forward branch"),
         (("precision=float8",), "float32 or bfloat16"),

@@ -3,9 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import RenderableType
 
 from windlass import api
@@ -24,7 +22,7 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, ManyNames, ManySizes
 from windlass.report import (
     batch_comparison_figure,
     batch_comparison_table,
@@ -39,7 +37,7 @@ def compare(
     model: str | None = None,
     /,
     *overrides: str,
-    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL_MACHINES,),
+    on: ManyNames = (api.ALL_MACHINES,),
     options: RequestOptions = NO_OPTIONS,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -79,7 +77,7 @@ def batch(
     /,
     *overrides: str,
     on: str | None = None,
-    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = api.BATCH_SIZES,
+    sizes: ManySizes = api.BATCH_SIZES,
     options: RequestOptions = NO_OPTIONS,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -88,7 +86,7 @@ def batch(
 
     The exit code is 1 if none has a plan.
 
-    For example: `windlass batch gpt3-13b --on dgx-h100 --sizes 64 256 1024`.
+    For example: `windlass batch gpt3-13b --on dgx-h100 --sizes 64,256,1024`.
 
     Args:
         model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.

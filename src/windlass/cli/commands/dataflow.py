@@ -1,9 +1,6 @@
 """`windlass dataflow`: what a layer moves to and from far memory, by how far its ops are fused."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.command_options import (
@@ -13,7 +10,7 @@ from windlass.cli.command_options import (
     split_overrides,
 )
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, ManyNames, Shares
 from windlass.errors import RequestError
 from windlass.report import (
     dataflow_figure,
@@ -27,17 +24,15 @@ from windlass.report import (
 )
 from windlass.schema import DataflowReport, FlowRole
 
-_SPARSITIES = ",".join(f"{sparsity:g}" for sparsity in api.SPARSITIES)
-
 
 def dataflow(
     model: str | None = None,
     /,
     *overrides: str,
-    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    on: ManyNames = (),
     role: FlowRole | None = None,
     kind: str | None = None,
-    sparsity: str = _SPARSITIES,
+    sparsity: Shares = api.SPARSITIES,
     options: RequestOptions = NO_OPTIONS,
     svg: Path | None = None,
     as_json: AsJson = False,
@@ -68,7 +63,7 @@ def dataflow(
     request = build_request(model, (*overrides, *more), options)
     with ProgressBars() as progress:
         reports = api.dataflow(
-            request, machines, role=role, kind=kind, sparsities=_shares(sparsity),
+            request, machines, role=role, kind=kind, sparsities=sparsity,
             progress=progress,
         )  # fmt: skip
     is_one = len(reports) == 1
@@ -98,18 +93,3 @@ def _print(report: DataflowReport) -> None:
     if report.curve:
         console.print(sparsity_table(report))
         print_line(describe_thresholds(report))
-
-
-def _shares(words: str) -> tuple[float, ...]:
-    """The numbers of `0,0.5,0.875`.
-
-    Raises:
-        RequestError: a word is no number, or there is none.
-    """
-    try:
-        return tuple(float(word) for word in words.split(","))
-    except ValueError:
-        raise RequestError(
-            f"`--sparsity {words}` is no list of shares; write them with commas, such as "
-            f"`--sparsity {_SPARSITIES}`"
-        ) from None

@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.command_options import require_machine_names, split_overrides
 from windlass.cli.console import ProgressBars, console, print_json, print_written
-from windlass.cli.flags import AsJson, Flag
+from windlass.cli.flags import AsJson, Flag, ManyNames
 from windlass.report import smallest_machine_figure, smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
@@ -21,7 +18,7 @@ FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")
 
 def smallest_machine(
     *words: str,
-    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = FAMILIES,
+    on: ManyNames = FAMILIES,
     stack: str | None = None,
     in_phases: Flag = False,
     picture: Path | None = None,

@@ -32,7 +32,7 @@ from windlass.cli.console import (
     print_values,
     print_verdict,
 )
-from windlass.cli.flags import Flag
+from windlass.cli.flags import Flag, Names
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.judge import Verdict
 from windlass.models import is_causal, model_names
@@ -101,7 +101,7 @@ def resume(
     run: str = "last",
     /,
     *overrides: str,
-    skip_batches: tuple[str, ...] = (),
+    skip_batches: Names = (),
     runs: Path = api.RUNS,
     elastic: Flag = False,
 ) -> None:

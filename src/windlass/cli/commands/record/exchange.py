@@ -15,13 +15,13 @@ from windlass.cli.console import (
     print_notes,
     print_table,
 )
-from windlass.cli.flags import AsJson, Flag
+from windlass.cli.flags import AsJson, Flag, Names
 
 
 def mirror(
     run: str = "last",
     *,
-    to: tuple[str, ...] = (),
+    to: Names = (),
     runs: Path = api.RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -31,9 +31,9 @@ def mirror(
 
     Args:
         run: Folder, name, the first characters of its id, or `last`.
-        to: Where to, `NAME:PLACE`; may be given several times. `tensorboard:FOLDER`, `mlflow:URI`,
-            `wandb:FOLDER` (an offline run, which `wandb sync` sends), `trackio:PROJECT`,
-            `csv:FILE`, `parquet:FILE`.
+        to: Where to, `NAME:PLACE`, several with commas or given several times.
+            `tensorboard:FOLDER`, `mlflow:URI`, `wandb:FOLDER` (an offline run, which `wandb sync`
+            sends), `trackio:PROJECT`, `csv:FILE`, `parquet:FILE`.
         runs: The folder that holds the run folders.
         as_json: Print the targets as JSON.
     """

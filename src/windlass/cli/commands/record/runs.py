@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
-from windlass.cli.flags import AsJson, Flag
+from windlass.cli.flags import AsJson, Flag, Names
 from windlass.errors import RequestError
 from windlass.record import RUNS, Annotations, Catalog, RunQueries, RunQuery, annotate
 from windlass.report import columns_table, runs_table
@@ -34,7 +34,7 @@ def list_runs(
     /,
     *,
     sort: str = "id desc",
-    columns: str | None = None,
+    columns: Names = (),
     limit: int = _SHOWN_RUNS,
     group: str | None = None,
     archived: Flag = False,
@@ -65,13 +65,12 @@ def list_runs(
         catalog.refresh(progress)
         count, others = catalog.count(query), catalog.unread_folders()
         hidden = 0 if count else catalog.count(RunQuery(archived=True))
-        names = columns.replace(" ", "").split(",") if columns else []
-        if names:
-            values = catalog.table(names, query)
+        if columns:
+            values = catalog.table(columns, query)
             if as_json:
-                print_json([dict(zip(names, row, strict=True)) for row in values])
+                print_json([dict(zip(columns, row, strict=True)) for row in values])
             else:
-                console.print(columns_table(names, values))
+                console.print(columns_table(columns, values))
         else:
             rows = catalog.rows(query)
             if as_json:

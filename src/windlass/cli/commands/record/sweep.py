@@ -14,7 +14,7 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Names
 from windlass.report import sweep_line, sweep_table, trial_line
 from windlass.stop_signals import graceful_stop
 from windlass.sweep import SweepStatus, sweep_names
@@ -33,7 +33,7 @@ def run_sweep(
     *overrides: str,
     name: str | None = None,
     trials: int | None = None,
-    objective: tuple[str, ...] = (),
+    objective: Names = (),
     sampler: str | None = None,
     pruner: str | None = None,
     jobs: int | None = None,
