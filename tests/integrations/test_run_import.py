@@ -1,8 +1,10 @@
 """Runs of other trackers are taken over to the bit, and only once."""
 
 import json
+import os
 import shutil
 import sqlite3
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -176,7 +178,7 @@ def _points(file: Path) -> list[tuple[str, int, str]]:
     from windlass.integrations.imports.wandb_offline import read_wandb
 
     is_wandb = file.suffix == ".wandb"
-    runs = list(read_wandb([file])) if is_wandb else [read_tensorboard(file.parent, [file])]
+    runs = list(read_wandb([file], [])) if is_wandb else [read_tensorboard(file.parent, [file])]
     return [
         (name, step, value)
         for run in runs
@@ -221,6 +223,48 @@ def test_a_deeply_nested_value_is_left_out(peer_runs: Path, tmp_path: Path):
         database.execute("UPDATE metrics SET metrics = ? WHERE step = 3", (bomb,))
     folders = imported(peer_runs, tmp_path / "runs", "trackio")
     assert 3 not in {row.step for row in journal_of(folders["1"]).rows}
+
+
+def test_a_view_without_end_is_a_sentence_and_other_stores_are_read(
+    peer_runs: Path, tmp_path: Path
+):
+    with sqlite3.connect(peer_runs / "endless.db") as database:
+        rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+        for table in ("metrics", "configs"):
+            database.execute(f"CREATE VIEW {table} AS {rows}")
+    (peer_runs / "damaged.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    outcome = import_runs(peer_runs, tmp_path / "runs")
+    assert len(outcome.runs) == 8
+    assert any("`configs` where a tracker has a table" in text for text in outcome.warnings)
+    assert any("damaged.db` cannot be read as a store" in text for text in outcome.warnings)
+
+
+def test_a_sparse_file_is_read_a_block_at_a_time(peer_runs: Path):
+    file = min(peer_runs.glob("wandb/*.wandb"))
+    points = _points(file)
+    os.truncate(file, 2**28)
+    events = min(peer_runs.glob("tensorboard/run1/*"))
+    os.truncate(events, 2**35)
+    tracemalloc.start()
+    try:
+        assert _points(file) == points
+        assert len(_points(events)) == 52
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**23
+
+
+@pytest.mark.parametrize("time", ["'text'", "1e300", "-1e300", "9e999", "NULL"])
+def test_a_run_that_began_at_no_time_is_taken_over(peer_runs: Path, tmp_path: Path, time: str):
+    with sqlite3.connect(peer_runs / "mlflow.db") as database:
+        database.execute(f"UPDATE runs SET start_time = {time}, end_time = {time}")  # noqa: S608
+    folders = imported(peer_runs, tmp_path / "runs", "mlflow")
+    for folder in folders.values():
+        assert folder.name[:2] in ("19", "20")
+        record = load_run(folder)
+        assert not record.faults
+        assert all(0 <= event.time <= 4e9 for event in record.events)
 
 
 def test_a_source_without_runs_is_refused_in_a_sentence(peer_runs: Path, tmp_path: Path):

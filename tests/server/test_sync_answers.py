@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,8 +16,8 @@ from served_record import HOSTILE, KNOWN, TOKEN, make_record, make_run, serve
 
 from windlass.errors import RecordError
 from windlass.record import SyncReceiver, sync_runs
-from windlass.server import listen
-from windlass.tracking import read_series
+from windlass.server import Access, listen
+from windlass.tracking import FolderLock, read_series
 
 CLIENTS, ROWS, OUTAGES = 50, 300, 3
 LARGE = 2**26
@@ -67,6 +68,28 @@ def test_a_file_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
         path = "/api/sync/runs/00000000-0000-7000-8000-000000000000/files/id?folder=x"
         headers = KNOWN | {"Content-Length": str(2**40)}
         assert served.send("PUT", path, None, headers)[0] == 413
+
+
+def test_a_run_that_a_server_refuses_keeps_no_other_from_it(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    make_record(here)
+    first = min(here.iterdir())
+    shutil.copytree(first, there / first.name)
+    (there / first.name / "plan.toml").write_text("here only")
+    (first / "plan.toml").write_text("there only")
+    last = max(here.iterdir())
+    access = Access(token=TOKEN, upload_bytes=2**20)
+    (last / "graph.json").write_bytes(bytes(2**21))
+    lock = FolderLock(there / first.name / ".lock")
+    try:
+        with serve(there, access=access) as served:
+            report = sync_runs(here, served.url, token=TOKEN)
+    finally:
+        lock.release()
+    assert report.new_runs == 1
+    assert sorted("is being written here" in text for text in report.warnings) == [False, True]
+    assert any("larger than 1048576 bytes" in text for text in report.warnings)
+    assert len(list(there.glob("*/id"))) == 2
 
 
 def test_a_large_file_arrives_without_being_in_memory(tmp_path: Path) -> None:

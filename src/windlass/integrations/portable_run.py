@@ -11,7 +11,7 @@ from uuid import UUID
 
 from windlass.errors import RequestError, is_text
 from windlass.schema import ConfigScalar, ConfigValue, RunState
-from windlass.tracking import JournalRow, without_secrets
+from windlass.tracking import JournalRow, calendar_time, without_secrets
 
 Tracker = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 """The software that wrote a run."""
@@ -51,6 +51,11 @@ class PortableRun:
     """How many things of each kind were not taken over."""
 
     @property
+    def start(self) -> float:
+        """Seconds since 1970, within what a calendar has; a damaged store may say anything."""
+        return calendar_time(self.started)
+
+    @property
     def id(self) -> str:
         """The id in the record: the same for the same run, however often it is read.
 
@@ -59,7 +64,7 @@ class PortableRun:
         """
         name = f"{self.origin}\0{self.origin_id}".encode()
         noise = int.from_bytes(hashlib.sha256(name).digest()[:10])
-        start = min(max(int(self.started * 1000), 0), (1 << 48) - 1)
+        start = min(int(self.start * 1000), (1 << 48) - 1)
         low = noise & (1 << 62) - 1
         return str(UUID(int=start << 80 | 8 << 76 | (noise >> 62 & 0xFFF) << 64 | 0b10 << 62 | low))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from windlass.errors import RecordError, RequestError
-from windlass.integrations.portable_run import PortableRun, clean_text
+from windlass.integrations.portable_run import PortableRun, clean_text, number
 from windlass.record import read_run_entry
 from windlass.schema import CONFIG_FILE, ConfigValue, RunConfig, RunState
 from windlass.tracking import (
@@ -15,6 +15,7 @@ from windlass.tracking import (
     JournalEvent,
     JournalRow,
     Series,
+    calendar_time,
     is_locked,
     journal_files,
     read_series,
@@ -36,13 +37,11 @@ def read_run(folder: Path) -> PortableRun:
     opening = (event.fields for event in events if event.name == "meta")
     project = next((fields["project"] for fields in opening if "project" in fields), None)
     evaluations = {
-        event.fields.get("step"): JournalRow(
-            step=int(event.fields["step"]),
-            time=event.time,
-            values={HELD_OUT_LOSS: float(event.fields["loss"])},
-        )
+        step: JournalRow(step=step, time=event.time, values={HELD_OUT_LOSS: loss})
         for event in events
-        if event.name == "evaluation" and {"step", "loss"} <= event.fields.keys()
+        if event.name == "evaluation"
+        if isinstance(step := event.fields.get("step"), int)
+        if (loss := number(event.fields.get("loss"))) is not None
     }
     rows = [*_rows(read_series(folder)), *evaluations.values()]
     running = is_locked(folder / LOCK_FILE)
@@ -100,5 +99,6 @@ def _rows(series: Mapping[str, Series]) -> Sequence[JournalRow]:
             seen[step, time] = again + 1
             rows.setdefault((step, time, again), {})[clean_text(name)] = value
     return [
-        JournalRow(step=step, time=time, values=values) for (step, time, _), values in rows.items()
+        JournalRow(step=step, time=calendar_time(time), values=values)
+        for (step, time, _), values in rows.items()
     ]

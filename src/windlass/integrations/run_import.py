@@ -1,5 +1,6 @@
 """Takes over runs of other trackers as run folders; taking them over twice changes nothing."""
 
+import contextlib
 import os
 import struct
 import tempfile
@@ -25,6 +26,7 @@ from windlass.record import annotate
 from windlass.schema import CONFIG_FILE, RunConfig
 from windlass.tracking import (
     JournalWriter,
+    calendar_time,
     journal_path,
     read_run_id,
     run_folder_name,
@@ -33,8 +35,6 @@ from windlass.tracking import (
 
 TRACKERS: tuple[Tracker, ...] = get_args(Tracker)
 Change = Literal["new", "changed", "unchanged"]
-_LATEST = 4e9
-"""A time that no run has begun after, in seconds since 1970; a damaged store may say so."""
 _MAX_TAG, _MAX_NOTE = 200, 20_000
 """Characters of a tag and a note in the record."""
 _Files = Mapping[Tracker, list[Path]]
@@ -60,6 +60,8 @@ class ImportedRuns:
     runs: tuple[ImportedRun, ...]
     left_out: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """How many things of each kind were not taken over, of all runs."""
+    warnings: tuple[str, ...] = ()
+    """A sentence for each file, or run, that could not be read at all."""
 
     def count(self, change: Change) -> int:
         """Number of runs with one outcome."""
@@ -87,18 +89,31 @@ def import_runs(source: Path, root: Path, tracker: str | None = None) -> Importe
             f"no tracker `{shorten(tracker)}`; runs are imported from {', '.join(TRACKERS)}"
             f"{did_you_mean(tracker, TRACKERS)}"
         )
-    files = _tracker_files(source)
+    warnings: list[str] = []
+    files = _tracker_files(source, warnings)
     chosen = {kind: paths for kind, paths in files.items() if tracker in (None, kind)}
     if not chosen:
-        raise _nothing_to_import(source, files, tracker)
+        raise RecordError(warnings[0]) if warnings else _nothing_to_import(source, files, tracker)
     present = _folders_by_id(root)
     runs: list[ImportedRun] = []
     left_out: Counter[str] = Counter()
-    for run in _read_runs(chosen):
-        runs.append(_write_run(run, root, present.get(run.id)))
-        present[run.id] = runs[-1].folder
-        left_out.update(run.left_out)
-    return ImportedRuns(runs=tuple(runs), left_out=left_out)
+    for run in _read_runs(chosen, warnings):
+        with _told_in(warnings):
+            runs.append(_write_run(run, root, present.get(run.id)))
+            present[run.id] = runs[-1].folder
+            left_out.update(run.left_out)
+    if warnings and not runs:
+        raise RecordError(warnings[0])
+    return ImportedRuns(runs=tuple(runs), left_out=left_out, warnings=tuple(warnings))
+
+
+@contextlib.contextmanager
+def _told_in(warnings: list[str]) -> Iterator[None]:
+    """Goes on with the next file or run behind one that cannot be read."""
+    try:
+        yield
+    except RecordError as error:
+        warnings.append(str(error))
 
 
 def _nothing_to_import(source: Path, files: _Files, tracker: str | None) -> RecordError:
@@ -119,13 +134,14 @@ def _nothing_to_import(source: Path, files: _Files, tracker: str | None) -> Reco
     )
 
 
-def _tracker_files(source: Path) -> _Files:
+def _tracker_files(source: Path, warnings: list[str]) -> _Files:
     """The files below `source` that hold runs, by the tracker that wrote them."""
     files: defaultdict[Tracker, list[Path]] = defaultdict(list)
     for path in _files(source):
-        kind = _tracker_of(path)
-        if kind is not None:
-            files[kind].append(path)
+        with _told_in(warnings):
+            kind = _tracker_of(path)
+            if kind is not None:
+                files[kind].append(path)
     return files
 
 
@@ -157,17 +173,20 @@ def _tracker_of(path: Path) -> Tracker | None:
     return sqlite_tracker(path) if head == SQLITE_HEAD else None
 
 
-def _read_runs(files: _Files) -> Iterator[PortableRun]:
-    for path in files.get("mlflow", ()):
-        yield from read_mlflow(path)
-    for path in files.get("trackio", ()):
-        yield from read_trackio(path)
-    yield from read_wandb(files.get("wandb", ()))
+def _read_runs(files: _Files, warnings: list[str]) -> Iterator[PortableRun]:
+    """All runs that can be read, and a sentence for each file that cannot."""
+    readers = {"mlflow": read_mlflow, "trackio": read_trackio}
+    for kind in ("mlflow", "trackio"):
+        for path in files.get(kind, ()):
+            with _told_in(warnings):
+                yield from readers[kind](path)
+    yield from read_wandb(files.get("wandb", ()), warnings)
     folders: defaultdict[Path, list[Path]] = defaultdict(list)
     for path in files.get("tensorboard", ()):
         folders[path.parent].append(path)
     for folder, paths in folders.items():
-        yield read_tensorboard(folder, paths)
+        with _told_in(warnings):
+            yield read_tensorboard(folder, paths)
 
 
 def _folders_by_id(root: Path) -> dict[str, Path]:
@@ -190,8 +209,7 @@ def _write_run(run: PortableRun, root: Path, present: Path | None) -> ImportedRu
             draft = Path(aside) / "run"
             _write_files(run, draft)
             if present is None:
-                started = min(max(run.started, 0.0), _LATEST)
-                folder = root / run_folder_name(run.name, run.id, started)
+                folder = root / run_folder_name(run.name, run.id, run.start)
                 if folder.exists():  # of another run whose id ends alike
                     folder = folder.with_name(f"{folder.name}-{run.id}")
                 draft.rename(folder)
@@ -205,19 +223,23 @@ def _write_files(run: PortableRun, folder: Path) -> None:
     """Writes a run folder whose bytes depend on the run only: all times in it are the run's own."""
     RunConfig(values=dict(run.config)).save(folder / CONFIG_FILE)
     with JournalWriter(journal_path(folder, 0, 1)) as journal:
-        journal.append_event("meta", {"time": run.started, **_meta(run)})
+        journal.append_event("meta", {"time": run.start, **_meta(run)})
         seal = {CONFIG_FILE: hash_file(folder / CONFIG_FILE)}
-        journal.append_event("seal", {"time": run.started, "files": seal})
+        journal.append_event("seal", {"time": run.start, "files": seal})
         try:
             for row in run.rows:
-                journal.append_row(row.step, row.values, timestamp=row.time)
+                journal.append_row(row.step, row.values, timestamp=calendar_time(row.time))
         except struct.error:
             raise RecordError(
                 f"run `{shorten(run.name)}` of {run.origin} has more sets of names than a journal "
                 "can number, or a step beyond 64 bits; leave it out of the source"
             ) from None
         if run.state is not None:
-            end = {"time": run.ended, "state": run.state, "left_out": dict(run.left_out)}
+            end = {
+                "time": calendar_time(run.ended),
+                "state": run.state,
+                "left_out": dict(run.left_out),
+            }
             journal.append_event("end", end)
     tags = [tag[:_MAX_TAG] for tag in run.tags if tag.strip()]
     note = run.notes[:_MAX_NOTE] if run.notes.strip() else None

@@ -16,12 +16,14 @@ from windlass.errors import RecordError
 from windlass.record.stores import (
     JOURNAL_NAME,
     FolderStore,
+    RunNotCopiedError,
     Store,
     checkpoint_of,
     free_journal_name,
     journal_copies,
     kept_name,
     read_errors,
+    size_problem,
 )
 from windlass.tracking import ID_FILE, journal_writer_id, parse_journal, unite_journals
 
@@ -86,16 +88,22 @@ def copy_runs(
 ) -> None:
     """Copies whatever `target` lacks of the runs of `source`, and adds it up in `report`.
 
+    What is wrong with one run is a warning, and the others come over.
+
     Raises:
         RecordError: a copy is not what was read.
         StorageError: the disk is full.
     """
     runs, present = source.runs(), target.runs()
     for done, (run_id, folder) in enumerate(sorted(runs.items()), start=1):
-        if run_id not in present:
+        is_new = run_id not in present
+        if is_new:
             target.add_run(run_id, folder)
-            report.new_runs += 1
-        _copy_run(_Copy(source, target, run_id, report), checkpoints=checkpoints)
+        try:
+            _copy_run(_Copy(source, target, run_id, report), checkpoints=checkpoints)
+            report.new_runs += is_new
+        except RunNotCopiedError as error:
+            report.warnings.append(f"run {run_id} did not come over: {error}")
         if progress is not None:
             progress(f"runs of {source.label}", done, len(runs))
 
@@ -106,7 +114,9 @@ def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
     present = dict(copy.target.files(copy.run_id, checkpoints=checkpoints))
     kept = copy.other_checkpoints(offered, present)
     for name in sorted(offered, key=lambda name: (name == ID_FILE, name)):
-        if JOURNAL_NAME.fullmatch(name):
+        if problem := size_problem(name, offered[name]):
+            copy.warn(name, problem)
+        elif JOURNAL_NAME.fullmatch(name):
             copy.journal(name, offered[name], present)
         elif checkpoint := checkpoint_of(name):
             if name not in present and checkpoint not in kept:
@@ -160,7 +170,7 @@ class _Copy:
         theirs = self.source.read(self.run_id, name, size)
         if journal_writer_id(theirs) is None:
             if theirs:
-                self._warn_of_journal(name, "holds no record that can be read, and is left out")
+                self.warn(name, "holds no record that can be read, and is left out")
             return
         copies = journal_copies(name, present)
         for own in copies:
@@ -208,9 +218,7 @@ class _Copy:
         """Puts what unites two copies of a journal in place of the target's."""
         if united == ours:
             if _damage(theirs) > _damage(ours):
-                self._warn_of_journal(
-                    name, f"is damaged; the copy in `{self.target.label}` has all of it"
-                )
+                self.warn(name, f"is damaged; the copy in `{self.target.label}` has all of it")
             return
         if self.target.is_busy(self.run_id):
             self.report.warnings.append(
@@ -219,7 +227,7 @@ class _Copy:
             return
         self.put(name, united)
         if united != theirs:
-            self._warn_of_journal(
+            self.warn(
                 name,
                 f"lacks records that the copy in `{self.target.label}` has, and has others; that "
                 "copy has those of both now",
@@ -232,7 +240,8 @@ class _Copy:
         self.report.copied_files += 1
         self.report.copied_bytes += nbytes
 
-    def _warn_of_journal(self, name: str, what: str) -> None:
+    def warn(self, name: str, what: str) -> None:
+        """Adds a sentence about a file of the source."""
         self.report.warnings.append(
             f"`{name}` of run {self.run_id} in `{self.source.label}` {what}"
         )

@@ -5,23 +5,30 @@ import hashlib
 import http.client
 import json
 import os
+import socket
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from windlass.errors import RecordError, shorten
-from windlass.record.stores import is_record_file, require_run_id
+from windlass.record.stores import RunNotCopiedError, is_record_file, require_run_id
 from windlass.tracking import ID_FILE
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
 
-_SECONDS = 60.0
-_MOST_BYTES = 2**31
-"""Largest answer of a server that is read."""
+_SECONDS, _BYTES_PER_SECOND = 60.0, 10_000.0
+"""How long a server may take to answer, and how slowly it may send and take the rest."""
+_MOST_BYTES, _MOST_TABLE_BYTES, _DIGEST_BYTES = 2**31, 2**26, 200
+"""Largest answers of a server that are read: a file, a list and a hash."""
+_PART_BYTES = 2**16
+_CONFLICT, _TOO_LARGE = 409, 413
+"""Answers of a server that takes other runs: this one is written there, or a file is too large."""
 
 
 class ObjectStore:
@@ -137,7 +144,6 @@ class ServerStore:
         self.label = without_secrets(url)
         """The address without a password."""
         self._url, self._token = url.rstrip("/"), token
-        self._opener = urllib.request.build_opener(_NoRedirects)
         listed = self._table("/api/sync/runs")
         self._folders = {run_id: str(folder) for run_id, folder in listed.items()}
         self.warnings: list[str] = []
@@ -162,11 +168,13 @@ class ServerStore:
     def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
         """The content of a file, or its first `length` bytes."""
         part = "" if length is None else f"?length={length}"
-        return self._ask("GET", f"{self._place(run_id, name)}{part}")
+        most = _MOST_BYTES if length is None else length
+        return self._ask("GET", f"{self._place(run_id, name)}{part}", most=most)
 
     def digest(self, run_id: str, name: str) -> str:
         """SHA-256 of the content of a file, in hexadecimal, as the server reads it."""
-        return self._ask("GET", f"{self._place(run_id, name)}?digest=1").decode()
+        answer = self._ask("GET", f"{self._place(run_id, name)}?digest=1", most=_DIGEST_BYTES)
+        return answer.decode(errors="replace")
 
     def write(self, run_id: str, name: str, content: bytes) -> None:
         """Puts a whole file there, or nothing.
@@ -199,40 +207,131 @@ class ServerStore:
     def _table(self, place: str) -> dict[str, Any]:
         """A JSON object that the server answers with (`Any`: it may be any server)."""
         try:
-            table = json.loads(self._ask("GET", place))
+            table = json.loads(self._ask("GET", place, most=_MOST_TABLE_BYTES))
         except (ValueError, RecursionError):
             table = None
         if not isinstance(table, dict):
             raise RecordError(f"`{self.label}` does not answer as `windlass serve` does")
         return table
 
-    def _ask(self, method: str, place: str, content: bytes | BinaryIO | None = None) -> bytes:
+    def _ask(
+        self,
+        method: str,
+        place: str,
+        content: bytes | BinaryIO | None = None,
+        *,
+        most: int = _DIGEST_BYTES,
+    ) -> bytes:
+        """The answer to a request, of at most so many bytes."""
         headers = {
             "Authorization": f"Bearer {self._token}",
             "Content-Type": "application/octet-stream",
         }
+        sent = len(content) if isinstance(content, bytes) else 0
         if content is not None and not isinstance(content, bytes):
-            headers["Content-Length"] = str(os.fstat(content.fileno()).st_size)
+            sent = os.fstat(content.fileno()).st_size
+            headers["Content-Length"] = str(sent)
         request = urllib.request.Request(  # noqa: S310  the scheme was checked by `open_store`
             self._url + place,
             data=content,
             method=method,
             headers=headers,
         )
+        seconds = _SECONDS + sent / _BYTES_PER_SECOND
         try:
-            with self._opener.open(request, timeout=_SECONDS) as answer:
-                return bytes(answer.read(_MOST_BYTES))
+            with _answer(request, seconds) as answer:
+                return self._read(answer, most)
         except urllib.error.HTTPError as error:
-            said = error.read(500).decode(errors="replace").strip()
-            if 300 <= error.code < 400:
-                place = shorten(without_secrets(error.headers.get("Location", "")))
-                said = f"it sends on to `{place}`; name that address if it may have the token"
-            raise RecordError(f"`{self.label}` refuses: {said or error.reason}") from None
+            raise self._refusal(error) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise RecordError(
                 f"`{self.label}` does not answer ({reason}); sync again when it does"
             ) from None
+
+    def _read(self, answer: http.client.HTTPResponse, most: int) -> bytes:
+        """The body of an answer, which may neither be too long nor come too slowly."""
+        parts = bytearray()
+        began = time.monotonic()
+        while part := answer.read1(_PART_BYTES):
+            parts += part
+            if len(parts) > most:
+                raise RecordError(f"`{self.label}` answers with more than {most} bytes")
+            if time.monotonic() - began > _SECONDS + len(parts) / _BYTES_PER_SECOND:
+                raise TimeoutError("it sends too slowly")
+        if answer.length:
+            raise http.client.IncompleteRead(bytes(parts), answer.length)
+        return bytes(parts)
+
+    def _refusal(self, error: urllib.error.HTTPError) -> RecordError:
+        """What a server says that answers with an error."""
+        with error:
+            said = error.read1(500).decode(errors="replace").strip()
+        if 300 <= error.code < 400:
+            place = shorten(without_secrets(error.headers.get("Location", "")))
+            said = f"it sends on to `{place}`; name that address if it may have the token"
+        kind = RunNotCopiedError if error.code in (_CONFLICT, _TOO_LARGE) else RecordError
+        return kind(f"`{self.label}` refuses: {said or error.reason}")
+
+
+@contextlib.contextmanager
+def _answer(request: urllib.request.Request, seconds: float) -> Iterator[http.client.HTTPResponse]:
+    """A server's answer, of which the head is there after so many seconds.
+
+    A socket's own limit begins anew with each byte, and a server may send one a minute.
+
+    Raises:
+        OSError: the server does not answer, or takes too long.
+    """
+    connections = _Connections()
+    opener = urllib.request.build_opener(_NoRedirects, connections)
+    watch = threading.Timer(seconds, connections.shut)
+    watch.daemon = True
+    watch.start()
+    try:
+        answer = opener.open(request, timeout=_SECONDS)
+    except (OSError, http.client.HTTPException):
+        if not connections.was_shut:
+            raise
+    finally:
+        watch.cancel()
+    if connections.was_shut:  # which may look like the end of a head
+        raise TimeoutError("it takes too long")
+    with answer:
+        yield answer
+
+
+class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Opens connections that another thread can shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: list[http.client.HTTPConnection] = []
+        self.was_shut = False
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """Opens `http://`."""
+        return self.do_open(self._opening(http.client.HTTPConnection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """Opens `https://`."""
+        return self.do_open(self._opening(http.client.HTTPSConnection), req)
+
+    def shut(self) -> None:
+        """Ends all connections, whatever they wait for."""
+        self.was_shut = True
+        for connection in self._opened:
+            with contextlib.suppress(OSError, AttributeError):  # closed, or not open yet
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _opening(
+        self, kind: type[http.client.HTTPConnection]
+    ) -> Callable[..., http.client.HTTPConnection]:
+        def opening(*words: Any, **more: Any) -> http.client.HTTPConnection:  # noqa: ANN401  urllib's
+            self._opened.append(kind(*words, **more))
+            return self._opened[-1]
+
+        return opening
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -29,6 +29,7 @@ from windlass.tracking import (
     JournalFile,
     JournalRecords,
     Series,
+    calendar_time,
     changed_files,
     continued,
     describe_parent,
@@ -156,7 +157,7 @@ def _read_journals(folder: Path, faults: list[str]) -> _Journals:
         events += records.events
     metas = (event.fields for event in events if event.name == "meta")
     times = [*(event.time for event in events), *(one.times[-1] for one in series.values())]
-    known_times = [time for value in times if (time := _number(value)) is not None]
+    known_times = [calendar_time(time) for value in times if (time := _number(value)) is not None]
     return _Journals(
         series=series,
         events=events,

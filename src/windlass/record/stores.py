@@ -10,7 +10,12 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Protocol
 
-from windlass.atomic_files import atomic_write, atomic_writer, hash_file
+from windlass.atomic_files import (
+    atomic_write,
+    atomic_writer,
+    hash_file,
+    read_regular_file,
+)
 from windlass.errors import RecordError, is_text
 from windlass.record.annotations import ANNOTATIONS_FOLDER
 from windlass.schema import (
@@ -21,6 +26,7 @@ from windlass.schema import (
 from windlass.tracking import (
     ID_FILE,
     LOCK_FILE,
+    MOST_ID_BYTES,
     RUN_FORMAT,
     is_locked,
     journal_writer_id,
@@ -45,6 +51,10 @@ _HASH_DIGITS = (8, 16, 64)
 """Digits of a hash in a name: more of them only where another file has the shorter name."""
 _LONGEST_NAME = 200
 _CHUNK_BYTES = 2**24
+_MOST_BYTES, _MOST_JOURNAL_BYTES = 2**28, 2**31
+"""Most bytes of a document and of a journal that are copied; a run writes a few mebibytes."""
+_MOST_DEPTH = 3
+"""Names in the longest path of a file of a record below its run folder."""
 
 
 def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
@@ -61,6 +71,21 @@ def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
     return bool(_RECORD_FILE.fullmatch(name)) or (
         checkpoints and bool(_CHECKPOINT_FILE.fullmatch(name))
     )
+
+
+class RunNotCopiedError(RecordError):
+    """One run cannot be copied now; the others can."""
+
+
+def size_problem(name: str, size: int) -> str | None:
+    """Why a file is too large to be copied, half a sentence; None if it is not.
+
+    Checkpoints are copied part by part, and may have any size.
+    """
+    if checkpoint_of(name):
+        return None
+    most = _MOST_JOURNAL_BYTES if JOURNAL_NAME.fullmatch(name) else _MOST_BYTES
+    return f"has {size} bytes, more than {most}, and is left out" if size > most else None
 
 
 def checkpoint_of(name: str) -> str | None:
@@ -152,7 +177,8 @@ class Store(Protocol):
 class FolderStore:
     """A folder of run folders on this machine.
 
-    Links, devices and names that no page could show are left out and told in `warnings`.
+    Links, devices and names that no page could show are left out, as are runs whose id cannot be
+    read; `warnings` tells of them.
 
     Args:
         root: the folder; made when the first run is added.
@@ -263,12 +289,18 @@ class FolderStore:
             if not is_text(folder.name):
                 self.warnings.append(f"a folder in `{self._root}` has a name that is no text")
                 continue
-            if read_run_format(folder) > RUN_FORMAT:
+            try:
+                run_format = read_run_format(folder)
+                content = read_regular_file(folder / ID_FILE, most_bytes=MOST_ID_BYTES)
+            except (OSError, RecordError) as error:
+                self.warnings.append(f"a run was left out: {error}")
+                continue
+            if run_format > RUN_FORMAT:
                 raise RecordError(
-                    f"`{folder}` was written by a newer Windlass (format "
-                    f"{read_run_format(folder)}, this one reads {RUN_FORMAT}); update Windlass"
+                    f"`{folder}` was written by a newer Windlass (format {run_format}, this one "
+                    f"reads {RUN_FORMAT}); update Windlass"
                 )
-            run_id = (folder / ID_FILE).read_text(errors="replace").partition("\n")[0].strip()
+            run_id = content.decode(errors="replace").partition("\n")[0].strip()
             if _RUN_ID.fullmatch(run_id):
                 yield run_id, folder
             else:
@@ -287,28 +319,30 @@ def require_run_id(run_id: str) -> None:
 
 @contextlib.contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turns a system error about a file that is read into a `RecordError`: a run may go on.
+    """Turns a system error about a file that is read into a sentence: a run may go on.
 
     Raises:
-        RecordError: the file cannot be read, or is gone.
+        RunNotCopiedError: the file cannot be read, or is gone.
     """
     try:
         yield
     except OSError as error:
         reason = (error.strerror or "").lower()
-        raise RecordError(f"`{path}` cannot be read any more: {reason}; merge again") from error
+        raise RunNotCopiedError(
+            f"`{path}` cannot be read any more: {reason}; merge again"
+        ) from error
 
 
-def _regular_files(folder: Path) -> Iterator[tuple[Path, int]]:
+def _regular_files(folder: Path, depth: int = _MOST_DEPTH) -> Iterator[tuple[Path, int]]:
     """All regular files below a folder with their sizes; links are not followed.
 
-    What a run that goes on removes meanwhile is left out.
+    What a run that goes on removes meanwhile is left out, and what lies too deep for a record.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
                 if stat.S_ISDIR(status.st_mode):
-                    yield from _regular_files(path)
+                    yield from _regular_files(path, depth - 1) if depth > 1 else ()
                 elif stat.S_ISREG(status.st_mode):
                     yield path, status.st_size

@@ -24,10 +24,9 @@ from windlass.record.stores import (
     kept_name,
     require_run_id,
 )
-from windlass.tracking import ID_FILE, RUN_FORMAT, journal_writer_id, unite_journals
+from windlass.tracking import ID_FILE, MOST_ID_BYTES, RUN_FORMAT, journal_writer_id, unite_journals
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-_MOST_ID_BYTES = 200
 
 
 def sync_runs(
@@ -214,7 +213,7 @@ def _require_own_name(run_id: str, name: str, digest: str, content: BufferedIOBa
     if name == ID_FILE:
         content.seek(0)
         formats = (f"{run_id}\nformat {number}\n" for number in range(1, RUN_FORMAT + 1))
-        sent = content.read(_MOST_ID_BYTES)
+        sent = content.read(MOST_ID_BYTES)
         if sent not in [f"{run_id}\n".encode(), *map(str.encode, formats)]:
             raise RecordError(
                 f"the {plain} file is not that of run {run_id}, or of a newer Windlass"

@@ -23,6 +23,7 @@ from .journal import (
 from .journal_reader import (
     JournalCursor,
     JournalRecords,
+    calendar_time,
     journal_writer_id,
     parse_journal,
     read_journal,
@@ -43,6 +44,7 @@ from .redaction import (
     without_secrets,
 )
 from .run_folder import (
+    MOST_ID_BYTES,
     RUN_FORMAT,
     SHORT_ID_DIGITS,
     JournalFile,
@@ -91,6 +93,7 @@ __all__ = [
     "ID_FILE",
     "INPUT_FILES",
     "LOCK_FILE",
+    "MOST_ID_BYTES",
     "RUN_FORMAT",
     "SHORT_ID_DIGITS",
     "SYSTEM_PREFIX",
@@ -107,6 +110,7 @@ __all__ = [
     "Series",
     "SystemMonitor",
     "append_step",
+    "calendar_time",
     "changed_files",
     "collect_environment",
     "continued",

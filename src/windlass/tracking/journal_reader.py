@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import struct
@@ -25,6 +26,7 @@ from windlass.tracking.journal import (
     JournalRow,
 )
 
+_LATEST = 4e9
 _END_BYTES = 2**15
 _KNOWN_KIND = re.compile(rb"[\x01-\x03]")
 _STEP_AND_TIME_BYTES = 16
@@ -72,6 +74,16 @@ class JournalRecords:
             read_bytes=self.read_bytes,
             skipped=self.skipped,
         )
+
+
+def calendar_time(seconds: float) -> float:
+    """The same time, in seconds since 1970; 0 or the year 2096 if no run can have been then.
+
+    A record that somebody made may say NaN, 1e300 or a number of a thousand digits.
+    """
+    if isinstance(seconds, float) and math.isnan(seconds):
+        return 0.0
+    return float(min(max(seconds, 0), _LATEST))
 
 
 class JournalCursor:
@@ -352,7 +364,7 @@ def _event(payload: bytes) -> JournalEvent | None:
     name, time = content.pop("event", None), content.pop("time", None)
     if not isinstance(name, str) or not isinstance(time, int | float):
         return None
-    return JournalEvent(name=name, time=time, fields=content)
+    return JournalEvent(name=name, time=calendar_time(time), fields=content)
 
 
 def _json(payload: bytes) -> Any:  # noqa: ANN401  whatever JSON holds

@@ -1,5 +1,6 @@
 """The run folder: created once, locked by one process, reopened for each further attempt."""
 
+import errno
 import os
 import re
 import time
@@ -33,6 +34,7 @@ from windlass.tracking.folder_lock import (
 from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step
 
+MOST_ID_BYTES = 4096
 RUN_FORMAT = 2
 """Version of the words in a run folder's files: keys of plan and request, names of instructions.
 Folders of format 1 have no second line in their id file."""
@@ -259,11 +261,12 @@ def read_run_format(folder: Path) -> int:
 def _read_id_file(folder: Path) -> tuple[str, int]:
     """Id and format; an id file without a format is of format 1."""
     try:
-        lines = read_regular_file(folder / ID_FILE).decode(errors="replace").splitlines()
-    except OSError:
-        raise RecordError(
-            f"`{shorten(str(folder))}` holds no run: it has no file `{ID_FILE}`"
-        ) from None
+        content = read_regular_file(folder / ID_FILE, most_bytes=MOST_ID_BYTES)
+    except OSError as error:
+        found = error.errno != errno.ENOENT and error.strerror
+        reason = f"its file `{ID_FILE}` {found}" if found else f"it has no file `{ID_FILE}`"
+        raise RecordError(f"`{shorten(str(folder))}` holds no run: {reason}") from None
+    lines = content.decode(errors="replace").splitlines()
     run_format = re.fullmatch(r"format ([0-9]{1,9})", lines[1].strip()) if len(lines) > 1 else None
     return lines[0].strip() if lines else "", int(run_format[1]) if run_format else 1
 

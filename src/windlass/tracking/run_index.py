@@ -24,7 +24,7 @@ _MAX_NAMES = 5
 
 def describe_other_formats(root: Path) -> str | None:
     """One sentence on the runs under `root` that have another format; None if there are none."""
-    formats = {folder: read_run_format(folder) for folder in _folders(root)}
+    formats = {folder: _format(folder) for folder in _folders(root)}
     others = sorted(folder.name for folder, number in formats.items() if number != RUN_FORMAT)
     if not others:
         return None
@@ -123,7 +123,15 @@ def _no_match(
 
 
 def _is_readable(folder: Path) -> bool:
-    return read_run_format(folder) == RUN_FORMAT
+    return _format(folder) == RUN_FORMAT
+
+
+def _format(folder: Path) -> int | None:
+    """The format of a run; None if its id file cannot be read."""
+    try:
+        return read_run_format(folder)
+    except RecordError:
+        return None
 
 
 def _folders(root: Path) -> Iterator[Path]:

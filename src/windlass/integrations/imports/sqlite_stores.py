@@ -30,8 +30,12 @@ _MLFLOW_STATES: Mapping[str, RunState] = {
 _MLFLOW_FACTS = {"mlflow.user": "user", "mlflow.source.name": "program",
                  "mlflow.source.git.commit": "commit", "mlflow.parentRunId": "parent"}  # fmt: skip
 _MLFLOW_NOTE = "mlflow.note.content"
-_MLFLOW_TABLES = {"runs", "metrics", "params", "tags", "experiments"}
-_TRACKIO_TABLES = {"metrics", "configs"}
+_TABLES: Mapping[Tracker, frozenset[str]] = {
+    "mlflow": frozenset({"runs", "metrics", "params", "tags", "experiments"}),
+    "trackio": frozenset({"metrics", "configs"}),
+}
+_MOST_VALUE_BYTES = 2**26
+"""Largest text of a store that is read."""
 
 
 def sqlite_tracker(path: Path) -> Tracker | None:
@@ -41,10 +45,14 @@ def sqlite_tracker(path: Path) -> Tracker | None:
         RecordError: the file is damaged.
     """
     with _open(path, "a tracker") as store:
-        tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master")}
-    if tables >= _MLFLOW_TABLES:
-        return "mlflow"
-    return "trackio" if tables >= _TRACKIO_TABLES else None
+        kinds = dict(store.execute("SELECT name, type FROM sqlite_master").fetchall())
+    needed = next((names for names in _TABLES.values() if names <= kinds.keys()), frozenset())
+    if views := sorted(name for name in needed if kinds[name] != "table"):
+        raise RecordError(
+            f"`{path}` has a {kinds[views[0]]} `{views[0]}` where a tracker has a table, and it "
+            "may have no end; copy the file again from where it was written"
+        )
+    return next((tracker for tracker, names in _TABLES.items() if needed == names), None)
 
 
 def read_mlflow(path: Path) -> Iterator[PortableRun]:
@@ -71,15 +79,14 @@ def _mlflow_run(store: sqlite3.Connection, run: sqlite3.Row, project: object) ->
     ).fetchall()
     left_out: Counter[str] = Counter()
     rows = rows_of_points(_mlflow_points(store, run_id, left_out))
-    started = float(run["start_time"] or 0) / 1000
-    end = run["end_time"]
+    started, end = ((number(run[key]) or 0.0) / 1000 for key in ("start_time", "end_time"))
     return PortableRun(
         origin="mlflow",
         origin_id=run_id,
         name=clean_text(str(run["name"] or tags.get("mlflow.runName") or run_id)),
         rows=rows,
         started=started,
-        ended=float(end) / 1000 if end else _last_time(rows, started),
+        ended=end or _last_time(rows, started),
         state=_MLFLOW_STATES.get(str(run["status"])),
         config=flat_config(dict(params)),
         tags=tuple(
@@ -195,6 +202,7 @@ def _open(path: Path, owner: str) -> Iterator[sqlite3.Connection]:
             store.row_factory = sqlite3.Row
             store.text_factory = lambda content: content.decode(errors="replace")
             store.execute("PRAGMA trusted_schema = OFF")
+            store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
             yield store
     except (sqlite3.Error, IndexError, ValueError, TypeError) as error:
         raise RecordError(

@@ -35,6 +35,7 @@ _TAG, _SIMPLE_VALUE, _TENSOR, _METADATA = 1, 2, 8, 9
 _DTYPE, _CONTENT, _FLOAT_VALUES, _DOUBLE_VALUES, _INT_VALUES, _INT64_VALUES = 1, 4, 5, 6, 7, 10
 _CODES = {1: "f", 2: "d", 3: "i", 9: "q"}
 """`struct` code of a tensor's number by its `DataType`."""
+_MOST_RECORD_BYTES = 2**28
 _HPARAMS_START = "_hparams_/session_start_info"
 
 Point = tuple[int, float, str, float]
@@ -86,7 +87,7 @@ def _records(path: Path, left_out: Counter[str]) -> Iterator[bytes]:
             while head := file.read(_LENGTH.size):
                 rest -= len(head)
                 length, crc = _LENGTH.unpack(head) if len(head) == _LENGTH.size else (rest, 0)
-                if length + 4 > rest or masked_crc32c(head[:8]) != crc:
+                if length + 4 > min(rest, _MOST_RECORD_BYTES) or masked_crc32c(head[:8]) != crc:
                     left_out["torn ends of event files"] += 1
                     return
                 record = file.read(length)

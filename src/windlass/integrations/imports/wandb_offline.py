@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO
 
+from windlass.atomic_files import open_regular_file
 from windlass.errors import RecordError
 from windlass.integrations.portable_run import PortableRun, clean_text, flat_config, number
 from windlass.integrations.wire_format import FieldValue, read_fields, signed, text
@@ -21,6 +23,7 @@ from windlass.tracking import JournalRow
 WANDB_HEAD = b":W&B"
 _HEAD_BYTES = 7
 _BLOCK_BYTES = 32768
+_MOST_RECORD_BYTES = 2**26
 _FRAME = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
@@ -42,17 +45,22 @@ class _Content:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def read_wandb(files: Iterable[Path]) -> Iterator[PortableRun]:
+def read_wandb(files: Iterable[Path], warnings: list[str]) -> Iterator[PortableRun]:
     """The runs of offline files; the files of a run that was resumed are one run.
 
-    Raises:
-        RecordError: a file cannot be read, or is none of W&B's.
+    Args:
+        files: the files.
+        warnings: gets a sentence for each that cannot be read, or is none of W&B's.
     """
     # A file is named for its run's id, which two projects may both have given.
     for _, same_name in groupby(sorted(files, key=_file_order), key=lambda file: file.name):
         runs: dict[tuple[str, str], list[tuple[float, Path, _Content]]] = defaultdict(list)
         for file in same_name:
-            content = _read_file(file)
+            try:
+                content = _read_file(file)
+            except RecordError as error:
+                warnings.append(str(error))
+                continue
             key = (text(content.run.get(3, b"")), text(content.run.get(1, file.stem.encode())))
             runs[key].append((_start(content.run), file, content))
         for (project, run_id), parts in sorted(runs.items()):
@@ -103,43 +111,55 @@ def _start(run: Mapping[int, FieldValue]) -> float:
 
 
 def _read_file(path: Path) -> _Content:
+    content = _Content()
     try:
-        data = path.read_bytes()
+        with open_regular_file(path) as file:
+            if not file.read(_HEAD_BYTES).startswith(WANDB_HEAD):
+                raise RecordError(f"`{path}` is no offline file of W&B, which begins with `:W&B`")
+            for record in _records(file, content.left_out):
+                _take_fields(content, record)
     except OSError as error:
         raise RecordError(f"`{path}` cannot be read: {error.strerror}") from None
-    if not data.startswith(WANDB_HEAD):
-        raise RecordError(f"`{path}` is no offline file of W&B, which begins with `:W&B`")
-    content = _Content()
-    for record in _records(data, content.left_out):
-        try:
-            for kind, value in read_fields(record):
-                if isinstance(value, bytes):
-                    _take(content, kind, value)
-        except RecordError:
-            content.left_out["damaged records"] += 1
     return content
 
 
-def _records(data: bytes, left_out: Counter[str]) -> Iterator[bytes]:
-    """The records of a transaction log; a damaged block is left at its end, as LevelDB does."""
-    offset = _HEAD_BYTES
+def _take_fields(content: _Content, record: bytes) -> None:
+    try:
+        for kind, value in read_fields(record):
+            if isinstance(value, bytes):
+                _take(content, kind, value)
+    except RecordError:
+        content.left_out["damaged records"] += 1
+
+
+def _records(file: BinaryIO, left_out: Counter[str]) -> Iterator[bytes]:
+    """The records of a transaction log; a damaged block is left at its end, as LevelDB does.
+
+    Args:
+        file: the log, read up to the end of its head; a block of it is in memory at a time.
+        left_out: counts what is damaged.
+    """
     parts: list[bytes] = []
-    while offset + _FRAME.size <= len(data):
-        block_rest = _BLOCK_BYTES - offset % _BLOCK_BYTES
-        if block_rest < _FRAME.size:
-            offset += block_rest
-            continue
-        crc, length, kind = _FRAME.unpack_from(data, offset)
-        part = data[offset + _FRAME.size : offset + _FRAME.size + length]
-        if length + _FRAME.size > block_rest or zlib.crc32(part, zlib.crc32(bytes((kind,)))) != crc:
-            left_out["damaged or torn blocks"] += 1
-            offset, parts = offset + block_rest, []
-            continue
-        offset += _FRAME.size + length
-        parts = [part] if kind in (_FULL, _FIRST) else [*parts, part]
-        if kind in (_FULL, _LAST):
-            yield b"".join(parts)
-            parts = []
+    block = file.read(_BLOCK_BYTES - _HEAD_BYTES)
+    while block:
+        offset = 0
+        while offset + _FRAME.size <= len(block):
+            crc, length, kind = _FRAME.unpack_from(block, offset)
+            part = block[offset + _FRAME.size : offset + _FRAME.size + length]
+            is_whole = len(part) == length
+            if not is_whole or zlib.crc32(part, zlib.crc32(bytes((kind,)))) != crc:
+                left_out["damaged or torn blocks"] += 1
+                parts = []
+                break
+            offset += _FRAME.size + length
+            parts = [part] if kind in (_FULL, _FIRST) else [*parts, part]
+            if sum(map(len, parts)) > _MOST_RECORD_BYTES:
+                left_out["damaged records"] += 1
+                parts = []
+            elif kind in (_FULL, _LAST):
+                yield b"".join(parts)
+                parts = []
+        block = file.read(_BLOCK_BYTES)
 
 
 def _take(content: _Content, kind: int, record: bytes) -> None:

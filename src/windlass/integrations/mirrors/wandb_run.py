@@ -83,12 +83,11 @@ def _write(
 
 def _has_all(copy: Path, run: PortableRun, rows: Sequence[JournalRow]) -> bool:
     """Whether an earlier copy has all rows, and the end of a run that has ended."""
-    try:
-        copies = list(read_wandb(copy.glob("*.wandb")))
-    except RecordError:
-        return False
+    unreadable: list[str] = []
+    copies = list(read_wandb(copy.glob("*.wandb"), unreadable))
     return (
-        len(copies) == 1
+        not unreadable
+        and len(copies) == 1
         and run.state is not None
         and copies[0].state is not None
         and sum(len(row.values) for row in copies[0].rows) == sum(len(row.values) for row in rows)

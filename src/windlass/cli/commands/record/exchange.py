@@ -129,7 +129,9 @@ def import_runs(
             }
             for item in imported.runs
         ]
-        print_json({"runs": rows, "left_out": imported.left_out})
+        print_json(
+            {"runs": rows, "left_out": imported.left_out, "warnings": list(imported.warnings)}
+        )
         return
     changes = [item for item in imported.runs if item.change != "unchanged"]
     if changes:
@@ -153,3 +155,4 @@ def import_runs(
     if imported.left_out:
         parts = ", ".join(f"{count} {what}" for what, count in imported.left_out.items())
         print_notes([f"not taken over: {parts}"])
+    print_notes(imported.warnings)
