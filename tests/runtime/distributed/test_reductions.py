@@ -41,7 +41,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> 
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory, ranks: RankProcesses) -> RankPool:
-    sparsity = SparsityRequest(level=0.5, block=16, schedule="rigl", every=1)
+    sparsity = SparsityRequest(level=0.75, block=16, schedule="rigl", every=1)
     folder = tmp_path_factory.mktemp("sparse")
     return RankPool(folder, 2, (2,), width=128, processes=ranks, sparsity=sparsity)
 

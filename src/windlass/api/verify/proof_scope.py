@@ -129,6 +129,12 @@ def _left_out(asked: Planned, proved: Planned) -> Iterator[str]:
     )
     if any(changed := tuple(_changed_numerics(asked.plan, proved.plan))):
         yield f"rounding: the proof ran with {', '.join(changed)}"
+    kept = (proved.plan.precision, proved.plan.moments)
+    if kept != ("float64", "float32"):
+        yield (
+            f"rounding of {kept[0]} with moments in {kept[1]} beside plain PyTorch, where both are "
+            "float64"
+        )
     sparsity = asked.request.sparsity
     if sparsity is not None and sparsity.legs > 1:
         yield (

@@ -58,6 +58,8 @@ def describe_mismatch(first: Mismatch) -> str:
         return f"sample {first.sample} has other tokens than the order of the data says"
     if first.quantity == "documents":
         return "documents begin elsewhere in their rows than the order of the data says"
+    if first.quantity == "expert load":
+        return "experts took other tokens, or dropped others"
     if first.quantity == "evaluations":
         return "there is an evaluation that the schedule does not have"
     where = "" if first.layer is None else f" of layer {first.layer}, {first.layer_name}"
@@ -103,7 +105,7 @@ def _errors(comparison: QuantityComparison) -> tuple[str, str, Text]:
     sign = _sign(comparison)
     if comparison.quantity == "samples":
         return ("none missing" if comparison.within_tolerance else "some missing", "none", sign)
-    if comparison.quantity in ("tokens", "documents", "evaluations"):
+    if comparison.quantity in ("tokens", "documents", "evaluations", "expert load"):
         return ("none differ" if comparison.within_tolerance else "some differ", "none", sign)
     if not comparison.tolerance:
         return (f"{comparison.error:.1e}" if comparison.error else "none", "none", sign)

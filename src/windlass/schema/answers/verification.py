@@ -20,6 +20,7 @@ ComparedQuantity = Literal[
     "weight gradient",  # of the first step, full tensors
     "gradient norm",
     "loss scale",  # of float16
+    "expert load",  # tokens of each expert in the step, and the share that found no room
     "weight",  # after each step, full tensors
     "buffer",  # what is saved beside weights: masks, statistics, biases of experts
     "evaluations",  # the steps that have one

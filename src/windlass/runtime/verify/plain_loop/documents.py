@@ -26,7 +26,7 @@ class PlainDocuments:
     def __init__(self, model: nn.Module) -> None:
         self._lengths: list[list[int]] | None = None
         for module in model.modules():
-            if hasattr(module, "documents"):
+            if "documents" in module._buffers:  # noqa: SLF001  None is in no public list
                 is_plain = next(module.parameters(), None) is None
                 apart = _first_tokens_apart if is_plain else _apart
                 call = partial(self._call, module, module.forward, apart)

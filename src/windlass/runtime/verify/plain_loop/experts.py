@@ -23,7 +23,7 @@ class PlainExperts:
             module for module in model.modules() if hasattr(module, "balance_scale")
         ]
         for module in model.modules():
-            if hasattr(module, "router"):
+            if getattr(module, "router", None) in self._routers:
                 module.forward = partial(self._mix, module)
 
     def balance(self) -> Tensor | float:

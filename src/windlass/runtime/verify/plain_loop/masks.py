@@ -38,7 +38,8 @@ class PlainMasks:
             f"{name}.{path}": module
             for name, layer in layers
             for path, module in layer.named_modules()
-            if hasattr(module, "blocks") and not hasattr(module, "lora_a")
+            if "values" in dict(module.named_parameters(recurse=False))
+            and "blocks" in dict(module.named_buffers(recurse=False))
         }
         for name, module in self._modules.items():
             module.forward = partial(self._linear, name, module)
