@@ -137,6 +137,24 @@ def run_once(
     return list(train_loop(context, batches, **options))
 
 
+def test_each_step_keeps_its_own_load_of_experts(
+    gpt: Callable[..., LayerStack],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    settings: Callable[..., TrainSettings],
+    batches: Callable[..., Batches],
+    tmp_path: Path,
+):
+    stack = gpt("llama-tiny", device="meta", experts=4, expert_ffn=16)
+    whole = plan(stack)
+    context = RankContext(
+        plan=whole, stack=stack, program=program(whole), settings=settings(),
+        checkpoints=tmp_path,
+    )  # fmt: skip
+    steps = list(train_loop(context, batches()))
+    assert len({str(step.expert_load) for step in steps}) == len(steps)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_recompute_is_bit_identical_with_dropout(
     precision: str,

@@ -285,7 +285,7 @@ class _Run:
             held_out_accuracy=evaluation.accuracy,
             held_out_sentence_loss=evaluation.sentence_loss,
             task_scores=evaluation.task_scores,
-            expert_load=self._compute.experts.totals if self._records_experts(step) else {},
+            expert_load=dict(self._compute.experts.totals) if self._records_experts(step) else {},
             dropped_share=self._compute.experts.dropped_share,
             saved=checkpoint_name(step) if saves else None,
         )

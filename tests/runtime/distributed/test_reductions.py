@@ -28,9 +28,12 @@ def test_copies_of_a_shard_have_the_sum_of_all_gradients(pool: RankPool) -> None
     assert_equal_to_one_device(pool, data=4, sharding=(2, 2))
 
 
-def test_averages_of_shards_are_evaluated_as_those_of_whole_weights(pool: RankPool) -> None:
+@pytest.mark.parametrize("sharding", [(2, 2), (1, 2)], ids=str)
+def test_averages_of_shards_are_evaluated_as_those_of_whole_weights(
+    pool: RankPool, sharding: tuple[int, int]
+) -> None:
     settings = SETTINGS.model_copy(update={"ema": 0.7, "evaluate_every": 2})
-    assert_equal_to_one_device(pool, settings, data=2, sharding=(2, 2))
+    assert_equal_to_one_device(pool, settings, data=2, sharding=sharding)
 
 
 @pytest.fixture(scope="module")
