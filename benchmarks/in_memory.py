@@ -37,7 +37,14 @@ from windlass.hardware.local_machine import load_local_machine
 
 TASKS = {
     "gpt2-124m": Task("gpt2-124m", (), micro=4, sequence=512),
+    **{
+        f"gpt2-124m-gpu{micro}": Task("gpt2-124m", (), micro=micro, sequence=1024)
+        for micro in (8, 4, 2, 1)
+    },
     "gpt-tiny": Task("gpt-tiny", (), micro=16, sequence=256),
+    "smoke": Task(
+        "gpt-tiny", ("model.layers=2", "model.width=64", "model.heads=4"), micro=2, sequence=64
+    ),
     "llama-small": Task(
         "llama-tiny",
         ("model.layers=8", "model.width=512", "model.heads=8", "model.kv_heads=4",

@@ -1,5 +1,6 @@
 """Contestants of a benchmark: each in a process of its own, which takes one step at its turn."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Step = Callable[[], float]
+"""Takes one step and returns its loss. Its attribute `figures`, if it has one, is a function whose
+figures the parent may ask for."""
 
 
 class Contestant:
@@ -22,6 +25,8 @@ class Contestant:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
+        self.losses: list[float] = []
+        """Those of all steps so far."""
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | dict(environment),
@@ -29,17 +34,27 @@ class Contestant:
 
     def step(self) -> float:
         """Takes one step and returns its seconds by the process's own clock."""
+        seconds, loss = self._ask("step").split()
+        self.losses.append(float(loss))
+        return float(seconds)
+
+    def figures(self) -> dict[str, float]:
+        """What the loop says of itself: predictions, and its peak of memory since the last time."""
+        figures: dict[str, float] = json.loads(self._ask("figures"))
+        return figures
+
+    def _ask(self, word: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write("step\n")
+            self._process.stdin.write(f"{word}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             sys.exit(f"{self.name} ended with {self._process.wait()}")
         answer = self._process.stdout.readline()
         if not answer:
             sys.exit(f"{self.name} ended with {self._process.wait()}")
-        return float(answer)
+        return answer
 
     def huge_page_bytes(self) -> int:
         """Bytes of the process that lie in transparent huge pages now."""
@@ -64,14 +79,20 @@ class Contestant:
 
 
 def take_turns(start: Callable[[], Step]) -> None:
-    """Runs in a contestant's process: takes a step for each input line and writes its seconds."""
+    """Runs in a contestant's process: takes a step for each line `step`.
+
+    It writes the step's seconds and loss, and the loop's figures for each line `figures`.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     step = start()
-    for _ in sys.stdin:
-        begin = time.perf_counter()
-        step()
-        answers.write(f"{time.perf_counter() - begin}\n")
+    for word in sys.stdin:
+        if word.strip() == "figures":
+            answers.write(json.dumps(step.figures()) + "\n")  # type: ignore[attr-defined]
+        else:
+            begin = time.perf_counter()
+            loss = step()
+            answers.write(f"{time.perf_counter() - begin} {loss}\n")
         answers.flush()
 
 

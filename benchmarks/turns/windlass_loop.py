@@ -50,6 +50,7 @@ def windlass_loop(task: Task, words: Sequence[str], folder: str) -> Step:
     from windlass.program.lowering.lower import lower
     from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import train_loop
+    from windlass.torch_ext import device_for
 
     batch = task.micro * task.accumulation
     planned = windlass.plan(
@@ -60,12 +61,34 @@ def windlass_loop(task: Task, words: Sequence[str], folder: str) -> Step:
     stack = build_layer_stack(
         task.model, model_dials(task), device="meta", seed=0, lora=model and model.lora
     )
+    device = device_for(planned.machine.device.kind)
+    device.activate()
     context = RankContext(
-        plan=planned.plan, stack=stack, program=lower(planned.plan, planned.graph)[0],
-        settings=planned.request.train, checkpoints=Path(folder),
+        device=device, plan=planned.plan, stack=stack,
+        program=lower(planned.plan, planned.graph)[0], settings=planned.request.train,
+        checkpoints=Path(folder),
     )  # fmt: skip
     steps = train_loop(context, ConstantBatches(task, stack.vocabulary))
     print(f"plan: {planned.plan.to_toml()}")
-    peak = planned.prediction.peaks[0].peak_bytes / 2**20
-    print(f"predicted: {planned.prediction.step_seconds:.4f} s, {peak:.0f} MiB")
-    return lambda: next(steps).loss
+    prediction, peak_bytes = planned.prediction, planned.prediction.peaks[0].peak_bytes
+    print(f"predicted: {prediction.step_seconds:.4f} s, {peak_bytes / 2**20:.0f} MiB")
+
+    def step() -> float:
+        loss = next(steps).loss
+        device.synchronize()
+        return loss
+
+    def figures() -> dict[str, float]:
+        peak = device.peak_memory()
+        device.reset_peak_memory()
+        moved = prediction.offload
+        return {
+            "peak_bytes": peak, "predicted_peak_bytes": peak_bytes,
+            "predicted_seconds": prediction.step_seconds,
+            "low_seconds": prediction.low_seconds, "high_seconds": prediction.high_seconds,
+            "model_flop": prediction.model_flop, "peak_flop_rate": prediction.peak_flop_rate,
+            "streamed_bytes": moved.read_bytes + moved.written_bytes if moved else 0,
+        }  # fmt: skip
+
+    step.figures = figures  # type: ignore[attr-defined]
+    return step

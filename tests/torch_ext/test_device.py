@@ -25,6 +25,7 @@ ALLOWED = {
     "program/layer_mode_errors.py": "a word of the catalog",
     "report/terminal/machine_tables.py": "a word of the catalog",
     "schema/machine/machine.py": "a word of the catalog",
+    "schema/machine/device.py": "a word of the catalog",
     "validation/predict_run.py": "a word of the catalog",
 }
 """Files that may name CUDA, and why."""

@@ -75,6 +75,10 @@ class Device:
         """
         return None
 
+    def has_bfloat16(self) -> bool:
+        """Whether it multiplies in bfloat16 itself; torch only emulates that on older GPUs."""
+        return True
+
     def has_tf32(self) -> bool:
         """Whether matrix products of float32 can round their factors to TF32."""
         return False

@@ -107,6 +107,11 @@ class CudaDevice(Device):
             return None
         return tuple(index for index in visible if isinstance(index, int))
 
+    def has_bfloat16(self) -> bool:
+        """Whether it has, which NVIDIA's have since Ampere; not a V100, T4 or RTX 2080."""
+        with torch.cuda.device(self.torch_device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
     def has_tf32(self) -> bool:
         """Whether it has, which NVIDIA's have since Ampere."""
         with torch.cuda.device(self.torch_device):

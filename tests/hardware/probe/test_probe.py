@@ -33,6 +33,7 @@ from windlass.hardware.probe.matmul import (
     fit_product,
     fit_terms,
     matmul_rates,
+    probed_precisions,
 )
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.operands import ColdMemory, cold_bytes
@@ -41,7 +42,7 @@ from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import MachinePart
 from windlass.schema.graph import Precision
-from windlass.torch_ext import device_for
+from windlass.torch_ext import CpuDevice, device_for
 
 
 @pytest.fixture
@@ -237,3 +238,15 @@ def test_repeats_that_waited_for_a_core_do_not_count():
     seconds = watch.seconds(lambda: time.sleep(next(pauses)))
 
     assert seconds < 0.01
+
+
+class DeviceBeforeAmpere(CpuDevice):
+    """A device without products in bfloat16, as a V100 or T4."""
+
+    def has_bfloat16(self) -> bool:
+        return False
+
+
+def test_a_device_without_bfloat16_is_measured_in_float16():
+    assert probed_precisions(device_for("cpu")) == ("float32", "bfloat16")
+    assert probed_precisions(DeviceBeforeAmpere(torch.device("cpu"))) == ("float32", "float16")

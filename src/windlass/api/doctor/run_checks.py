@@ -130,6 +130,8 @@ def _slow_machine(machine: Machine) -> str | None:
         if published is None:
             continue
         half = published.device.half_precision
+        if not machine.device.computes_in(half):
+            continue
         peak, own = (each.device.rate(half).peak for each in (published, machine))
         if own < _LEAST_OF_PEAK * peak:
             return (

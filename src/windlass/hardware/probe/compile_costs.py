@@ -159,7 +159,7 @@ def _compile(precisions: Sequence[Precision], watch: Stopwatch, runtime_bytes: i
     pass_seconds = _compiled_pass_seconds(watch)
     with fresh_cache():
         start = time.perf_counter()
-        ops = _CompiledOps()
+        ops = _CompiledOps("float16" if "float16" in precisions else "bfloat16")
         compile_seconds = time.perf_counter() - start
         compiler_bytes = resident_memory_bytes() + FREE_MEMORY_BYTES - runtime_bytes
         attention = {each: compiled_speed(DTYPES[each], watch) for each in precisions}
@@ -234,13 +234,16 @@ def _scale(x: Tensor, weights: list[Tensor]) -> Tensor:
     return x
 
 
-_OPS = (
-    _MeasuredOp("bfloat16", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
-    _MeasuredOp("float32", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
-    _MeasuredOp("bfloat16", "native_layer_norm", "native_layer_norm_backward", _WIDTH, 2048, 2, 3),
-    _MeasuredOp("bfloat16", "gelu", "gelu_backward", 4 * _WIDTH, 2048, 2, 3),
-)
-"""Bytes are counted as `capture` counts those of compiled layers."""
+def _measured_ops(half: Precision) -> tuple[_MeasuredOp, ...]:
+    """The ops in 16 bits; bytes are counted as `capture` counts those of compiled layers."""
+    softmax, norm = "_log_softmax", "native_layer_norm"
+    return (
+        _MeasuredOp(half, softmax, f"{softmax}_backward_data", _VOCABULARY, 512, 1, 2),
+        _MeasuredOp("float32", softmax, f"{softmax}_backward_data", _VOCABULARY, 512, 1, 2),
+        _MeasuredOp(half, norm, f"{norm}_backward", _WIDTH, 2048, 2, 3),
+        _MeasuredOp(half, "gelu", "gelu_backward", 4 * _WIDTH, 2048, 2, 3),
+    )
+
 
 _FEW_ROWS = 4
 """Rows of the ops that are not being measured."""
@@ -250,7 +253,7 @@ def _all_ops(
     scores: Tensor, wide_scores: Tensor, x: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor,
     *targets: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The ops of layers besides matrix products, in the order of `_OPS`."""
+    """The ops of layers besides matrix products, in the order of `_measured_ops`."""
     return (
         functional.cross_entropy(scores.float(), targets[0]),
         functional.cross_entropy(wide_scores, targets[1]),
@@ -272,19 +275,21 @@ class _CompiledOps:
     The number of rows is dynamic, so that one op at a time can be made large enough to measure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, half: Precision) -> None:
+        self._ops = _measured_ops(half)
         self._compiled = torch.compile(_all_ops)
-        self._forward_and_backward(_make_batch([op.rows for op in _OPS]))
+        self._forward_and_backward(_make_batch(self._ops, [op.rows for op in self._ops]))
 
     def rates(self, watch: Stopwatch) -> Iterator[OpRate]:
         """Rates of compiled code under the name of its slowest op."""
-        small = _make_batch([_FEW_ROWS for _ in _OPS])
+        small = _make_batch(self._ops, [_FEW_ROWS for _ in self._ops])
         small_forward, small_total = (
             watch.seconds(partial(work, small))
             for work in (self._forward, self._forward_and_backward)
         )
-        for index, op in enumerate(_OPS):
-            batch = _make_batch([op.rows if index == at else _FEW_ROWS for at in range(len(_OPS))])
+        for index, op in enumerate(self._ops):
+            rows = [op.rows if index == at else _FEW_ROWS for at in range(len(self._ops))]
+            batch = _make_batch(self._ops, rows)
             forward = watch.seconds(partial(self._forward, batch))
             total = watch.seconds(partial(self._forward_and_backward, batch))
             forward_seconds = max(forward - small_forward, 0.5 * forward)
@@ -305,17 +310,17 @@ class _CompiledOps:
         torch.autograd.grad(self._forward(batch), differentiable, batch.gradients)
 
 
-def _make_batch(rows: list[int]) -> _Batch:
+def _make_batch(ops: Sequence[_MeasuredOp], rows: list[int]) -> _Batch:
     """Random inputs with this number of rows for each op; the compiler treats it as dynamic."""
     op_inputs = [
         torch.randn(count, op.width).to(DTYPES[op.precision]).requires_grad_()
-        for op, count in zip(_OPS, rows, strict=True)
+        for op, count in zip(ops, rows, strict=True)
     ]
     targets = [torch.zeros(count, dtype=torch.int64) for count in rows[:2]]
     for tensor in (*op_inputs, *targets):
         torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001
     norm_parameters = [
-        torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)
+        torch.ones(_WIDTH, dtype=op_inputs[2].dtype, requires_grad=True) for _ in range(2)
     ]
     loss_gradients = [torch.ones(()) for _ in targets]
     gradients = [*loss_gradients, *(torch.ones_like(x) for x in op_inputs[2:])]

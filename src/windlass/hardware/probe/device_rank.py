@@ -92,7 +92,8 @@ def settled_share(device: Device) -> float:
     on_host = not device.is_asynchronous
     side = _CPU_LOAD_SIDE if on_host else _LOAD_SIDE
     seconds = _CPU_LOAD_SECONDS if on_host else _LOAD_SECONDS
-    x = torch.randn(side, side, device=device.torch_device, dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if device.has_bfloat16() else torch.float16
+    x = torch.randn(side, side, device=device.torch_device, dtype=dtype)
     torch.mm(x, x)  # loads the library
     device.synchronize()
     times: list[tuple[float, float]] = []

@@ -26,14 +26,12 @@ from windlass.schema import (
     ProductRate,
     ProductRole,
 )
+from windlass.torch_ext import Device
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }  # fmt: skip
-
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
-"""The precisions that the planner chooses from."""
 
 _SHAPES = (
     (16, 192, 64), (4, 512, 512), (16, 3072, 768), (32, 128, 128), (64, 1024, 1024),
@@ -66,6 +64,11 @@ _SIZE_WEIGHT = 0.25
 """Power of its time with which a measurement counts."""
 _OUTLIER = 0.1
 """Relative error beyond which a measurement counts less."""
+
+
+def probed_precisions(device: Device) -> tuple[Precision, Precision]:
+    """The precisions that the planner chooses from on a device: float32, and one of 16 bits."""
+    return ("float32", "bfloat16" if device.has_bfloat16() else "float16")
 
 
 def converted_precisions(device: torch.device) -> frozenset[Precision]:

@@ -31,7 +31,7 @@ from windlass.hardware.probe.disk_and_network import (
 )
 from windlass.hardware.probe.host_devices import measure_host_devices
 from windlass.hardware.probe.machine_parts import measure_parts, parts_of
-from windlass.hardware.probe.matmul import PRECISIONS, converted_precisions, matmul_rates
+from windlass.hardware.probe.matmul import converted_precisions, matmul_rates, probed_precisions
 from windlass.hardware.probe.memory_bandwidth import (
     elementwise_rates,
     launch_seconds,
@@ -70,6 +70,10 @@ from windlass.torch_ext import (
 _MEASUREMENTS = 260
 """Measurements beside those of attention, about, for the length of the progress bar."""
 
+_PINNABLE_SHARE = 0.85
+"""Share of the free host memory that runs may pin, by convention: the system takes no pinned page
+back, and processes, files and what the driver keeps need some too."""
+
 
 def probe_machine(
     progress: ProbeProgress | None, disk: Path, *, leave: Collection[MachinePart] = ()
@@ -104,7 +108,7 @@ def probe_machine(
     measured.activate()
     bar.label("memory of a process, and the disk")
     converted = converted_precisions(measured.torch_device)
-    own = [each for each in PRECISIONS if each not in converted]
+    own = [each for each in probed_precisions(measured) if each not in converted]
     # A process is measured in bytes, which the disk's transfers do not change.
     with ThreadPoolExecutor(max_workers=1) as other:
         costs = other.submit(measure_process_costs, measured, own)
@@ -122,7 +126,8 @@ def probe_machine(
     offload_tiers: tuple[Tier, ...] = (disk_tier,)
     if devices is not None:
         device = device.with_slower_products(1 / devices.settled_share)
-        offload_tiers = (_host_tier(capacity // count, measured), disk_tier)
+        pinnable = round(_PINNABLE_SHARE * capacity)
+        offload_tiers = (_host_tier(pinnable // count, measured), disk_tier)
         links = devices.links
     bar.end()
     machine = Machine(
@@ -199,7 +204,7 @@ def _measure_device(
     ops: list[OpRate] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for precision in PRECISIONS:
+        for precision in probed_precisions(measured):
             bar.label(f"products in {precision}")
             is_converted = precision in converted
             rate = matmul_rates(precision, watch, bar.step, ways=ways, is_converted=is_converted)

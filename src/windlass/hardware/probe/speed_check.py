@@ -10,10 +10,10 @@ from itertools import cycle
 import torch
 
 from windlass.hardware.probe.disk_and_network import CpuContention
-from windlass.hardware.probe.matmul import DTYPES, PRECISIONS
+from windlass.hardware.probe.matmul import DTYPES, probed_precisions
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import Precision
-from windlass.torch_ext import accelerator_device
+from windlass.torch_ext import accelerator_device, device_for
 
 _TOKENS, _WIDTH = 1024, 768
 _WEIGHT_COPIES = 16
@@ -33,7 +33,9 @@ def speed_check_seconds(device: torch.device, *, budget_seconds: float = _BUDGET
     """
     waiting = CpuContention()
     watch = Stopwatch(device, budget_seconds=budget_seconds, waiting_share=waiting.take_share)
-    products = sum(_matmul_seconds(precision, watch) for precision in PRECISIONS)
+    products = sum(
+        _matmul_seconds(precision, watch) for precision in probed_precisions(device_for(device))
+    )
     seconds = products + _sum_seconds(watch)
     waiting.close()
     return seconds

@@ -129,14 +129,15 @@ class Device(Document):
     def _stated_rate(self, precision: Precision) -> MatmulRate | None:
         """The rates for `precision`, or for one that the device computes in as fast.
 
-        A CPU multiplies factors that were rounded to float8 in bfloat16. A CUDA device with
-        bfloat16 has float16 at the same rate; of others their files say so (`also`).
+        A CPU multiplies factors that were rounded to float8 in bfloat16. An accelerator that torch
+        computes on has float16 at the rate of bfloat16; of others their files say so (`also`).
         """
         for rate in self.matmul:
             if precision == rate.precision or precision in rate.also:
                 return rate
-        follows = {"cpu": "float8", "cuda": "float16"}.get(self.kind) == precision
-        return self._stated_rate("bfloat16") if follows else None
+        follows = precision == ("float8" if self.kind == "cpu" else "float16")
+        is_on_torch = self.kind in ("cpu", *_ON_TORCH)
+        return self._stated_rate("bfloat16") if follows and is_on_torch else None
 
     def effective(self, *, offloads: bool) -> Self:
         """This device without the compute units that offloading reserves for transfers."""
@@ -249,6 +250,8 @@ class Device(Document):
 
 
 ProductT = TypeVar("ProductT", bound=ProductRate)
+_ON_TORCH = ("cuda", "xpu", "hpu", "mps")
+"""Kinds of accelerators that torch computes on."""
 _TIER_RATES = ("read", "write", "both")
 _DEVICE_OVERHEADS = (
     "launch_seconds", "pass_seconds", "compiled_pass_seconds", "compile_seconds",
