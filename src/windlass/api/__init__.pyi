@@ -84,6 +84,7 @@ from .inference.language_model import (
 )
 from .inference.sample import (
     sample,
+    usual_system_prompt,
     write_sample,
 )
 from .judging.judge import (
@@ -382,6 +383,7 @@ __all__ = [
     "train",
     "training_plan",
     "training_recipes",
+    "usual_system_prompt",
     "validate",
     "validate_random_plans",
     "validated_runs_file",

@@ -91,6 +91,7 @@ from windlass.data.tasks import (
     standard_error,
 )
 from windlass.data.token_files import (
+    PromptsMeta,
     SplitMeta,
     TokenDataset,
     document_files,
@@ -119,6 +120,7 @@ __all__ = [
     "MlmMasking",
     "PairTokens",
     "PixelScale",
+    "PromptsMeta",
     "ReadAhead",
     "RowBatches",
     "SentencePairs",

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from windlass.data.token_files import (
     TOKENIZER_FILE,
     WEIGHT_TYPE,
     DatasetMeta,
+    PromptsMeta,
     SourceMeta,
     SplitMeta,
     document_files,
@@ -33,6 +35,8 @@ from windlass.data.token_files import (
 )
 from windlass.data.tokenizer import Tokenizer, train_tokenizer
 
+_MOST_SYSTEM_PROMPTS = 4096
+"""Different system prompts that are counted; where there are more, none is that of most rows."""
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
 _TRAINING_BYTES = 64 * 2**20
 """Size of the sample that a tokenizer is trained on; more text would change few merges."""
@@ -137,6 +141,8 @@ class _SplitWriter:
         """How often each token occurs."""
         self.target_counts = np.zeros_like(self.counts)
         """How often each token is learned."""
+        self.systems: Counter[str | None] = Counter()
+        """How often each system prompt begins a conversation; None is none that a template has."""
         self.text_hashes = array("Q")
         """64-bit hash of each document's text."""
         self._folder, self._name, self._dtype = folder, name, dtype
@@ -163,6 +169,8 @@ class _SplitWriter:
             learned = stored[tokens.weights > 0]
         self.counts += np.bincount(stored, minlength=len(self.counts))
         self.target_counts += np.bincount(learned, minlength=len(self.counts))
+        if document.system in self.systems or len(self.systems) < _MOST_SYSTEM_PROMPTS:
+            self.systems[document.system] += 1
         text_hash = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
         self.text_hashes.append(int.from_bytes(text_hash, "little"))
         prefix = f"{self._sources[source]}: " if self._names_sources else ""
@@ -227,6 +235,19 @@ class _ByteLengthWriter:
         _flush_and_close(self._file)
 
 
+def _prompts_meta(train: _SplitWriter) -> PromptsMeta:
+    """How the training conversations begin."""
+    systems = train.systems.copy()
+    untemplated = systems.pop(None, 0)
+    system, count = next(iter(systems.most_common(1)), ("", 0))
+    return PromptsMeta(
+        conversations=train.meta().documents,
+        untemplated=untemplated,
+        system=system or "",
+        with_system=count,
+    )
+
+
 def _flush_and_close(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -262,4 +283,5 @@ def _meta(
         held_out_unigram_bits_per_byte=held_out_nats / math.log(2) / max(1, target_bytes),
         files={path.name: file_meta(path) for path in sorted(folder.iterdir())},
         chat_template=rows.template.name if isinstance(rows, ChatRows) else None,
+        prompts=_prompts_meta(train) if isinstance(rows, ChatRows) else None,
     )

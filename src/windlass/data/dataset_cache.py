@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -18,14 +19,14 @@ from windlass.data.chat import ChatRows, find_chat_template
 from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
 from windlass.data.corpus_split import CorpusReader
 from windlass.data.readers import RowFormat, TextRows
-from windlass.data.sources import TABLE_SUFFIXES, Corpora, find_corpora
+from windlass.data.sources import Corpora, find_corpora
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
 from windlass.schema import DataRequest
 
-_FORMAT = 2
+_FORMAT = 3
 """Version number, raised when the same text would be read, split or encoded differently."""
 
 
@@ -69,15 +70,16 @@ def prepare_dataset(
     """
     corpora, rows = find_corpora(data), _row_format(data)
     if not rows.reads_text:
-        corpora = corpora.tables()
+        corpora = corpora.tables(rows)
     report = progress or _ignore_progress
     hashed = tuple(hash_files(corpus.files, cache, report) for corpus in corpora.every)
     _refuse_validation_in_training(corpora, hashed)
     recipe = _recipe(data, corpora, hashed, rows)
     folder = cache / recipe.fingerprint()
+    notes = tuple(corpus.note for corpus in corpora.every if corpus.note is not None)
     tokens = open_dataset(folder)
     if tokens is not None:
-        return tokens
+        return replace(tokens, notes=notes)
     reader = CorpusReader(
         corpora=corpora,
         rows=rows,
@@ -94,7 +96,7 @@ def prepare_dataset(
         raise StorageError(
             f"`{folder}` does not contain what was just written to it; check its disk"
         )
-    return tokens
+    return replace(tokens, notes=notes)
 
 
 def text_fingerprint(data: DataRequest, *, cache: Path) -> str:
@@ -127,7 +129,7 @@ def _recipe(
     data: DataRequest, corpora: Corpora, hashed: _HashedCorpora, rows: RowFormat
 ) -> DatasetRecipe:
     files = (file for corpus in corpora.every for file in corpus.files)
-    tables = any(file.path.suffix in TABLE_SUFFIXES for file in files)
+    tables = any(file.table_format(rows) for file in files)
     tokenizer = data.tokenizer
     return DatasetRecipe(
         corpora=tuple(

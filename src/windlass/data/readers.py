@@ -1,14 +1,20 @@
 """Reads the documents of one file as a stream, never a large file at once."""
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
+from windlass.data.files import (
+    COMPRESSED_SUFFIXES,
+    JsonLayout,
+    json_array_rows,
+    json_layout,
+    open_arrow_table,
+    open_text_file,
+    plain_suffix,
+)
 from windlass.errors import DataError
 
 CHUNK_BYTES = 16 * 2**10
@@ -18,7 +24,11 @@ _CHUNKS, _MIN_CHUNK_BYTES = 64, 2**10
 _MAX_DOCUMENT_BYTES = 2**20
 """Largest text file of a folder that is one document."""
 _SNIFF_BYTES = 8 * 2**10
-_TABLE_ROWS = 1024
+TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".parquet", ".arrow"})
+"""Endings of the names of tables."""
+_MAYBE_TABLES = frozenset({"", ".json", ".txt", ".log"})
+"""Endings of the names of texts that may be tables of JSON."""
+_MARK = "\N{BYTE ORDER MARK}"
 _TEXT_SUFFIXES = frozenset(
     {".txt", ".md", ".rst", ".tex", ".csv", ".tsv", ".html", ".htm", ".xml", ".json"}
     | {".yaml", ".yml", ".toml", ".ini", ".cfg", ".py", ".pyi", ".c", ".h", ".cc", ".cpp"}
@@ -35,11 +45,25 @@ class SourceFile:
     path: Path
     single_document: bool
     """Whether a text of moderate size is one document; otherwise it is split into chunks."""
+    json: JsonLayout | None = None
+    """How rows stand in it, of a file that its content alone tells from other text."""
+    names_rows: bool = False
+    """Whether rows of JSON must be meant, so that others than the wanted ones are an error."""
 
-    def rows(self) -> int:
-        """Number of rows of an Arrow file."""
-        with _arrow_file(self.path) as reader:
-            return sum(batch.num_rows for batch in reader)
+    def table_format(self, rows: "RowFormat | None" = None) -> str:
+        """The suffix of a table, `array` for one of JSON, or nothing for a text.
+
+        Args:
+            rows: what rows are wanted; None tells tables by their names alone.
+        """
+        suffix = plain_suffix(self.path)
+        if suffix in TABLE_SUFFIXES:
+            return suffix
+        if self.json is None or self.json.form == "object" or rows is None:
+            return ""
+        if not self.names_rows and isinstance(rows.columns(self.json.fields), str):
+            return ""
+        return "array" if self.json.form == "array" else ".jsonl"
 
 
 class TargetSpan(NamedTuple):
@@ -61,6 +85,9 @@ class TextDocument:
     """Bytes of the text in UTF-8."""
     targets: tuple[TargetSpan, ...] | None = None
     """What of a conversation is learned, in order; None learns all of a text."""
+    system: str | None = None
+    """The system prompt that a conversation begins with; empty if it has none. None is a text, or a
+    prompt and its completion, which no template surrounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +180,30 @@ def _is_chat(names: Sequence[str]) -> bool:
     return "messages" in names or {"prompt", "completion"} <= set(names)
 
 
+def find_json_layout(path: Path) -> JsonLayout | None:
+    """How rows stand in a file of JSON whose name does not say that it is a table; None in others.
+
+    Raises:
+        DataError: a package is missing that uncompresses it.
+    """
+    if plain_suffix(path) not in _MAYBE_TABLES:
+        return None
+    try:
+        return json_layout(path)
+    except OSError:
+        return None  # its reader says why
+
+
 def looks_like_text(path: Path) -> bool:
     """Whether a file is text by its suffix or by its first bytes."""
-    if path.suffix.lower() in _TEXT_SUFFIXES:
+    if plain_suffix(path) in _TEXT_SUFFIXES:
         return True
     try:
-        with path.open("rb") as file:
+        with open_text_file(path) as file:
             head = file.read(_SNIFF_BYTES)
     except OSError:
-        return False
+        # One that is damaged is a text all the same, and its reader says what is wrong.
+        return path.suffix.lower() in COMPRESSED_SUFFIXES and bool(plain_suffix(path))
     # The last character may be incomplete where reading stopped.
     slack = 3 if len(head) == _SNIFF_BYTES else 0
     return bool(head) and b"\0" not in head and _first_bad_byte(head) + slack >= len(head)
@@ -173,7 +215,7 @@ def read_documents(
     """The documents of a file, or why one cannot be read; empty documents are skipped.
 
     Args:
-        file: the file, read as JSON lines, Parquet, Arrow or text by its suffix.
+        file: the file, read as JSON, Parquet, Arrow or text.
         rows: what the rows of a table hold.
 
     Raises:
@@ -185,14 +227,13 @@ def read_documents(
 def _items(file: SourceFile, rows: RowFormat) -> Iterator[Row | TextDocument | UnreadableDocument]:
     """The rows of a table, or the documents of a text."""
     try:
-        match file.path.suffix:
-            case ".jsonl":
+        match file.table_format(rows):
+            case ".jsonl" | ".ndjson":
                 yield from _json_lines(file, rows)
-            case ".parquet":
-                yield from _parquet(file, rows)
-            case ".arrow":
-                with _arrow_file(file.path) as reader:
-                    yield from _table(file, rows, reader.schema.names, reader)
+            case "array":
+                yield from _json_array(file, rows)
+            case ".parquet" | ".arrow":
+                yield from _table(file, rows)
             case _ if rows.reads_text:
                 yield from _text_file(file)
             case _:
@@ -202,16 +243,21 @@ def _items(file: SourceFile, rows: RowFormat) -> Iterator[Row | TextDocument | U
 
 
 def _text_file(file: SourceFile) -> Iterator[TextDocument | UnreadableDocument]:
-    nbytes = file.path.stat().st_size
-    if file.single_document and nbytes <= _MAX_DOCUMENT_BYTES:
-        item = _decoded(file.name, file.path, 0, file.path.read_bytes())
+    with open_text_file(file.path) as stream:
+        # The size of what a compressed file holds is not known before it is read.
+        head = stream.read(_MAX_DOCUMENT_BYTES + 1)
+    is_small = len(head) <= _MAX_DOCUMENT_BYTES
+    if file.single_document and is_small:
+        item = _decoded(file.name, file.path, 0, head)
         if isinstance(item, UnreadableDocument) or item.text:
             yield item
         return
-    with file.path.open("rb") as stream:
-        size = min(CHUNK_BYTES, max(_MIN_CHUNK_BYTES, nbytes // _CHUNKS))
-        for offset, chunk in _chunks(stream, size):
-            yield _decoded(f"{file.name}@{offset}", file.path, offset, chunk)
+    size = max(_MIN_CHUNK_BYTES, len(head) // _CHUNKS) if is_small else CHUNK_BYTES
+    with open_text_file(file.path) as stream:
+        for offset, chunk in _chunks(stream, min(CHUNK_BYTES, size)):
+            item = _decoded(f"{file.name}@{offset}", file.path, offset, chunk)
+            if isinstance(item, UnreadableDocument) or item.text:
+                yield item
 
 
 def _chunks(stream: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
@@ -237,7 +283,11 @@ def _decoded(
     name: str, path: Path, offset: int, content: bytes
 ) -> TextDocument | UnreadableDocument:
     try:
-        return TextDocument(name=name, text=content.decode(), nbytes=len(content))
+        text = content.decode()
+        if not offset and text.startswith(_MARK):
+            # Windows writes it at the beginning of a file, and it is no part of the text.
+            text, content = text[1:], content[len(_MARK.encode()) :]
+        return TextDocument(name=name, text=text, nbytes=len(content))
     except UnicodeDecodeError as error:
         position = offset + error.start
         return UnreadableDocument(
@@ -257,7 +307,7 @@ def _first_bad_byte(content: bytes) -> int:
 
 def _json_lines(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
     offset = 0
-    with file.path.open("rb") as stream:
+    with open_text_file(file.path) as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 yield _json_line(file, rows, number, offset, line)
@@ -282,6 +332,20 @@ def _json_line(
         RecursionError,
     ) as error:  # a number that is too long, or brackets nested too deeply
         return UnreadableDocument(message=f"{where}: cannot be read: {str(error).lower()}")
+    return _row(f"{file.name}:{number}", where, row, rows)
+
+
+def _json_array(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
+    try:
+        with open_text_file(file.path) as stream:
+            for number, row in enumerate(json_array_rows(stream)):
+                yield _row(f"{file.name}:{number}", f"{file.path}: row {number}", row, rows)
+    except DataError as error:
+        yield UnreadableDocument(message=f"{file.path}: {error}")
+
+
+def _row(name: str, where: str, row: object, rows: RowFormat) -> Row | UnreadableDocument:
+    """The row that a value of JSON is, or why it is none."""
     if not isinstance(row, dict):
         return UnreadableDocument(
             message=f"{where}: holds a {type(row).__name__}, not an object with fields"
@@ -289,85 +353,20 @@ def _json_line(
     columns = rows.columns(tuple(row))
     if isinstance(columns, str):
         return UnreadableDocument(message=f"{where}: {columns}")
-    return Row(f"{file.name}:{number}", where, row)
+    return Row(name, where, row)
 
 
-def _parquet(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
-    _arrow_package(file.path)
-    parquet = importlib.import_module("pyarrow.parquet")
-    try:
-        with parquet.ParquetFile(file.path) as table:
-            names = table.schema_arrow.names
-            columns = rows.columns(names)
-            wanted = [] if isinstance(columns, str) else list(columns)
-            batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=wanted)
-            yield from _table(file, rows, names, batches)
-    except ValueError as error:  # pyarrow's own errors are ValueErrors
-        yield UnreadableDocument(message=f"`{file.path}` is not a Parquet file: {error}")
-
-
-def _table(
-    file: SourceFile, rows: RowFormat, names: Sequence[str], batches: Iterable[Any]
-) -> Iterator[Row | UnreadableDocument]:
-    """Rows of record batches (`Any` because pyarrow has no types)."""
-    columns = rows.columns(names)
-    if isinstance(columns, str):
-        yield UnreadableDocument(message=f"`{file.path}`: {columns}")
-        return
+def _table(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
     number = 0
-    for batch in batches:
-        for row in batch.select(list(columns)).to_pylist():
-            yield Row(f"{file.name}:{number}", f"{file.path}: row {number}", row)
-            number += 1
-
-
-def arrow_batches(path: Path, columns: Sequence[str]) -> Iterator[Any]:
-    """Record batches of some columns of a Parquet or Arrow file (pyarrow has no types).
-
-    Raises:
-        DataError: it is none, or lacks a column.
-    """
-    if path.suffix != ".parquet":
-        with _arrow_file(path) as reader:
-            _require_columns(path, columns, reader.schema.names)
-            for batch in reader:
-                yield batch.select(list(columns))
-        return
-    _arrow_package(path)
-    parquet = importlib.import_module("pyarrow.parquet")
     try:
-        with parquet.ParquetFile(path) as table:
-            _require_columns(path, columns, table.schema_arrow.names)
-            yield from table.iter_batches(batch_size=_TABLE_ROWS, columns=list(columns))
-    except ValueError as error:  # pyarrow's own errors are ValueErrors
-        raise DataError(f"`{path}` is not a Parquet file: {error}") from None
-
-
-def _require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:
-    for column in columns:
-        if column not in names:
-            raise DataError(
-                f"`{path}` has no column `{column}`, but {', '.join(f'`{n}`' for n in names)}; "
-                "name yours as `data.image_field` and `data.label_field`"
-            )
-
-
-@contextmanager
-def _arrow_file(path: Path) -> Iterator[Any]:
-    """A reader of record batches of an Arrow stream (`Any` because pyarrow has no types)."""
-    arrow = _arrow_package(path)
-    ipc = importlib.import_module("pyarrow.ipc")
-    try:
-        with arrow.memory_map(str(path)) as source, ipc.open_stream(source) as reader:
-            yield reader
+        with open_arrow_table(file.path) as table:
+            columns = rows.columns(table.schema.names)
+            if isinstance(columns, str):
+                yield UnreadableDocument(message=f"`{file.path}`: {columns}")
+                return
+            for batch in table.batches(columns):
+                for row in batch.to_pylist():
+                    yield Row(f"{file.name}:{number}", f"{file.path}: row {number}", row)
+                    number += 1
     except ValueError as error:
-        raise DataError(f"`{path}` is not an Arrow stream: {error}") from None
-
-
-def _arrow_package(path: Path) -> ModuleType:
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError:
-        raise DataError(
-            f"`{path}` needs the package `pyarrow`; install `windlass[parquet]`"
-        ) from None
+        yield UnreadableDocument(message=str(error))

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from windlass.data.files import COMPRESSED_SUFFIXES, arrow_row_count, plain_suffix
 from windlass.data.readers import (
+    TABLE_SUFFIXES,
     RowFormat,
     SourceFile,
     TextDocument,
     UnreadableDocument,
+    find_json_layout,
     looks_like_text,
     read_documents,
 )
@@ -21,7 +24,6 @@ from windlass.schema import DataRequest
 
 STDLIB = "stdlib"
 HUGGING_FACE = "hf:"
-TABLE_SUFFIXES = (".jsonl", ".parquet", ".arrow")
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "site-packages", "dist-packages"})
 # Tests are installed on some machines only, where they are half of all text.
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
@@ -29,6 +31,8 @@ _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _CHARACTER_TABLES = frozenset({"encodings"})
 # Files that differ between builds of Python or machines.
 _MACHINE_SPECIFIC = ("_sysconfigdata", "config-", "sitecustomize.py")
+_NAMED = 5
+"""Most files that a note names."""
 _SAVED_SPLIT, _SAVED_DICT = "state.json", "dataset_dict.json"
 
 
@@ -40,11 +44,30 @@ class Corpus:
     files: tuple[SourceFile, ...]
     skip_undecodable: bool = False
     """Whether a file that is not UTF-8 is skipped; otherwise it is an error."""
+    left_out: tuple[str, ...] = ()
+    """Names of its files that are not read, since they are no text, or no table."""
 
-    def tables(self) -> "Corpus":
-        """The corpus with its tables alone."""
-        files = tuple(file for file in self.files if file.path.suffix in TABLE_SUFFIXES)
-        return replace(self, files=files)
+    def tables(self, rows: RowFormat | None = None) -> "Corpus":
+        """The corpus with its tables alone.
+
+        Args:
+            rows: what rows are wanted; None tells tables by their names alone.
+        """
+        files = tuple(file for file in self.files if file.table_format(rows))
+        others = (file.name for file in self.files if not file.table_format(rows))
+        return replace(self, files=files, left_out=(*self.left_out, *others))
+
+    @property
+    def note(self) -> str | None:
+        """The files that are not read, in a sentence; None if there are none."""
+        if not self.left_out:
+            return None
+        shown = ", ".join(f"`{name}`" for name in self.left_out[:_NAMED])
+        more = len(self.left_out) - _NAMED
+        count = f"{len(self.left_out):,} file{'s'[: len(self.left_out) > 1]}"
+        return f"{count} of `{self.source}` not read: {shown}" + (
+            f" and {more:,} more" * (more > 0)
+        )
 
     def documents(
         self, *, rows: RowFormat, limit_bytes: int | None
@@ -81,25 +104,25 @@ class Corpora:
         """The training corpora, then the one for validation."""
         return (*self.training, *((self.validation,) if self.validation else ()))
 
-    def tables(self) -> "Corpora":
+    def tables(self, rows: RowFormat) -> "Corpora":
         """The same corpora without the files that are no tables.
 
         Raises:
             DataError: a corpus has no table.
             InputErrors: several have none.
         """
+        tables = tuple(corpus.tables(rows) for corpus in self.every)
         raise_data_errors(
             [
-                f"no conversations in `{corpus.source}`: `data.format=chat` reads `.jsonl` and "
-                "`.parquet` files, folders of them, and Hugging Face data sets"
-                for corpus in self.every
-                if not corpus.tables().files
+                f"no conversations in `{corpus.source}`: `data.format=chat` reads JSON lines, "
+                "arrays of JSON and Parquet files, folders of them, and Hugging Face data sets"
+                for corpus in tables
+                if not corpus.files
             ]
         )
-        return Corpora(
-            training=tuple(corpus.tables() for corpus in self.training),
-            validation=self.validation and self.validation.tables(),
-        )
+        count = len(self.training)
+        validation = None if self.validation is None else tables[count]
+        return Corpora(training=tables[:count], validation=validation)
 
 
 def find_corpora(data: DataRequest) -> Corpora:
@@ -143,8 +166,8 @@ def find_corpus(source: str) -> Corpus:
     """Finds the corpus of a source.
 
     Args:
-        source: `stdlib`, a folder, a text, `.jsonl` or `.parquet` file, a folder saved by Hugging
-            Face `datasets`, or `hf:name[@config][:split]`.
+        source: `stdlib`, a folder, a file of text, JSON or Parquet, a folder saved by Hugging Face
+            `datasets`, or `hf:name[@config][:split]`.
 
     Raises:
         DataError: the source does not exist or has nothing readable in it.
@@ -157,18 +180,38 @@ def find_corpus(source: str) -> Corpus:
     if path.is_dir():
         return _folder(source, path)
     if path.is_file():
-        whole = path.suffix in TABLE_SUFFIXES
-        if not whole and not looks_like_text(path):
-            raise DataError(
-                f"`{source}` does not look like text; Windlass reads UTF-8 text, `.jsonl` and "
-                "`.parquet` files and folders of them"
-            )
-        return Corpus(
-            source=source, files=(SourceFile(name=path.name, path=path, single_document=whole),)
-        )
+        return Corpus(source=source, files=(_lone_file(source, path),))
     if path.exists():
         raise DataError(f"`{source}` is a pipe or device; name a file or a folder")
     raise DataError(f"no file or folder `{source}`{_suggestion(source, path)}")
+
+
+def _lone_file(source: str, path: Path) -> SourceFile:
+    """The file that a source names.
+
+    Raises:
+        DataError: it is no text, or one value of JSON that is no table.
+    """
+    layout, suffix = find_json_layout(path), plain_suffix(path)
+    if layout is not None and layout.form == "object" and suffix == ".json":
+        raise DataError(
+            f"`{source}` holds one object of JSON and no rows; write an object on each line or an "
+            "array of objects, or name the file `.txt` to train on it as it stands"
+        )
+    if suffix not in TABLE_SUFFIXES and not looks_like_text(path):
+        raise DataError(
+            f"`{source}` does not look like text; Windlass reads UTF-8 text, JSON lines, arrays of "
+            f"JSON and Parquet, also compressed ({', '.join(sorted(COMPRESSED_SUFFIXES))}), and "
+            "folders of them"
+        )
+    # A table has rows, and a text is split into chunks, so that a part can be held out.
+    return SourceFile(
+        name=path.name,
+        path=path,
+        single_document=suffix in TABLE_SUFFIXES,
+        json=layout,
+        names_rows=suffix == ".json",
+    )
 
 
 def _suggestion(source: str, path: Path) -> str:
@@ -203,22 +246,28 @@ def _folder(source: str, root: Path) -> Corpus:
     """All text files and tables below a folder, or the tables of a saved dataset."""
     if (root / _SAVED_SPLIT).is_file() or (root / _SAVED_DICT).is_file():
         return _saved_dataset(source, root)
-    readable = [
-        (name, path)
-        for name, path in _walk(root, _SKIPPED_FOLDERS)
+    readable: list[tuple[str, Path]] = []
+    left_out: list[str] = []
+    for name, path in _walk(root, _SKIPPED_FOLDERS):
         # Pipes and devices may never end.
-        if path.is_file() and (path.suffix in TABLE_SUFFIXES or looks_like_text(path))
-    ]
+        if path.is_file() and (plain_suffix(path) in TABLE_SUFFIXES or looks_like_text(path)):
+            readable.append((name, path))
+        elif not path.is_file() or path.stat().st_size:
+            left_out.append(name)
     if not readable:
-        raise DataError(
-            f"no text in `{source}`: no file below it is UTF-8 text, `.jsonl` or `.parquet`"
-        )
+        raise DataError(f"no text in `{source}`: no file below it is UTF-8 text, JSON or Parquet")
     # A lone file is split into chunks; otherwise nothing could be held out.
     several = len(readable) > 1
-    files = tuple(
-        SourceFile(name=name, path=path, single_document=several) for name, path in readable
+    files = tuple(_file_of_folder(name, path, several) for name, path in readable)
+    return Corpus(source=source, files=files, left_out=tuple(left_out))
+
+
+def _file_of_folder(name: str, path: Path, several: bool) -> SourceFile:
+    layout = find_json_layout(path)
+    is_lines = layout is not None and layout.form == "lines" and plain_suffix(path) == ".json"
+    return SourceFile(
+        name=name, path=path, single_document=several, json=layout, names_rows=is_lines
     )
-    return Corpus(source=source, files=files)
 
 
 def _walk(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, Path]]:
@@ -265,7 +314,7 @@ def _hugging_face(source: str) -> Corpus:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"`{source}` cannot be loaded: {reason}") from None
     corpus = _arrow_corpus(source, [Path(entry["filename"]) for entry in table.cache_files])
-    rows = sum(file.rows() for file in corpus.files)
+    rows = sum(arrow_row_count(file.path) for file in corpus.files)
     if rows != len(table):
         raise DataError(
             f"`{source}` is {len(table)} of the {rows} rows of a split; name the whole split and "

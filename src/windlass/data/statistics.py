@@ -24,6 +24,8 @@ class DatasetStatistics(Document):
     """Share of the training sequences that comes from each source."""
     document_tokens: tuple[int, ...]
     """Tokens of a training document at the `quantiles`, with its end of text."""
+    notes: tuple[str, ...] = ()
+    """What of the sources was not read, a sentence each."""
 
 
 def dataset_statistics(data: DataRequest, tokens: TokenDataset) -> DatasetStatistics:
@@ -41,4 +43,5 @@ def dataset_statistics(data: DataRequest, tokens: TokenDataset) -> DatasetStatis
         tokens_fingerprint=tokens.fingerprint,
         shares=tuple(share / sum(shares) for share in shares),
         document_tokens=tuple(round(length) for length in lengths.tolist()),
+        notes=tokens.notes,
     )

@@ -71,6 +71,18 @@ class SplitMeta(Document):
         return ", ".join(part.source for part in self.sources)
 
 
+class PromptsMeta(Document):
+    """How the training conversations begin."""
+
+    conversations: int
+    untemplated: int
+    """Those that are a prompt and a completion, which no template surrounds."""
+    system: str
+    """The system prompt that most of the others begin with; empty if that is none."""
+    with_system: int
+    """Those that begin with it."""
+
+
 class DatasetMeta(Document):
     """Statistics of a tokenised corpus, and the hashes of its files."""
 
@@ -94,6 +106,8 @@ class DatasetMeta(Document):
     files: dict[str, FileMeta]
     chat_template: str | None = None
     """Name of the template that conversations were rendered by; None is text."""
+    prompts: PromptsMeta | None = None
+    """How conversations begin; None is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -160,6 +174,8 @@ class TokenDataset:
     meta: DatasetMeta
     fingerprint: str
     """Hash of ids and tokenizer, equal wherever the same text was tokenised the same way."""
+    notes: tuple[str, ...] = ()
+    """What of the sources was not read, a sentence each."""
 
 
 def token_file(split: str) -> str:

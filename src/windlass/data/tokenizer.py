@@ -11,13 +11,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windlass.atomic_files import atomic_write, read_regular_file
-from windlass.errors import DataError
+from windlass.errors import DataError, shorten
 
 END_OF_TEXT = "<|endoftext|>"
 # Names that other families give the end of a text, in the order they are looked for.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 _MASK_NAMES = ("[MASK]", "<mask>")
 _CLASS_NAMES = ("[CLS]", "<s>")
+_MOST_IDS = 2**24
+"""Ids that are counted at most: 60 times those of the largest published tokenizer."""
 BYTE_VOCABULARY = 257
 
 TokenIds = npt.NDArray[np.int64]
@@ -149,7 +151,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     If it has no end of text, one is added.
 
     Raises:
-        DataError: the file does not exist or is not a tokenizer.
+        DataError: the file does not exist, is not a tokenizer, or has an id that no model has.
     """
     try:
         backend = tokenizers.Tokenizer.from_str(read_regular_file(path).decode())
@@ -159,6 +161,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise DataError(f"`{path}` is not a `tokenizer.json`: not UTF-8") from None
     except Exception as error:  # noqa: BLE001  tokenizers raises bare `Exception`
         raise DataError(f"`{path}` is not a `tokenizer.json`: {error}") from None
+    token, highest = max(backend.get_vocab().items(), key=lambda item: item[1], default=("", 0))
+    if highest >= _MOST_IDS:
+        raise DataError(
+            f"`{path}` gives `{shorten(token)}` the id {highest:,}, and ids go up to "
+            f"{_MOST_IDS - 1:,}; number its tokens anew"
+        )
     backend.no_padding()
     backend.no_truncation()
     if _is_bytes(backend):

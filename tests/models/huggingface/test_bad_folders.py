@@ -61,6 +61,8 @@ def test_a_good_folder_is_built(tmp_path: Path):
         ({"hidden_size": None}, "`hidden_size` is missing"),
         ({"vocab_size": "20"}, '`vocab_size` is "20", must be a whole number'),
         ({"rms_norm_eps": True}, "`rms_norm_eps` is true, must be a number"),
+        ({"rms_norm_eps": -1}, "`rms_norm_eps` is -1, must be at least 0"),
+        ({"rope_theta": 0.0}, "`rope_theta` is 0.0, must be above 0"),
         ({"hidden_act": "relu"}, "`hidden_act` is `relu`; can be read: `silu`"),
         ({"head_dim": "16"}, '`head_dim` is "16", must be a whole number'),
         ({"hidden_size": 10**30, "architectures": [["x"]]}, "must be at most 16777216"),

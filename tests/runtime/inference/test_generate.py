@@ -53,6 +53,13 @@ def text(
     )
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 5e-324, 1e-9])
+def test_the_lowest_temperature_takes_the_likeliest_token(temperature: float):
+    logits = torch.tensor([3.0, 80.0, -5.0, 79.0])
+    options = SamplingOptions(count=1, temperature=temperature)
+    assert _draw(logits, options, torch.Generator().manual_seed(0)) == 1
+
+
 def test_the_same_seed_generates_the_same_text(trained: Trained):
     assert text(trained, seed=1) == text(trained, seed=1)
     assert text(trained, seed=1) != text(trained, seed=2)

@@ -1,6 +1,6 @@
 """`sample` lets the model of a run write text, or answer what a user says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record, require_unchanged
 from windlass.atomic_files import atomic_write
-from windlass.errors import RequestError
+from windlass.errors import RequestError, shorten
 from windlass.models import has_config, is_causal, is_huggingface, tokenizer_file
 from windlass.schema import CHAT_TEMPLATE_FILE, SAMPLE_FILE, TOKENIZER_FILE, DataRequest
 from windlass.tracking import RunRecord
@@ -41,6 +41,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
     chat: bool = False,
+    system: str | None = None,
     phases: int = 1,
     ema: bool = False,
 ) -> Iterator[str]:
@@ -58,6 +59,8 @@ def sample(
         seed: the same seed generates the same text.
         chat: whether the prompt is what a user says: the run's chat template stands around it, and
             the text is the answer.
+        system: with `chat`, the system prompt before it; empty is none, and None that of the run's
+            conversations, if most of them have one.
         phases: groups of layers that take turns in memory, for a model that is too large for it;
             1 keeps all layers. The text is the same.
         ema: whether averages of the weights that the run keeps (`train.ema`) write.
@@ -65,7 +68,7 @@ def sample(
     Raises:
         RecordError: no such run, or one of its files has changed.
         RequestError: its model does not predict the next token, or it has no chat template; or
-            `phases` is no number of groups.
+            `phases` is no number of groups, or there is a `system` without `chat`.
         DataError: the run's chat template refuses the prompt.
         CheckpointError: it has no complete checkpoint, or no averages for `ema`.
     """
@@ -85,13 +88,19 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
+    if system is not None and not chat:
+        raise RequestError("a system prompt belongs to a question; ask it by `--chat`")
     template = _chat_template(record, planned.request.model.name) if chat else None
+    system = usual_system_prompt(record.meta)[0] if system is None else system
     objects = objects_of_record(record, model=model)
     with open_language_model(
         record, planned, checkpoint, objects, phases=phases, ema=ema
     ) as language:
         tokenizer = language.tokenizer
-        ids = encode_question(tokenizer, template, prompt) if template else tokenizer.encode(prompt)
+        if template:
+            ids = encode_question(tokenizer, template, prompt, system)
+        else:
+            ids = tokenizer.encode(prompt)
         generated = language.generate(
             ids or [tokenizer.end_of_text],
             tokens,
@@ -101,6 +110,40 @@ def sample(
             seed=seed,
         )
         yield from tokenizer.stream_decode(generated)
+
+
+def usual_system_prompt(meta: Mapping[str, object]) -> tuple[str, str | None]:
+    """The system prompt that a run's questions are asked with, and a sentence that says so.
+
+    It is the one that most of its conversations begin with. No sentence stands for conversations
+    that begin with the user's message.
+
+    Args:
+        meta: what the run's journal says of the run.
+    """
+    from windlass.data import PromptsMeta
+
+    try:
+        prompts = PromptsMeta.model_validate(meta.get("prompts"))
+    except ValueError:
+        return "", None  # a run on text, or one that is older than this record
+    total = prompts.conversations
+    if prompts.untemplated > total / 2:
+        return "", (
+            "the run has learned prompts and completions without a chat template, in which "
+            "`--chat` asks; leave `--chat` out to ask as it has learned"
+        )
+    if prompts.with_system <= total / 2:
+        return "", (
+            "asked without a system prompt, and the conversations of the run begin with several; "
+            "name one by `--system TEXT`"
+        )
+    if not prompts.system:
+        return "", None
+    return prompts.system, (
+        f"asked with the system prompt of {prompts.with_system:,} of {total:,} conversations: "
+        f"{shorten(prompts.system)!r}; `--system TEXT` takes another, `--system ''` none"
+    )
 
 
 def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.command_options import split_overrides
-from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.console import ProgressBars, console, print_json, print_notes
 from windlass.cli.flags import AsJson
 from windlass.report import data_table
 
@@ -27,6 +27,7 @@ def data(*sources: str, file: Path | None = None, as_json: AsJson = False) -> No
     request = api.make_request(None, *overrides, file=file)
     with ProgressBars() as progress:
         statistics = api.data_statistics(request, progress=progress)
+    print_notes(statistics.notes)
     if as_json:
         print_json(statistics)
     else:

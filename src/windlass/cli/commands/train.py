@@ -182,7 +182,10 @@ def _print_next(run: api.Run, root: Path) -> None:
     is_listed = run.folder.parent == root == api.RUNS
     name = run.short_id if is_listed else shlex.quote(str(run.folder))
     writes = run.planned.graph.examples is None and is_causal(model)
+    prompts = api.load(run.folder).meta.get("prompts")
     prompt = "--prompt 'def '" if request.data.format == "text" else "--chat --prompt Hi"
+    if isinstance(prompts, dict) and prompts["untemplated"] > prompts["conversations"] / 2:
+        prompt = "--prompt Hi"
     larger = "gpt3-13b" if model in model_names() else shlex.quote(model)
     commands = {
         **({f"sample {name} {prompt}": "text from the model"} if writes else {}),

@@ -12,7 +12,7 @@ from windlass.data.readers import Row, TargetSpan, TextDocument, UnreadableDocum
 from windlass.errors import DataError, did_you_mean, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ANSWERING_ROLE = "assistant"
+ANSWERING_ROLE, SYSTEM_ROLE = "assistant", "system"
 _MOST_WEIGHT = 1000
 _COLUMNS = ("messages", "tools", "prompt", "completion")
 
@@ -105,7 +105,7 @@ class ChatRows:
     def _document(
         self, parsed: "_Parsed", rendered: Rendered | TemplateFault
     ) -> TextDocument | UnreadableDocument:
-        row, (_, _, turns), learned = parsed
+        row, (messages, _, turns), learned = parsed
         by = f"{row.where}: the chat template {self.template.name}"
         if isinstance(rendered, TemplateFault):
             return UnreadableDocument(message=f"{by}: {rendered}")
@@ -118,7 +118,7 @@ class ChatRows:
         targets = [TargetSpan(*span, learned[turn]) for turn, span in spans if turn in learned]
         if all(span.start == span.end for span in targets):
             return UnreadableDocument(message=f"{by} renders nothing of its answer")
-        return _text_document(row, rendered.text, targets)
+        return _text_document(row, rendered.text, targets, _system_prompt(messages))
 
 
 class _Parsed(NamedTuple):
@@ -131,13 +131,22 @@ class _Parsed(NamedTuple):
 
 
 def _text_document(
-    row: Row, text: str, targets: list[TargetSpan]
+    row: Row, text: str, targets: list[TargetSpan], system: str | None = None
 ) -> TextDocument | UnreadableDocument:
     try:
         nbytes = len(text.encode())
     except UnicodeEncodeError:
         return UnreadableDocument(message=f"{row.where}: holds half a surrogate pair")
-    return TextDocument(name=row.name, text=text, nbytes=nbytes, targets=tuple(targets))
+    return TextDocument(
+        name=row.name, text=text, nbytes=nbytes, targets=tuple(targets), system=system
+    )
+
+
+def _system_prompt(messages: Sequence[Message]) -> str:
+    """What stands before a user's first message; empty if nothing does."""
+    first = messages[0]
+    content = first.get("content")
+    return content if first["role"] == SYSTEM_ROLE and isinstance(content, str) else ""
 
 
 def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int, float]]:

@@ -46,18 +46,22 @@ def encode_documents(
     return [EncodedDocument(np.append(ids, tokenizer.end_of_text)) for ids in encoded]
 
 
-def encode_question(tokenizer: Tokenizer, template: ChatTemplate, message: str) -> list[int]:
+def encode_question(
+    tokenizer: Tokenizer, template: ChatTemplate, message: str, system: str = ""
+) -> list[int]:
     """Ids of a conversation that begins with a user's message, up to where the answer begins.
 
     Args:
         tokenizer: encodes it.
         template: renders it.
         message: what the user says.
+        system: the system prompt that stands before it; empty is none.
 
     Raises:
         DataError: the template refuses it.
     """
-    turns = [{"role": "user", "content": message}]
+    opening = [{"role": "system", "content": system}] if system else []
+    turns = [*opening, {"role": "user", "content": message}]
     try:
         text = template.render(turns, generation_prompt=True).text
     except TemplateFault as fault:

@@ -121,10 +121,10 @@ def _rows(source: str, data: DataRequest) -> Iterator[list[str]]:
         DataError: there are none.
         InputErrors: some cannot be read.
     """
-    corpus = find_corpus(source).tables()
     fields = LabelledRows(
         text=data.text_field, second=data.second_field, label=data.label_field
     )  # fmt: skip
+    corpus = find_corpus(source).tables(fields)
     items = list(corpus.documents(rows=fields, limit_bytes=data.limit_bytes))
     errors = [item.message for item in items if isinstance(item, UnreadableDocument)]
     raise_data_errors(errors[:_MOST_ERRORS])

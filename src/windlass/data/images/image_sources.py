@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.readers import SourceFile, arrow_batches
+from windlass.data.files import arrow_batches
+from windlass.data.readers import SourceFile
 from windlass.data.sources import find_corpus
 from windlass.errors import DataError, did_you_mean
 from windlass.schema import DataRequest
@@ -68,7 +69,9 @@ def find_images(name: str, data: DataRequest) -> ImageSource:
         hint = did_you_mean(name, [DIGITS, *(str(entry) for entry in near)])
         raise DataError(f"no images `{name}`{hint}")
     corpus = find_corpus(name).tables()
-    if not corpus.files or any(file.path.suffix == ".jsonl" for file in corpus.files):
+    if not corpus.files or any(
+        file.table_format() not in (".parquet", ".arrow") for file in corpus.files
+    ):
         raise DataError(
             f"no images in `{name}`: it has no folder of images for each class, and no Parquet file"
         )

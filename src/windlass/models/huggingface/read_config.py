@@ -45,6 +45,7 @@ _FIELD_TYPES = (
     | {f"{IMAGE}channels": int, f"{IMAGE}side": int | tuple[int, ...]}
 )
 _LAYER_COUNTS = ("layers", "depths")
+_ABOVE_ZERO = ("rotary_base", "window_rotary_base", "attention_softcap", "logit_softcap")
 _REQUIRED = ("layers", "width", "heads", "vocabulary")
 
 
@@ -311,11 +312,16 @@ def _wrong_kind(name: str, rule: FieldRule, value: object) -> str | None:
 
 
 def _beyond(name: str, value: object) -> str | None:
-    """What numbers may be at most, if one is more; no model has larger ones."""
+    """What numbers may be, if one is not; no model has larger ones."""
     most = MAX_LAYERS if name in _LAYER_COUNTS else MAX_SIZE
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, float) and not math.isfinite(number):
             return "a finite number"
         if isinstance(number, int) and number > most:
             return f"at most {most}"
+        # The root of a negative sum, and a power or a share of nothing, are no numbers.
+        if name == "norm_epsilon" and isinstance(number, int | float) and number < 0:
+            return "at least 0"
+        if name in _ABOVE_ZERO and isinstance(number, int | float) and number <= 0:
+            return "above 0"
     return None

@@ -85,7 +85,9 @@ def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) 
     if options.top_k is not None and options.top_k < len(logits):
         threshold = logits.topk(options.top_k).values[-1]
         logits = logits.masked_fill(logits < threshold, float("-inf"))
-    probabilities = torch.softmax(logits / options.temperature, dim=0)
+    # In float64, and from the likeliest one: no temperature above 0 makes infinities of it.
+    scaled = (logits.double() - logits.max()) / options.temperature
+    probabilities = torch.softmax(scaled, dim=0).to(logits.dtype)
     if options.top_p is not None and options.top_p < 1:
         values, order = probabilities.sort(descending=True, stable=True)
         # A token counts whose likelier ones together have less than that probability.

@@ -116,17 +116,21 @@ def with_document_lengths(planned: Planned, batches: "TrainingBatches") -> Plann
 
 def data_notes(batches: "TrainingBatches") -> tuple[str, ...]:
     """What is worth knowing of a run's batches, a sentence each."""
-    from windlass.data import RowBatches
+    from windlass.data import ExampleBatches, RowBatches
 
-    return batches.notes if isinstance(batches, RowBatches) else ()
+    notes = () if isinstance(batches, ExampleBatches) else batches.tokens.notes
+    return (*notes, *batches.notes) if isinstance(batches, RowBatches) else notes
 
 
 def data_metadata(batches: "TrainingBatches") -> dict[str, object]:
-    """What a run keeps of its batches."""
+    """What a run keeps of its batches: how full rows are, and how conversations begin."""
     from windlass.data import RowBatches
 
-    factor = batches.packing_factor if isinstance(batches, RowBatches) else None
-    return {} if factor is None else {"packing_factor": factor}
+    if not isinstance(batches, RowBatches):
+        return {}
+    factor, prompts = batches.packing_factor, batches.tokens.meta.prompts
+    kept: dict[str, object] = {} if factor is None else {"packing_factor": factor}
+    return kept if prompts is None else kept | {"prompts": prompts.model_dump()}
 
 
 def _masking(planned: Planned, tokens: "TokenDataset") -> "MlmMasking | None":

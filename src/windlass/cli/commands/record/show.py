@@ -10,6 +10,7 @@ from windlass.cli.console import (
     ProgressBars,
     console,
     print_json,
+    print_notes,
     print_scores,
     print_written,
     without_controls,
@@ -71,6 +72,7 @@ def sample(
     *,
     prompt: str = "",
     chat: Flag = False,
+    system: str | None = None,
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 40,
@@ -88,6 +90,8 @@ def sample(
         run: Folder, name, the first characters of its id, or `last`.
         prompt: The beginning of the text.
         chat: The prompt is what a user says, the text the answer, both in the run's chat template.
+        system: With `--chat`, the system prompt; if not given, the one that most conversations of
+            the run begin with. An empty one is none.
         tokens: Number of tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: Sample only from this many of the likeliest tokens.
@@ -97,6 +101,9 @@ def sample(
         ema: Let the averages of the weights write that the run keeps (`train.ema`).
         runs: The folder that holds the run folders.
     """
+    if chat and system is None:
+        note = api.usual_system_prompt(api.load(run, root=runs).meta)[1]
+        print_notes(() if note is None else (note,))
     pieces = api.sample(
         run,
         prompt,
@@ -107,6 +114,7 @@ def sample(
         top_p=top_p,
         seed=seed,
         chat=chat,
+        system=system,
         phases=phases,
         ema=ema,
     )
