@@ -142,7 +142,7 @@ def test_an_older_whole_copy_takes_no_step_from_a_damaged_one(tmp_path: Path) ->
         add_rows(run.journal, 4, 12)
     journal = run.path / "journal" / "0.1.j"
     damaged = bytearray(journal.read_bytes())
-    damaged[damaged.rindex(b"[") + 3] ^= 1  # in the second record of the names
+    damaged[damaged.rindex(b'["loss"') + 3] ^= 1  # in the second record of the names
     journal.write_bytes(damaged)
     assert steps_of(journal) == list(range(1, 13))
     report = merge_folders([tmp_path / "older"], tmp_path / "a")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from served_record import KNOWN, TOKEN, Served, serve
 
 from windlass.record import merge_folders, sync_runs
@@ -44,6 +44,9 @@ class Site(NamedTuple):
     document: str | None
 
 
+ZEROS = Site([], [("zero", 198, 50)], went_on_here=False, document=None)
+NAMES_ALONE = Site([], [("truncate", 287, 1), ("zero", 542, 46)], went_on_here=False, document=None)
+"""Of whose second journal one record of names is left."""
 SITE = st.builds(Site, COPY, st.none() | COPY, st.booleans(), DOCUMENT)
 
 
@@ -189,6 +192,8 @@ def test_nothing_that_brings_stores_together_loses_a_record(
 ) -> None:
     @settings(max_examples=pairs, deadline=None)
     @given(sites=st.tuples(SITE, SITE))
+    @example(sites=(ZEROS, NAMES_ALONE))
+    @example(sites=(NAMES_ALONE, ZEROS))
     def try_pairs(sites: tuple[Site, Site]) -> None:
         bring_together(tmp_path_factory.mktemp("pair"), sites, writers, center, way)
 

@@ -53,13 +53,13 @@ def _named_rows(content: bytes) -> "Counter[tuple[tuple[str, ...], bytes]]":
 def _have_one_writer(ours: Sequence[RawRecord], theirs: Sequence[RawRecord]) -> bool:
     """Whether two journals of one rank and attempt are copies of one.
 
-    Rows and events have their writer's clock in them. Where damage has left none that both have,
-    the beginning of a copy may be missing, and its records then lie where the other has none.
+    Rows and events have their writer's clock in them, and where a copy has none of them left, there
+    is nothing to lose. Where damage has left none that both have, the beginning of a copy may be
+    missing, and its records then lie where the other has none.
     """
-    if not ours or not theirs or ours[0].content == theirs[0].content:
-        return True
-    timed = {record.content for record in ours if record.kind in (ROW, EVENT)}
-    if any(record.content in timed for record in theirs):
+    own, others = ({r.content for r in records if r.kind in (ROW, EVENT)}
+                   for records in (ours, theirs))  # fmt: skip
+    if not own or not others or own & others or ours[0].content == theirs[0].content:
         return True
     return ours[0].offset != theirs[0].offset and not _overlap(ours, theirs)
 

@@ -198,6 +198,19 @@ def test_bisect_asks_before_it_runs_what_others_wrote(
         assert recorded_code(run)
 
 
+@pytest.mark.slow
+def test_bisect_runs_what_others_wrote_after_showing_it(
+    foreign: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    (run, other), mark = foreign
+    words = ("bisect", str(run), str(other), "--run-recorded-code", "--runs", str(tmp_path))
+    said = run_here(words, surroundings_of(tmp_path), tmp_path)
+    assert "+os.mkdir" in said.stderr
+    assert "variable CUDA_X=1" in said.stderr
+    assert mark.exists()
+    mark.rmdir()
+
+
 def test_a_command_that_is_given_the_request_runs_its_model(
     foreign: tuple[list[Path], Path], tmp_path: Path
 ) -> None:
