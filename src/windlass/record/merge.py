@@ -217,7 +217,7 @@ class _Copy:
     def _take(self, name: str, ours: bytes, theirs: bytes, united: bytes) -> None:
         """Puts what unites two copies of a journal in place of the target's."""
         if united == ours:
-            if _damage(theirs) > _damage(ours):
+            if not ours.startswith(theirs) and _damage(theirs) > _damage(ours):
                 self.warn(name, f"is damaged; the copy in `{self.target.label}` has all of it")
             return
         if self.target.is_busy(self.run_id):

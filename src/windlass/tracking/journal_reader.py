@@ -168,8 +168,11 @@ def journal_writer_id(content: bytes) -> str | None:
 
     It tells the writer, whose clock the record has in it.
     """
-    records = raw_records(content)
-    return hashlib.sha256(records[0].content).hexdigest() if records else None
+    begin, _ = _next_record(content, 0, _SEARCHED_BYTES)
+    if begin == len(content):
+        return None
+    end = begin + HEADER_BYTES + HEAD.unpack_from(content, begin)[2]
+    return hashlib.sha256(content[begin:end]).hexdigest()
 
 
 def read_head_and_tail(path: Path) -> Journal:
