@@ -1,7 +1,7 @@
 """All exceptions that a user can act on: what went wrong, with its numbers, and what to do.
 
 An error carries plain values only, and the exit code of the command line: 1 the run failed, 2 the
-input (or the machine) is at fault, 3 a bug, 130 stopped by the user.
+input (or the machine) is at fault, 3 a bug, 130 stopped by the user; 0 where all is done already.
 """
 
 import re
@@ -54,6 +54,12 @@ class CheckpointError(WindlassError):
 
 class RecordError(WindlassError):
     """A run folder that is missing, locked by another process, or not readable."""
+
+
+class RunFinished(RecordError):  # noqa: N818  a state of the run, not a fault
+    """A run has nothing left to do: whoever starts it again, as a scheduler does, is done."""
+
+    exit_code = 0
 
 
 class StorageError(WindlassError):

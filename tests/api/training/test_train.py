@@ -23,6 +23,7 @@ from windlass.errors import (
     RecordError,
     RequestError,
     RunBroken,
+    RunFinished,
     StorageError,
 )
 from windlass.program.memory.disk_usage import disk_usage
@@ -30,6 +31,7 @@ from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
 from windlass.schema.run_record import Step
+from windlass.tracking.journal import HEAD, HEADER_BYTES, ROW
 from windlass.tracking.run_folder import create_run_folder, reopen_run_folder
 
 MODEL, *OVERRIDES = TINY
@@ -286,6 +288,64 @@ def test_a_plan_whose_replacement_was_killed_halfway_is_restored(stopped: Path) 
 
     assert [step.step for step in windlass.resume(stopped)] == [3, 4, 5, 6]
     assert (stopped / names.PLAN_FILE).read_bytes() == before
+
+
+def test_a_changed_degree_frees_the_pins_of_the_run_that_depend_on_it_and_says_so(
+    home: Path,
+) -> None:
+    pins = ("sharding.parameters=2", "sharding.optimizer=2", "batch.accumulation=1")
+    run = started(home, "parallel.data=2", *pins)
+    run._run_folder.close()  # as if it had been killed before its first step
+
+    resumed = windlass.resume(run.folder, "parallel.data=1", "batch.micro=4")
+
+    assert resumed.planned.plan.parallel.devices == 1
+    assert not resumed.planned.plan.sharding.parameters > 1
+    said = [note for note in resumed.notes if note.endswith("and is left open now")]
+    assert [note.split("`")[1] for note in said] == ["sharding.parameters", "sharding.optimizer"]
+    assert "`sharding.parameters` = 2 of the run does not go with `parallel.data` = 1" in said[0]
+    assert resumed.planned.request.batch.accumulation == 1
+
+
+def test_resume_names_the_command_that_trains_for_more_steps(stopped: Path) -> None:
+    with pytest.raises(RequestError, match=r"`windlass train --from \S+ --continue train.steps=9"):
+        windlass.resume(stopped, "train.steps=9")
+
+
+def test_a_run_of_a_loop_of_ones_own_is_called_that_by_resume(tmp_path: Path) -> None:
+    with windlass.init(folder=tmp_path / "own") as own:
+        own.log({"loss": 1.0})
+    with pytest.raises(RecordError, match=r"record of a loop of your own, .*start its own program"):
+        windlass.resume(own.folder)
+
+
+def test_a_journal_that_was_cut_between_two_records_is_behind_the_checkpoint(stopped: Path) -> None:
+    journal = stopped / names.JOURNAL_FOLDER / "0.1.j"
+    content, ends = journal.read_bytes(), []
+    offset = 0
+    while offset < len(content):
+        kind, _, size = HEAD.unpack_from(content, offset)
+        ends += [offset] if kind == ROW else []
+        offset += HEADER_BYTES + size
+    journal.write_bytes(content[: ends[1]])  # the first step, and whatever is behind it
+
+    resumed = windlass.resume(stopped)
+
+    (note,) = (note for note in resumed.notes if "newest checkpoint" in note)
+    assert "is of step 2 and the record ends with step 1, so that `journal` was cut" in note
+    assert [step.step for step in resumed] == [3, 4, 5, 6]
+
+
+def test_a_run_that_was_killed_behind_its_last_checkpoint_has_finished(home: Path) -> None:
+    run = started(home)
+    list(run)
+    journal = run.folder / names.JOURNAL_FOLDER / "0.1.j"
+    content = journal.read_bytes()
+    journal.write_bytes(content[: content.rindex(b'{"event":"end"') - HEADER_BYTES])
+    assert windlass.load(run.folder).state == "killed"
+    with pytest.raises(RunFinished, match="has finished all its 6 steps"):
+        windlass.resume(run.folder)
+    assert windlass.load(run.folder).state == "finished"
 
 
 def test_a_run_whose_folder_is_deleted_stops_and_says_so(home: Path) -> None:

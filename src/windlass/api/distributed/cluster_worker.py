@@ -15,7 +15,7 @@ from windlass.api.runs import load
 from windlass.api.training.loop.hooks import LoopHooks
 from windlass.api.training.loop.local_ranks import rank_server, watchdog_timeouts
 from windlass.api.training.loop.training_loop import train_rank
-from windlass.api.training.resume import continue_run, reopen_run
+from windlass.api.training.resume import continue_run, reopen_run, require_steps_left
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record
 from windlass.child_processes import ChildProcesses, module_command
@@ -28,7 +28,7 @@ from windlass.errors import (
     WindlassError,
 )
 from windlass.program import lower, mesh_coord
-from windlass.schema import LAUNCH_FILE, LAUNCH_SECRET_FILE, Step
+from windlass.schema import CHECKPOINT_FOLDER, LAUNCH_FILE, LAUNCH_SECRET_FILE, Step
 from windlass.torch_ext import device_for, set_deterministic_libraries
 
 if TYPE_CHECKING:
@@ -103,14 +103,13 @@ def run_host(
     Raises:
         RequestError: the store cannot listen on the head's address.
         PlanError: the plan is for another number of devices.
-        RecordError: the run has finished.
+        RunFinished: the run has no step left.
         RunInterrupted: the run was asked to stop, and is saved.
         WindlassError: a rank failed; the message names it, its coordinates and instruction.
     """
     record = load(folder)
     planned, devices = planned_from_record(record), host.nodes * host.per_node
-    if record.state == "finished":
-        raise RecordError(f"the run in `{folder}` has finished; there is nothing left to do")
+    require_steps_left(record, planned, _steps_done(folder, planned.request.train.steps))
     if devices != planned.plan.parallel.devices:
         raise PlanError(
             f"the plan of `{folder}` is for {planned.plan.parallel.devices} devices, but "
@@ -128,6 +127,18 @@ def run_host(
                 report_restart(error)
             else:
                 return
+
+
+def _steps_done(folder: Path, steps: int) -> int:
+    """The step of the newest good checkpoint, which is read only if it could be that of `steps`."""
+    from windlass.runtime import checkpoint_folders, checkpoint_name, latest_checkpoint
+
+    checkpoints = folder / CHECKPOINT_FOLDER
+    names = [path.name for path in checkpoint_folders(checkpoints)]
+    if not names or names[-1] < checkpoint_name(steps):
+        return 0
+    checkpoint = latest_checkpoint(checkpoints)
+    return checkpoint.manifest.step if checkpoint else 0
 
 
 @contextmanager

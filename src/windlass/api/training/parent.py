@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
-from windlass.api.training.run_files import refuse_imported, require_unchanged
+from windlass.api.training.run_files import refuse_other_runs, require_unchanged
 from windlass.errors import CheckpointError, InputErrors, PlanError, RecordError, RequestError
 from windlass.models import is_adapter
 from windlass.schema import (
@@ -95,7 +95,7 @@ def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = F
     if not (at and step.isdigit()):
         name, step = str(run), ""
     record = load(name, root=root)
-    refuse_imported(record)
+    refuse_other_runs(record)
     require_unchanged(record, REQUEST_FILE, GRAPH_FILE, TOKENIZER_FILE)
     folder = record.folder / CHECKPOINT_FOLDER
     checkpoint = None

@@ -1,7 +1,8 @@
 """`resume` continues a run from its newest checkpoint."""
 
 import shlex
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,14 @@ from windlass.api.training.run_files import (
     input_documents,
     planned_from_record,
     record_inputs,
-    refuse_imported,
+    refuse_other_runs,
     replace_plan,
     require_unchanged,
     restore_replaced_plan,
     run_metadata,
 )
 from windlass.api.training.skipped_batches import with_skipped_batches
-from windlass.errors import CheckpointError, RecordError, RequestError
+from windlass.errors import CheckpointError, RecordError, RequestError, RunFinished
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
@@ -83,15 +84,15 @@ def resume(
         progress: called with how far preparations are.
 
     Raises:
-        RecordError: no such run, it has finished, one of its files has changed, or another process
-            holds its folder.
+        RunFinished: it has no step left.
+        RecordError: no such run, one of its files has changed, or another process holds its folder.
         RequestError: an override would make it another run, or a batch that should be left out was
             taken already.
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
     record = load(run, root=root)
-    refuse_imported(record)
+    refuse_other_runs(record)
     if restore_replaced_plan(record):
         record = load(record.folder)
     objects = objects_of_record(record, model=model, loss=loss)
@@ -155,7 +156,8 @@ def reopen_run(
         programs: the programs of a new plan; None if the plan stays.
 
     Raises:
-        RecordError: the run has finished, its text has changed, or another process holds it.
+        RunFinished: it has no step left.
+        RecordError: its text has changed, or another process holds it.
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
@@ -169,12 +171,7 @@ def reopen_run(
             "start it again with `windlass train --from`"
         )
     done = checkpoint.manifest.step if checkpoint else 0
-    if done >= planned.request.train.steps:
-        raise RecordError(
-            f"run `{record.folder.name}` has finished all its {done} steps; `windlass train --from "
-            f"{shlex.quote(str(record.folder))} --continue train.steps={2 * done}` goes on as a "
-            "new run"
-        )
+    require_steps_left(record, planned, done)
     require_disk_space_to_resume(planned, record.folder, done, len(checkpoint_folders(checkpoints)))
     tokens = load_run_tokens(record.folder) or prepare_data(planned.request, progress)
     require_tokens_of_run(record, planned, tokens)
@@ -183,10 +180,50 @@ def reopen_run(
         replace_plan(folder, planned, programs)
     record_inputs(folder, input_documents(planned, tokens))
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
-    notes += record.faults
+    notes = (*planned.notes, *notes, *_record_behind(record, done), *record.faults)
     if checkpoint:
         checkpoint = start_of_leg(checkpoint, planned, record.folder)
     return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
+
+
+def require_steps_left(record: RunRecord, planned: Planned, done: int) -> None:
+    """Refuses a run all of whose steps are done, and sees that its record says so.
+
+    Args:
+        record: the run so far.
+        planned: what it runs.
+        done: the step of its newest good checkpoint.
+
+    Raises:
+        RunFinished: all steps are done.
+    """
+    if done < planned.request.train.steps:
+        return
+    if record.state not in ("finished", "running"):
+        # It was killed between its last checkpoint and its last word.
+        with suppress(RecordError), reopen_run_folder(record.folder, meta={}) as folder:
+            losses = [step.held_out_loss for step in record.steps if step.held_out_loss is not None]
+            folder.append_event(
+                "end", state="finished", reason="", held_out_loss=losses[-1] if losses else None
+            )
+    raise RunFinished(
+        f"run `{record.folder.name}` has finished all its {done} steps; `windlass train --from "
+        f"{shlex.quote(str(record.folder))} --continue train.steps={2 * done}` goes on as a new run"
+    )
+
+
+def _record_behind(record: RunRecord, done: int) -> Iterator[str]:
+    """Says that steps before the newest checkpoint are on no record, whose journal was cut."""
+    parent = record.meta.get("parent")
+    continued = isinstance(parent, dict) and parent.get("continues")
+    last = record.steps[-1].step if record.steps else 0
+    last = max(last, parent["step"]) if continued and isinstance(parent, dict) else last
+    if last < done:
+        yield (
+            f"the newest checkpoint is of step {done} and the record ends with step {last}, so "
+            f"that `{JOURNAL_FOLDER}` was cut; only the measurements of {done - last} steps are "
+            "lost, not the training that they did"
+        )
 
 
 def require_tokens_of_run(
@@ -275,13 +312,62 @@ def _planned(
     fixed = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _CHANGEABLE]
     if fixed:
         raise RequestError(
-            f"`{fixed[0]}` would make it another run; a run may change {', '.join(_CHANGEABLE)}"
+            f"`{fixed[0]}` would make it another run, which `windlass train --from "
+            f"{shlex.quote(str(record.folder))} --continue {shlex.join(overrides)}` starts; a run "
+            f"itself may change {', '.join(_CHANGEABLE)}"
         )
     require_unchanged(record, REQUEST_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
     request = with_saved_config(request, record.folder)
     request = request_at_step(request, _next_step(record, request))
-    return plan_request(request, objects, progress), True
+    named = {each.partition("=")[0] for each in overrides}
+    freed = {key: why for key, why in _stale_pins(request).items() if key not in named}
+    planned = plan_request(_without(request, freed), objects, progress)
+    notes = (f"{why}, and is left open now" for why in freed.values())
+    return replace(planned, notes=(*planned.notes, *notes)), True
+
+
+def _stale_pins(request: Request) -> dict[str, str]:
+    """Keys of a run that do not go with other degrees than those it had, each with why."""
+    parallel, sharding, batch = request.parallel, request.sharding, request.batch
+    data, pipeline = parallel.data or 1, parallel.pipeline or 1
+    stale: dict[str, str] = {}
+
+    def check(key: str, value: object, dependence: str, *, holds: bool) -> None:
+        if value is not None and not holds:
+            stale[key] = f"`{key}` = {value} of the run does not go with {dependence}"
+
+    replicas, stages = f"`parallel.data` = {data}", f"`parallel.pipeline` = {pipeline}"
+    for name in ("parameters", "optimizer"):
+        degree = getattr(sharding, name)
+        check(f"sharding.{name}", degree, replicas, holds=data % (degree or 1) == 0)
+    check("sharding.reshard", sharding.reshard, replicas, holds=data > 1)
+    check("parallel.expert", parallel.expert, replicas, holds=data % (parallel.expert or 1) == 0)
+    check("parallel.schedule", parallel.schedule, stages, holds=pipeline > 1)
+    check("parallel.virtual_stages", parallel.virtual_stages, stages, holds=pipeline > 1)
+    layers = request.recompute_layers
+    by_stage = len(layers) if isinstance(layers, tuple) else pipeline
+    check("recompute_layers", layers, stages, holds=by_stage == pipeline)
+    samples = data * (batch.micro or 1) * (batch.accumulation or 1)
+    divides = (request.train.batch or samples) % samples == 0
+    check("batch.micro", batch.micro, replicas, holds=divides)
+    check("batch.accumulation", batch.accumulation, replicas, holds=divides)
+    is_streamed = (request.phases or 1) > 1
+    phases = f"`phases` = {request.phases}"
+    check("offload.optimizer", request.offload.optimizer, phases, holds=not is_streamed)
+    return stale
+
+
+def _without(request: Request, keys: Iterable[str]) -> Request:
+    """The request with some keys left open."""
+    for key in keys:
+        table, dot, name = key.rpartition(".")
+        if dot:
+            inner = getattr(request, table).model_copy(update={name: None})
+            request = request.model_copy(update={table: inner})
+        else:
+            request = request.model_copy(update={name: None})
+    return request
 
 
 def _next_step(record: RunRecord, request: Request) -> int:

@@ -144,12 +144,21 @@ def require_unchanged(record: RunRecord, *names: str) -> None:
     )
 
 
-def refuse_imported(record: RunRecord) -> None:
-    """Refuses to train on from a run that is weights alone, without any optimizer state.
+def refuse_other_runs(record: RunRecord) -> None:
+    """Refuses to train on from a run that no `windlass train` has made.
 
     Raises:
-        RecordError: it was imported.
+        RecordError: it is weights alone, without any optimizer state, or the record of a loop that
+            is not Windlass's own.
     """
+    origin = record.meta.get("origin")
+    if origin is not None and record.request is None:
+        what = "a loop of your own" if origin == "init" else f"`{origin}`"
+        raise RecordError(
+            f"run `{record.folder.name}` is the record of {what}, whose model and state Windlass "
+            "does not have; start its own program again, which goes on with the record by "
+            f"`windlass.init(folder={str(record.folder)!r})`"
+        )
     folder = record.meta.get(IMPORTED)
     if folder is not None:
         is_adapter = record.request is not None and record.request.lora is not None
