@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_one_bad_run_is_a_sentence_and_the_others_come_over(
         assert report.new_runs == (3 if arrives else 2)
         assert any(said in warning for warning in report.warnings) if said else not report.warnings
     assert len([*(tmp_path / "b").glob("*/id")]) == (3 if arrives else 2)
+
+
+def test_a_sealed_document_of_any_size_is_called_changed_at_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.seal("plan.toml")
+    run.end("finished")
+    lengthen(run.path / "plan.toml", 2 * TIB)
+    began = time.perf_counter()
+    faults = read_run_entry(run.path).columns["faults"]
+    assert time.perf_counter() - began < 5
+    assert isinstance(faults, tuple)
+    assert any("plan.toml: has changed; its fingerprint is `too large`" in one for one in faults)
 
 
 @pytest.mark.parametrize("text", ["NaN", "1e300", "-1e300", "1" * 400])

@@ -62,7 +62,8 @@ class ObjectStore:
         base = f"{self._root}/{self._folders[run_id]}"
         self._files.invalidate_cache(base)
         try:
-            found = self._files.find(base, detail=True)
+            with self._reading():
+                found = self._files.find(base, detail=True)
         except FileNotFoundError:
             return {}
         names = {path.partition(f"{base.lstrip('/')}/")[2]: info for path, info in found.items()}
@@ -74,12 +75,13 @@ class ObjectStore:
 
     def read(self, run_id: str, name: str, length: int | None = None) -> bytes:
         """The content of a file, or its first `length` bytes."""
-        content = self._files.cat_file(self._path(run_id, name), start=0, end=length)
+        with self._reading():
+            content = self._files.cat_file(self._path(run_id, name), start=0, end=length)
         return bytes(content)
 
     def digest(self, run_id: str, name: str) -> str:
         """SHA-256 of the content of a file, in hexadecimal; the file is read for it."""
-        with self._files.open(self._path(run_id, name), "rb") as file:
+        with self._reading(), self._files.open(self._path(run_id, name), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def write(self, run_id: str, name: str, content: bytes) -> None:
@@ -116,6 +118,21 @@ class ObjectStore:
             yield path
         except OSError as error:
             raise RecordError(f"`{self.label}` cannot be written: {error}") from None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns an error of the store into a sentence; a file that is not there stays one.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            RecordError: the store refuses, or does not answer.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RecordError(f"`{self.label}` cannot be read: {error}; sync again") from None
 
     def _find_runs(self) -> dict[str, str]:
         folders: dict[str, str] = {}

@@ -21,6 +21,7 @@ from windlass.tracking.journal import JournalEvent
 from windlass.tracking.run_folder import JournalFile
 
 _SHOWN_DIGITS, _SHOWN_RANGES = 12, 4
+_MOST_BYTES = 2**28
 _MAX_STEPS = 10**8
 """A journal that says that it has more is not counted step by step."""
 
@@ -83,7 +84,9 @@ def changed_files(folder: Path, events: Sequence[JournalEvent]) -> dict[str, Cha
         # A journal from elsewhere may name anything: only files of the folder itself are read.
         if Path(name).name == name:
             with contextlib.suppress(OSError, ValueError):
-                actual = hash_file(folder / name)
+                size = (folder / name).stat().st_size
+                # What is too large to be read is none of what a run wrote.
+                actual = hash_file(folder / name) if size <= _MOST_BYTES else "too large"
                 if actual != recorded:
                     changed[name] = ChangedFile(actual=actual, recorded=str(recorded))
     return changed
