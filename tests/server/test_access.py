@@ -132,7 +132,10 @@ def is_closed(client: socket.socket) -> bool:
         return True
 
 
-def test_hundreds_of_idle_strangers_keep_nobody_out(tmp_path: Path) -> None:
+def test_hundreds_of_idle_strangers_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "stranger_seconds", 1.0)
     make_record(tmp_path)
     with ExitStack() as opened, serve(tmp_path) as served:
         idle = [
