@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from windlass.errors import RecordError
-from windlass.record import annotate, merge_folders, sync_runs
+from windlass.record import annotate, merge_folders, read_annotations, sync_runs
 from windlass.record.stores import FolderStore
 from windlass.record.sync import SyncReceiver
 from windlass.tracking import (
@@ -198,6 +198,24 @@ def test_names_that_somebody_adds_to_a_journal_rename_no_row(tmp_path: Path) -> 
         writer.append_row(1, {"three": 1, "more": 2, "names": 3})
     journal.write_bytes(journal.read_bytes() + (tmp_path / "other.j").read_bytes())
     assert parse_journal(journal.read_bytes()).rows[:5] == before
+
+
+def test_of_two_copies_of_a_note_the_whole_one_counts(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    annotate(run, tags=["good"], note="first")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copies = [next((tmp_path / site / run.name / "annotations").iterdir()) for site in "ab"]
+    copies[1].write_bytes(b"{")
+    report = merge_folders([tmp_path / "b"], tmp_path / "a")
+    assert "is damaged" in report.warnings[0]
+    merge_folders([tmp_path / "a"], tmp_path / "b")
+    assert copies[0].read_bytes() == copies[1].read_bytes()
+    copies[1].write_text('{"note": "second"}')
+    for target, source in ("ab", "ba"):
+        merge_folders([tmp_path / source], tmp_path / target)
+        notes = read_annotations(tmp_path / target / run.name).notes
+        assert sorted(notes)[-2:] == ["first", "second"]
+        assert merge_folders([tmp_path / source], tmp_path / target).copied_files == 0
 
 
 def test_documents_that_differ_are_both_kept_in_every_order(tmp_path: Path) -> None:

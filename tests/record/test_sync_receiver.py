@@ -8,6 +8,7 @@ import pytest
 from made_stores import make_run
 
 from windlass.errors import RecordError
+from windlass.record import annotate, read_annotations
 from windlass.record.stores import FolderStore
 from windlass.record.sync import SyncReceiver
 from windlass.tracking import parse_journal
@@ -48,6 +49,19 @@ def test_a_receiver_keeps_the_document_that_another_one_replaces(tmp_path: Path)
     kept = {path.name: path.read_text() for path in run.glob("request.toml+*")}
     assert kept[f"request.toml+{digest[:16]}"] == "first"
     assert sorted(kept.values())[1:] == ["first", "second"]
+
+
+def test_a_receiver_keeps_the_note_that_another_one_replaces(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    annotate(run, note="first")
+    (change,) = (run / "annotations").iterdir()
+    run_id = (run / "id").read_text().split()[0]
+    receiver = SyncReceiver(tmp_path / "a")
+    with pytest.raises(RecordError, match="which is kept"):
+        receiver.put(run_id, f"annotations/{change.name}", run.name, BytesIO(b"junk"))
+    second = BytesIO(b'{"note": "second"}')
+    receiver.put(run_id, f"annotations/{change.name}", run.name, second)
+    assert sorted(read_annotations(run).notes) == ["first", "second"]
 
 
 def test_a_receiver_takes_a_journal_for_the_records_that_it_has(tmp_path: Path) -> None:

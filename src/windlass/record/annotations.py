@@ -4,10 +4,12 @@
 names, so merging two copies of a run is a union of their files.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from windlass.atomic_files import atomic_write, read_regular_file
 from windlass.errors import InputErrors, RecordError, is_text, shorten
@@ -108,8 +110,25 @@ def annotation_files(folder: Path) -> tuple[Path, ...]:
         return ()
 
 
+def kept_change_name(content: bytes) -> str:
+    """The name under which an annotation is kept whose own name another one has: of its hash."""
+    return f"{ANNOTATIONS_FOLDER}/{UUID(bytes=hashlib.sha256(content).digest()[:16])}.json"
+
+
+def is_change(content: bytes) -> bool:
+    """Whether the content of an annotation can be read."""
+    try:
+        return bool(_parse_change(content))
+    except (ValueError, RecursionError):
+        return False
+
+
 def _read_change(path: Path) -> Mapping[str, object]:
-    change = json.loads(read_regular_file(path, most_bytes=_MAX_FILE_BYTES))
+    return _parse_change(read_regular_file(path, most_bytes=_MAX_FILE_BYTES))
+
+
+def _parse_change(content: bytes) -> Mapping[str, object]:
+    change = json.loads(content)
     if not isinstance(change, dict):
         raise ValueError("no table")  # noqa: TRY004  told as damage, like all other faults
     return change

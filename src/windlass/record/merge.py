@@ -13,6 +13,7 @@ from pathlib import Path
 
 from windlass.atomic_files import hash_file
 from windlass.errors import RecordError
+from windlass.record.annotations import is_change, kept_change_name
 from windlass.record.stores import (
     JOURNAL_NAME,
     FolderStore,
@@ -20,6 +21,7 @@ from windlass.record.stores import (
     Store,
     checkpoint_of,
     free_journal_name,
+    is_annotation,
     journal_copies,
     kept_name,
     read_errors,
@@ -124,7 +126,7 @@ def _copy_run(copy: "_Copy", *, checkpoints: bool) -> None:
         elif "+" not in name and name not in present:
             copy.put(name, copy.source.read(copy.run_id, name))
         elif name != ID_FILE and (name not in present or copy.digests_differ(name)):
-            copy.variant(name)
+            (copy.annotation if is_annotation(name) else copy.variant)(name)
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -184,6 +186,22 @@ class _Copy:
             self._warn_of_two_sites(name)
         self.put(own, theirs)
         present[own] = size
+
+    def annotation(self, name: str) -> None:
+        """Takes a change of tags or notes that differs from the target's, as far as it is whole."""
+        theirs, ours = (store.read(self.run_id, name) for store in (self.source, self.target))
+        if not is_change(theirs):
+            self.warn(name, f"is damaged; the copy in `{self.target.label}` stays")
+        elif not is_change(ours):
+            self.put(name, theirs)
+        else:  # somebody has edited one: both count, and have the same names in every order
+            first, second = sorted(
+                (ours, theirs), key=lambda change: hashlib.sha256(change).digest()
+            )
+            if (own := kept_change_name(second)) not in self.target.files(self.run_id):
+                self.put(own, second)
+            if first != ours:
+                self.put(name, first)
 
     def variant(self, name: str) -> None:
         """Keeps a document that differs from the target's beside it.

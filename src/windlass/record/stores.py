@@ -98,6 +98,11 @@ def is_document(name: str) -> bool:
     return bool(re.fullmatch(rf"({ATTEMPTS_FOLDER}/[0-9]{{1,9}}/)?{_DOCUMENT}", name))
 
 
+def is_annotation(name: str) -> bool:
+    """Whether a file holds a change of tags or notes."""
+    return name.startswith(f"{ANNOTATIONS_FOLDER}/")
+
+
 def journal_copies(name: str, present: Iterable[str]) -> list[str]:
     """The journals of the same rank and attempt, the one of the first writer first."""
     wanted = JOURNAL_NAME.fullmatch(name)

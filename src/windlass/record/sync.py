@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 
 from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError
+from windlass.record.annotations import is_change, kept_change_name
 from windlass.record.merge import MergeReport, Progress, copy_runs
 from windlass.record.remote import ObjectStore, ServerStore
 from windlass.record.stores import (
@@ -18,6 +19,7 @@ from windlass.record.stores import (
     FolderStore,
     Store,
     free_journal_name,
+    is_annotation,
     is_document,
     is_record_file,
     journal_copies,
@@ -177,6 +179,12 @@ class SyncReceiver:
             kept, is_kept = kept_name(store, run_id, name, digest)
             if not is_kept:
                 store.write(run_id, kept, current)
+            store.write_from(run_id, name, content)
+        elif is_annotation(name) and is_change(content.read()):
+            current = store.read(run_id, name)
+            if is_change(current):
+                store.write(run_id, kept_change_name(current), current)
+            content.seek(0)
             store.write_from(run_id, name, content)
         else:
             raise _kept_here(name)
