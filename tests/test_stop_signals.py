@@ -21,8 +21,9 @@ sys.stdout.write("deaf\\n"); sys.stdout.flush()
 sys.stdin.readline()
 """
 _CLOSED = """
-import os, pty, sys, time
+import os, pty, signal, sys, time
 from windlass.stop_signals import graceful_stop
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, also where the tests run in none
 child, terminal = pty.fork()
 if child:
     os.read(terminal, 5)
@@ -40,10 +41,15 @@ os._exit(7)
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_each_stop_signal_requests_a_stop_and_nothing_more(number: signal.Signals) -> None:
-    with graceful_stop() as stop:
-        assert not stop()
-        signal.raise_signal(number)
-        assert stop()
+    # The tests may themselves run behind `nohup`.
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with graceful_stop() as stop:
+            assert not stop()
+            signal.raise_signal(number)
+            assert stop()
+    finally:
+        signal.signal(number, before)
 
 
 def test_behind_nohup_a_closed_terminal_stops_nothing() -> None:
