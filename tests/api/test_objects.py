@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -181,3 +182,16 @@ def test_the_notebook_page_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         exec(compile(block, str(page), "exec"), namespace)  # noqa: S102  the page's own code
 
     assert [run.state for run in windlass.runs()] == ["finished"]
+
+
+def nano(n_layer: int = 1, vocab_size: int = 17) -> nn.Sequential:
+    blocks = (nn.Linear(8, 8) for _ in range(n_layer))
+    return nn.Sequential(nn.Embedding(vocab_size, 8), *blocks, nn.Linear(8, vocab_size))
+
+
+@pytest.mark.usefixtures("home")
+def test_arguments_of_a_function_that_is_passed_are_keys() -> None:
+    words = ("model.n_layer=3", "model.vocabulary=20", *SETTINGS)
+    for function in (nano, partial(nano)):
+        planned = windlass.plan(function, *words, data=IDS)
+        assert (planned.graph.layers, planned.graph.vocabulary) == (5, 20)

@@ -45,6 +45,20 @@ def test_a_byte_is_its_own_id_and_the_end_of_text_the_next():
     assert (BYTE.vocabulary, BYTE.end_of_text) == (257, 256)
 
 
+def test_a_byte_tokenizer_of_256_entries_ends_a_text_by_byte_0_also_after_it_was_saved(
+    tmp_path: Path,
+):
+    made = train_tokenizer(["anything"], 256)
+    made.save(tmp_path / "tokenizer.json")
+    for tokenizer in (made, load_tokenizer(tmp_path / "tokenizer.json")):
+        assert (tokenizer.vocabulary, tokenizer.end_of_text) == (256, 0)
+        assert tokenizer.encode("aé") == [0x61, 0xC3, 0xA9]
+        assert tokenizer.decode([*"aé".encode(), 0]) == "aé"
+        lengths = tokenizer.bytes_per_id()
+        assert lengths is not None
+        assert lengths.tolist() == [0] + [1] * 255
+
+
 @BOTH
 def test_an_id_beyond_the_vocabulary_decodes_to_nothing(tokenizer: Tokenizer):
     assert tokenizer.decode([*tokenizer.encode("word"), tokenizer.vocabulary + 700]) == "word"

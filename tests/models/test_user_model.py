@@ -44,6 +44,15 @@ def frozen(layers=2):
 
 def needs(width):
     return nn.Linear(width, width)
+
+def nano(n_layer=2, vocab_size=50, n_embd=16, hidden=16):
+    return build(n_layer, vocab_size)
+
+def two_widths(n_embd=16, hidden=16):
+    return build()
+
+def any_(**arguments):
+    return build(arguments["count"])
 """
 
 
@@ -69,6 +78,40 @@ def test_model_arguments_are_arguments_of_the_function(file: Path):
     )
 
     assert (len(stack.layers), stack.vocabulary) == (6, 60)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"n_layer": 4, "vocab_size": 60}, {"layers": 4, "vocabulary": 60}]
+)
+def test_arguments_are_set_by_their_names_or_usual_ones_for_the_same_size(
+    file: Path, arguments: dict[str, int]
+):
+    stack = build_layer_stack(f"{file}:nano", arguments, device="meta", seed=0)
+
+    assert (len(stack.layers), stack.vocabulary) == (6, 60)
+
+
+def test_a_function_of_any_keywords_is_given_them_as_they_are(file: Path):
+    stack = build_layer_stack(f"{file}:any_", {"count": 3}, device="meta", seed=0)
+    assert len(stack.layers) == 5
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        ("nano", {"n_layr": 3}, "it takes no `n_layr`, .* did you mean `n_layer`"),
+        ("build", {"colour": 3}, "`model.colour` cannot be set; it takes `layers`, `vocabulary`"),
+        ("nano", {"layers": 3, "n_layer": 2}, "`model.layers` is its `n_layer`, which is set by"),
+        ("nano", {"layers": 3, "depth": 2}, "`model.depth` is its `n_layer`, which is set by"),
+        ("two_widths", {"width": 8}, "`model.width` may be its `n_embd` or its `hidden`"),
+        ("needs", {}, "its argument `width` has no default and is not set; set `model.width`"),
+    ],
+)
+def test_an_argument_that_cannot_be_told_is_one_sentence(
+    file: Path, function: str, arguments: dict[str, int], words: str
+):
+    with pytest.raises(ModelError, match=words):
+        build_layer_stack(f"{file}:{function}", arguments, device="meta", seed=0)
 
 
 def test_real_weights_come_from_the_seed(file: Path):

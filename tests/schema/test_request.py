@@ -39,7 +39,7 @@ def test_a_budget_may_be_written_with_its_unit(near: int):
     [
         "train.steps=0", "train.batch=ten", "train.betas=[0.9,1.0]", "train.learning_rate=nan",
         "train.clip=0", "model.dropout=1", "memory=lots", "memory=1e999", "precision=float4",
-        "data.held_out=1", "data.vocabulary=256", "parallel.schedule=2f2b", "recompute=all",
+        "data.held_out=1", "data.vocabulary=255", "parallel.schedule=2f2b", "recompute=all",
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_an_error_of_the_override(override: str):
@@ -124,3 +124,17 @@ def test_the_origin_of_a_value_is_its_line_or_its_override(tmp_path: Path):
     origins = Request.origins(path, ["train.batch=8"])
     assert origins["train.steps"] == f"{path}:3"
     assert origins["train.batch"] == "override `train.batch=8`"
+
+
+def test_other_keys_of_a_model_file_are_arguments_of_its_function_wherever_they_stand(
+    tmp_path: Path,
+):
+    (file := tmp_path / "t.toml").write_text('[model]\nname = "a.py:b"\nn_layer = 3\n')
+    request = Request.resolve(file, ["model.vocab_size=256", "model.arguments.name=x"])
+
+    assert request.model.arguments == {"n_layer": 3, "vocab_size": 256, "name": "x"}
+    request.save(tmp_path / "saved.toml")
+    assert Request.load(tmp_path / "saved.toml") == request
+    assert request.model_identity.dials == request.model.dials
+    with pytest.raises(InputErrors, match=r"unknown key `model.n_layer`; did you mean `model.lay"):
+        Request.resolve(None, ["model.n_layer=3"])

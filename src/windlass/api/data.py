@@ -14,7 +14,7 @@ from windlass.models import (
     model_config,
     predicts_text_classes,
 )
-from windlass.schema import DataRequest, DataSize, Request
+from windlass.schema import BYTE_ENTRIES, DataRequest, DataSize, Request
 from windlass.torch_ext import trim_heap
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def estimate_data(data: DataRequest) -> DataSize | None:
     except (DataError, InputErrors):
         return None
     per_token = _BYTES_PER_TOKEN.get(data.tokenizer, _OTHER_BYTES_PER_TOKEN)
+    per_token = 1.0 if data.vocabulary == BYTE_ENTRIES else per_token
     share = 1.0 if data.validation is not None else 1 - data.held_out
     return DataSize(
         tokens=max(1, round(share * nbytes / per_token)),

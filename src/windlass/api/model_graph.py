@@ -31,7 +31,6 @@ from windlass.models import (
     find_model_folder,
     is_huggingface,
     is_residual,
-    is_users_own,
     model_config,
     refuse_sparse_experts,
 )
@@ -43,6 +42,7 @@ from windlass.schema import (
     ResolvedRequest,
     Stack,
     grid_columns,
+    is_users_own,
 )
 from windlass.sparsity import sparsity_of_leg
 from windlass.torch_ext import install_allocator

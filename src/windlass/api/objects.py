@@ -1,27 +1,24 @@
 """Objects that a caller passes in place of names: a model, a loss, and data."""
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from windlass.atomic_files import atomic_write, cache_folder, scratch_folder
-from windlass.errors import DataError, ModelError, RequestError
+from windlass.atomic_files import scratch_folder
+from windlass.errors import ModelError, RequestError
 from windlass.models import (
     PROCESSOR_FILE,
     ModelArgument,
-    has_config,
     image_processor,
+    is_causal,
     is_huggingface,
-    is_users_own,
     tokenizer_file,
 )
 from windlass.schema import (
+    BYTE_ENTRIES,
     DataRequest,
     ExampleShape,
     Graph,
@@ -29,6 +26,7 @@ from windlass.schema import (
     ModelRequest,
     Request,
     ResolvedRequest,
+    is_users_own,
 )
 
 if TYPE_CHECKING:
@@ -111,8 +109,7 @@ class PlannedObjects:
 
 def model_arguments(request: ModelRequest) -> dict[str, ModelArgument]:
     """What a request says of a model beside its name and its sharding."""
-    parts = {"name", "sharding_rules", "sparsity", "lora", "frozen"}
-    return request.model_dump(exclude=parts, exclude_none=True)
+    return {key: value for key, value in request.dials.items() if key != "sharding_rules"}
 
 
 NO_OBJECTS = PlannedObjects()
@@ -173,60 +170,13 @@ def name_of_model(model: object) -> tuple[str, bool]:
     return name.replace("<", "").replace(">", ""), False
 
 
-def number_shape(pair: "tuple[Any, Any] | list[Any]") -> tuple[tuple[int, ...], bool] | None:
-    """Shape of the inputs of a pair, and whether its target is of numbers; None for token ids."""
-    import numpy as np
-
-    from windlass.data import is_numbers
-
-    if not is_numbers(pair[0]):
-        return None
-    return np.shape(pair[0]), np.asarray(pair[1]).dtype.kind == "f"
-
-
-def _with_input_shape(request: Request, shape: tuple[int, ...], has_numbers: bool) -> Request:
-    """The request for a model that takes such inputs, unless it says what it takes."""
-    own: dict[str, object] = {}
-    if request.model.input_shape is None and not has_config(request.model.name):
-        own = {"input_shape": shape, "predicts": "numbers" if has_numbers else None}
-    return request.model_copy(update={"model": request.model.model_copy(update=own)})
-
-
-def with_data(request: Request, data: object) -> tuple[Request, Iterable[object] | None]:
-    """The request for some data, and the data themselves if they are tensors.
-
-    Args:
-        request: what is asked for beside the data.
-        data: a source as `data.source` names it, texts, token ids, or pairs of inputs and targets.
-
-    Raises:
-        DataError: the data have no item.
-        RequestError: they are nothing that can be iterated over.
-    """
-    if isinstance(data, str | Path):
-        return _with_source(request, str(data)), None
-    if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise RequestError(
-            f"data are the name of a source, texts, token ids, or pairs of them, not a "
-            f"`{type(data).__name__}`"
-        )
-    items = iter(cast("Iterable[Any]", data))
-    first = next(items, None)
-    if first is None:
-        raise DataError("the data have no item; pass texts, token ids, or pairs of token ids")
-    if isinstance(first, str):
-        return _with_source(request, _write_texts([first, *items])), None
-    sequence = request.train.sequence
-    if isinstance(first, tuple | list) and len(first) == 2 and hasattr(first[0], "__len__"):
-        shape = number_shape(first)
-        if shape is not None:
-            request = _with_input_shape(request, *shape)
-        else:
-            sequence = sequence or len(first[0])
-    train = request.train.model_copy(update={"sequence": sequence})
-    request = _with_source(request.model_copy(update={"train": train}), IN_MEMORY)
-    rest = items if not hasattr(data, "__len__") else None
-    return request, _again(first, rest) if rest is not None else cast("Iterable[object]", data)
+def argument_override(override: str) -> str:
+    """An override for a function that was passed: `model.n_layer=4` sets its argument `n_layer`."""
+    table, _, rest = override.partition(".")
+    key = rest.partition("=")[0].strip()
+    is_argument = table.strip() == "model" and key and key not in ModelRequest.model_fields
+    is_argument = is_argument and "." not in key
+    return f"model.arguments.{rest.lstrip()}" if is_argument else override
 
 
 def with_examples(
@@ -259,26 +209,6 @@ def with_examples(
     return replace(objects, examples=examples)
 
 
-def _again(first: object, rest: Iterable[object]) -> Iterable[object]:
-    yield first
-    yield from rest
-
-
-def _with_source(request: Request, source: str) -> Request:
-    data = request.data.model_copy(update={"source": source})
-    return request.model_copy(update={"data": data})
-
-
-def _write_texts(texts: Iterable[str]) -> str:
-    """A file with the texts, one document each, named by their content."""
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    name = hashlib.sha256(lines.encode()).hexdigest()[:16]
-    path = cache_folder() / "texts" / f"{name}.jsonl"
-    if not path.is_file():
-        atomic_write(path, lines)
-    return str(path)
-
-
 def _is_module(model: object) -> bool:
     """Whether a value is an `nn.Module`; answers without importing torch."""
     torch = sys.modules.get("torch")
@@ -297,8 +227,9 @@ def _function(loss: "Callable[[Tensor, Tensor], Tensor]") -> "Callable[[Tensor, 
 def with_own_data(request: R, graph: Graph) -> R:
     """The request with data that its model can take, as far as it leaves them open.
 
-    A Hugging Face model has a tokenizer of its own. A model of images is trained on images of its
-    shape, by default scikit-learn's digits, and one of Hugging Face on pixels as it knows them.
+    A Hugging Face model has a tokenizer of its own, and one that is trained has no more entries
+    than its model. A model of images is trained on images of its shape, by default scikit-learn's
+    digits, and one of Hugging Face on pixels as it knows them.
 
     Args:
         request: what is asked for.
@@ -311,13 +242,15 @@ def with_own_data(request: R, graph: Graph) -> R:
     name, data = request.model.name, request.data
     if graph.examples is not None:
         return request.model_copy(update={"data": _with_own_images(name, data, graph.examples)})
-    if not is_huggingface(name) or "tokenizer" in data.model_fields_set:
-        return request
-    file = tokenizer_file(name)
-    if file is None:
-        return request
-    data = data.model_copy(update={"tokenizer": str(file)})
-    return request.model_copy(update={"data": data})
+    file = tokenizer_file(name) if is_huggingface(name) else None
+    own: dict[str, object] = {}
+    if file is not None and "tokenizer" not in data.model_fields_set:
+        own = {"tokenizer": str(file)}
+    elif "vocabulary" not in data.model_fields_set and is_causal(name):
+        entries = max(BYTE_ENTRIES, min(graph.vocabulary, data.vocabulary))
+        most = data.vocabulary if data.tokenizer == "bpe" else BYTE_ENTRIES + 1
+        own = {"vocabulary": entries} if entries < most else {}
+    return request.model_copy(update={"data": data.model_copy(update=own)}) if own else request
 
 
 def _with_own_images(name: str, data: DataRequest, examples: ExampleShape) -> DataRequest:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass import planner
+from windlass.api.arguments.data import with_data
+from windlass.api.arguments.optimizer import optimizer_overrides
 from windlass.api.data import measure_data
 from windlass.api.fine_tuning.peft_adapters import with_peft_adapters
 from windlass.api.fine_tuning.trained_head import with_trained_head
@@ -29,8 +31,8 @@ from windlass.api.model_graph import capture, head_notes, model_notes
 from windlass.api.objects import (
     NO_OBJECTS,
     PlannedObjects,
+    argument_override,
     name_of_model,
-    with_data,
     with_examples,
     with_own_data,
 )
@@ -199,6 +201,7 @@ def plan(
     plan: Plan | Path | str | None = None,
     loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
     data: object = None,
+    optimizer: object = None,
     fine_tunes: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -219,6 +222,9 @@ def plan(
             cross-entropy.
         data: what to train on: the name of a source, texts, token ids, or pairs of inputs and
             targets, each `Int[s]`; None means the request's `data`.
+        optimizer: a name as `train.optimizer` has it, or `torch.optim.AdamW` or `SGD`: the class,
+            a function that is given weights, or an optimizer, whose settings alone are read; None
+            means the request's.
         fine_tunes: whether the weights that it starts from are trained already, so that its steps
             are passes over its data; those of a Hugging Face folder are.
         cache: take the outcome of the same question from the cache, if it is there.
@@ -229,10 +235,12 @@ def plan(
         WindlassError: what is wrong with the request, the model or the machine.
     """
     objects = PlannedObjects(loss=loss)
+    if optimizer is not None:
+        overrides = (*optimizer_overrides(optimizer), *overrides)
     if not (model is None or isinstance(model, str | Request)):
         name, by_name = name_of_model(model)
         objects = replace(objects, model=None if by_name else model)
-        model = name
+        model, overrides = name, tuple(map(argument_override, overrides))
     if not isinstance(model, Request):
         request = make_request(model, *overrides, machine=machine, memory=memory, stack=stack)
     elif overrides or machine or memory or stack:

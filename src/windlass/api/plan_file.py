@@ -159,7 +159,8 @@ def with_tensor_shards(
 
 def _other_model(plan: Plan, model: ModelIdentity, graph: Graph, *, is_asked: bool) -> str:
     """Why the model is not the plan's: other dials are asked for, or its code has changed."""
-    dials = model.model_dump(exclude={"name", "sparsity"}, exclude_none=True)
+    dials = model.model_dump(exclude={"name", "sparsity", "arguments"}, exclude_none=True)
+    dials |= model.arguments or {}
     words = " ".join((model.name, *format_overrides(dials, "model.")))
     if model.sparsity is not None:
         dials = model.sparsity.model_dump(exclude_none=True, exclude_defaults=True)

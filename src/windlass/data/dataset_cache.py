@@ -24,7 +24,7 @@ from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
-from windlass.schema import DataRequest
+from windlass.schema import BYTE_ENTRIES, DataRequest
 
 _FORMAT = 3
 """Version number, raised when the same text would be read, split or encoded differently."""
@@ -131,6 +131,7 @@ def _recipe(
     files = (file for corpus in corpora.every for file in corpus.files)
     tables = any(file.table_format(rows) for file in files)
     tokenizer = data.tokenizer
+    is_small = tokenizer == "byte" and data.vocabulary == BYTE_ENTRIES
     return DatasetRecipe(
         corpora=tuple(
             tuple((content.name, content.nbytes, content.sha256) for content in corpus)
@@ -138,7 +139,7 @@ def _recipe(
         ),
         text_field=data.text_field if tables and rows.reads_text else None,
         tokenizer=tokenizer if tokenizer in ("byte", "bpe") else _tokenizer_hash(tokenizer),
-        vocabulary=data.vocabulary if tokenizer == "bpe" else None,
+        vocabulary=data.vocabulary if tokenizer == "bpe" or is_small else None,
         held_out=data.held_out if corpora.validation is None else None,
         limit_bytes=data.limit_bytes,
         chat_template=rows.template.fingerprint if isinstance(rows, ChatRows) else None,
@@ -204,7 +205,7 @@ def _prepare(
         name = data.tokenizer
         tokenizer: Tokenizer
         if name == "byte":
-            tokenizer = byte_tokenizer()
+            tokenizer = byte_tokenizer(data.vocabulary)
         elif name == "bpe":
             tokenizer = train_corpus_tokenizer(reader, summary, data.vocabulary, progress)
         else:

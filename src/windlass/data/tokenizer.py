@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windlass.atomic_files import atomic_write, read_regular_file
 from windlass.errors import DataError, shorten
+from windlass.schema import BYTE_ENTRIES
 
 END_OF_TEXT = "<|endoftext|>"
 # Names that other families give the end of a text, in the order they are looked for.
@@ -20,7 +21,6 @@ _MASK_NAMES = ("[MASK]", "<mask>")
 _CLASS_NAMES = ("[CLS]", "<s>")
 _MOST_IDS = 2**24
 """Ids that are counted at most: 60 times those of the largest published tokenizer."""
-BYTE_VOCABULARY = 257
 
 TokenIds = npt.NDArray[np.int64]
 """Token ids `Int[token]`."""
@@ -56,7 +56,8 @@ class Tokenizer:
         with a larger vocabulary may produce.
         """
         if self.bytewise:
-            return bytes(i for i in ids if i < self.end_of_text).decode(errors="replace")
+            end = self.end_of_text
+            return bytes(i for i in ids if i < BYTE_ENTRIES and i != end).decode(errors="replace")
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream_decode(self, ids: Iterable[int]) -> Iterator[str]:
@@ -81,7 +82,9 @@ class Tokenizer:
     def bytes_per_id(self) -> TokenIds | None:
         """Bytes of text that each id stands for, `Int[id]`; None if they vary with the text."""
         if self.bytewise:
-            return np.array([1] * 256 + [0], dtype=np.int64)
+            lengths = np.ones(self.vocabulary, dtype=np.int64)
+            lengths[self.end_of_text] = 0
+            return lengths
         spec = json.loads(self.backend.to_str())
         if spec["normalizer"] is not None or (spec["decoder"] or {}).get("type") != "ByteLevel":
             return None
@@ -120,11 +123,17 @@ def bytes_before_characters(text: str) -> TokenIds:
     return np.concatenate([[0], np.cumsum(width)])
 
 
-def byte_tokenizer() -> Tokenizer:
-    """A tokenizer whose ids 0 to 255 are UTF-8 bytes and 256 is the end of a text."""
-    backend = _byte_level(models.BPE(vocab=_byte_letters(), merges=[]))
+def byte_tokenizer(vocabulary: int = BYTE_ENTRIES + 1) -> Tokenizer:
+    """A tokenizer whose ids 0 to 255 are UTF-8 bytes and 256 is the end of a text.
+
+    Args:
+        vocabulary: with 256 entries, byte 0 is the end of a text.
+    """
+    end = BYTE_ENTRIES if vocabulary > BYTE_ENTRIES else 0
+    backend = _byte_level(models.BPE(vocab=_byte_entries(end), merges=[]))
     backend.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(backend=backend, bytewise=True, vocabulary=BYTE_VOCABULARY, end_of_text=256)
+    entries = max(BYTE_ENTRIES, end + 1)
+    return Tokenizer(backend=backend, bytewise=True, vocabulary=entries, end_of_text=end)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -132,8 +141,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
     Args:
         texts: training texts, read once.
-        vocabulary: requested number of entries; texts with few distinct words give fewer.
+        vocabulary: requested number of entries; texts with few distinct words give fewer. 256 have
+            room for the bytes alone, without being trained.
     """
+    if vocabulary <= BYTE_ENTRIES:
+        return byte_tokenizer(BYTE_ENTRIES)
     backend = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -169,14 +181,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
         )
     backend.no_padding()
     backend.no_truncation()
-    if _is_bytes(backend):
-        return byte_tokenizer()
+    for end in (BYTE_ENTRIES, 0):
+        if backend.get_vocab() == _byte_entries(end):
+            return byte_tokenizer(max(BYTE_ENTRIES, end + 1))
     return _with_end_of_text(backend)
-
-
-def _is_bytes(backend: tokenizers.Tokenizer) -> bool:
-    expected = _byte_letters() | {END_OF_TEXT: 256}
-    return backend.get_vocab_size() == BYTE_VOCABULARY and backend.get_vocab() == expected
 
 
 def _with_end_of_text(backend: tokenizers.Tokenizer) -> Tokenizer:
@@ -209,6 +217,12 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _byte_entries(end: int) -> dict[str, int]:
+    """The entries of a tokenizer of bytes, and of the end of a text."""
+    letters = {letter: byte for letter, byte in _byte_letters().items() if byte != end}
+    return letters | {END_OF_TEXT: end}
 
 
 def _byte_letters() -> dict[str, int]:

@@ -15,7 +15,6 @@ from windlass.models.catalog import (
     apply_model_arguments,
     apply_resnet_arguments,
     is_residual,
-    is_users_own,
     model_config,
     resnet_config,
 )
@@ -40,7 +39,7 @@ from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.tracing.block_list import find_blocks
 from windlass.models.transformer import build_transformer
 from windlass.models.user_model import build_user_model, call_model_function
-from windlass.schema import LoraRequest, SparsityRequest
+from windlass.schema import LoraRequest, SparsityRequest, is_users_own
 
 _FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss", "sentence_head")
 """Arguments that leave the shape of every weight as it is."""

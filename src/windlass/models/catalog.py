@@ -264,11 +264,6 @@ def has_config(name: str) -> bool:
     return (is_huggingface(name) or name in model_names()) and not is_residual(name)
 
 
-def is_users_own(name: str) -> bool:
-    """Whether a name is `file.py:function`, a function in a file of the user's."""
-    return not is_huggingface(name) and (":" in name or name.endswith(".py"))
-
-
 def published_parameter_count(name: str) -> float | None:
     """Number of parameters, in the digits that were published; None for our own models.
 

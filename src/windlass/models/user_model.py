@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from windlass.errors import ModelError, did_you_mean
 from windlass.models.catalog import ModelArgument
 from windlass.models.images.batch_norms import widen_batch_norms
+from windlass.schema import meant_sizes
 
 
 def build_user_model(
@@ -68,9 +69,9 @@ def call_model_function(
         ModelError: the function does not accept an argument, raises an error, or does not return a
             module.
     """
-    _check_arguments(name, function, arguments)
+    keywords = _keywords(name, function, arguments)
     with _errors_located(name, path), _seeded(seed), torch.device(device):
-        module = function(**arguments)
+        module = function(**keywords)
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"`{name}` returned a `{type(module).__name__}`, must return an `nn.Module`"
@@ -106,30 +107,47 @@ def _find_function(
     return function
 
 
-def _check_arguments(
+def _keywords(
     name: str, function: Callable[..., object], arguments: Mapping[str, ModelArgument]
-) -> None:
+) -> dict[str, ModelArgument]:
+    """The arguments by the names that a function has for them: `layers` may be its `n_layer`."""
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        accepted = set(arguments)
-    else:
-        keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        accepted = {p.name for p in parameters if p.kind in keywords}
-    missing = [
-        p.name
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    accepted = [p.name for p in parameters if p.kind in kinds]
+    keywords: dict[str, ModelArgument] = {}
+    errors = []
+    for key, value in arguments.items():
+        meant = [key] if key in accepted else _same_size(key, accepted)
+        if len(meant) > 1:
+            errors.append(f"`model.{key}` may be its {' or its '.join(f'`{m}`' for m in meant)}")
+        elif meant and meant[0] in (*keywords, *arguments) and meant[0] != key:
+            errors.append(f"`model.{key}` is its `{meant[0]}`, which is set by another key")
+        elif meant or takes_any:
+            keywords[meant[0] if meant else key] = value
+        else:
+            errors.append(
+                f"it takes no `{key}`, so `model.{key}` cannot be set{_way_out(key, accepted)}"
+            )
+    errors += [
+        f"its argument `{p.name}` has no default and is not set; set `model.{p.name}`"
         for p in parameters
-        if p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        and p.name not in arguments
+        if p.default is p.empty and p.kind in kinds and p.name not in keywords
     ]
-    errors = [
-        f"it takes no `{argument}`, so `model.{argument}` cannot be set"
-        for argument in arguments
-        if argument not in accepted
-    ]
-    errors += [f"its argument `{argument}` has no default and is not set" for argument in missing]
     if errors:
         raise ModelError(f"`{name}`: " + "; ".join(errors))
+    return keywords
+
+
+def _same_size(key: str, accepted: Sequence[str]) -> list[str]:
+    """The arguments whose names mean the same size of a model."""
+    sizes = meant_sizes(key)
+    return [each for each in accepted if sizes & meant_sizes(each)]
+
+
+def _way_out(key: str, accepted: Sequence[str]) -> str:
+    takes = ", ".join(f"`{each}`" for each in accepted)
+    return did_you_mean(key, accepted) or (f"; it takes {takes}" if takes else "")
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ from windlass.schema.answers.verification import (
     VerificationResult,
 )
 from windlass.schema.attention_tiling import attention_tiles
-from windlass.schema.data_request import SENTENCES_PER_ROW, DataRequest, DataSize
+from windlass.schema.data_request import BYTE_ENTRIES, SENTENCES_PER_ROW, DataRequest, DataSize
 from windlass.schema.example_shape import ExampleShape
 from windlass.schema.fact_table import fact_table_html
 from windlass.schema.graph import (
@@ -101,10 +101,12 @@ from windlass.schema.machine import (
     source_of,
 )
 from windlass.schema.model_request import (
+    HUGGING_FACE_PREFIX,
     MAX_LAYERS,
     MAX_SIZE,
     LoraRequest,
     ModelRequest,
+    is_users_own,
 )
 from windlass.schema.optimizers import (
     NEWTON_SCHULZ_STEPS,
@@ -148,6 +150,7 @@ from windlass.schema.request import (
     Request,
     ResolvedRequest,
     ShardingRequest,
+    meant_sizes,
 )
 from windlass.schema.run_inputs import (
     CODE_FILE,
@@ -218,6 +221,7 @@ from windlass.schema.train_request import ParameterGroup, TrainRequest, TrainSet
 __all__ = [
     "ATTEMPTS_FOLDER",
     "BLOCK_SIZES",
+    "BYTE_ENTRIES",
     "CACHED_BYTES",
     "CHAT_TEMPLATE_FILE",
     "CHECKPOINT_FOLDER",
@@ -234,6 +238,7 @@ __all__ = [
     "GRAPH_FILE",
     "HEAD_PARTS",
     "HOST_TIER",
+    "HUGGING_FACE_PREFIX",
     "JOBSET_FILE",
     "JOURNAL_FOLDER",
     "LARGEST_MODEL_FILE",
@@ -396,6 +401,8 @@ __all__ = [
     "grid_rows",
     "group_size",
     "group_span",
+    "is_users_own",
+    "meant_sizes",
     "optimizer_law",
     "source_of",
     "tensor_degree",

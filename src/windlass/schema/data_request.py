@@ -14,6 +14,8 @@ Deviation = Annotated[float, Field(gt=0)]
 """A standard deviation."""
 
 _HELD_OUT = 0.05
+BYTE_ENTRIES = 256
+"""Entries of the smallest tokenizer: bytes, of which 0, that no text has, is the end of a text."""
 _MAX_ENTRIES = 2**20
 """Largest vocabulary that a tokenizer is trained for."""
 
@@ -77,8 +79,9 @@ class DataRequest(RequestTable):
     sequences, in which none sees another and the positions of each begin at 0."""
     tokenizer: Name = "bpe"
     """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
-    vocabulary: int = Field(default=4096, ge=257, le=_MAX_ENTRIES)
-    """Entries of a trained tokenizer."""
+    vocabulary: int = Field(default=4096, ge=BYTE_ENTRIES, le=_MAX_ENTRIES)
+    """Entries of a trained tokenizer, by default no more than the model has; 256 are the bytes, of
+    which 0 is the end of a text."""
     held_out: float = Field(default=_HELD_OUT, gt=0, lt=1)
     """Share of documents that is kept for evaluation and never trained on, without
     `validation`."""

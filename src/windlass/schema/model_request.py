@@ -1,8 +1,8 @@
 """ModelRequest: which model, by name and dials. Requests and plans contain one."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from windlass.document import Document
 from windlass.errors import RequestError, is_text
@@ -21,6 +21,15 @@ Name = Annotated[str, AfterValidator(_require_text)]
 """A name, or a path."""
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 """A width, or a number of heads, tokens or entries; no model has larger ones."""
+
+
+HUGGING_FACE_PREFIX = "hf:"
+"""Begins the name of a Hugging Face folder."""
+
+
+def is_users_own(name: str) -> bool:
+    """Whether a model's name is `file.py:function`, a function in a file of the user's."""
+    return not name.startswith(HUGGING_FACE_PREFIX) and (":" in name or name.endswith(".py"))
 
 
 class RequestTable(Document):
@@ -124,3 +133,25 @@ class ModelRequest(RequestTable):
     sharding_rules: dict[str, str] | None = None
     """How to shard modules of a model file over tensor-parallel ranks, by pattern of their names:
     `region`, `column`, `row`, `vocabulary`, ...; None means the model's own rules."""
+    arguments: dict[str, JsonValue] | None = None
+    """Arguments of the function of a model file, by name. `model.NAME=...` sets one too, unless
+    NAME is another key of this table; None gives it none but these keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys_are_arguments(cls, table: object) -> object:
+        """Takes the keys that a model file's function may know for its arguments."""
+        if not (isinstance(table, dict) and is_users_own(str(table.get("name", "")))):
+            return table
+        others = {key: table[key] for key in table if key not in cls.model_fields}
+        given = table.get("arguments") or {}
+        if not others or not isinstance(given, dict):
+            return table
+        known = {key: table[key] for key in table if key not in others}
+        return {**known, "arguments": {**given, **others}}
+
+    @property
+    def dials(self) -> dict[str, Any]:
+        """What is said of the model beside its name, by key (`Any`: of any kind)."""
+        fields = set(ModelRequest.model_fields) - {"name", "arguments"}
+        return {**self.model_dump(include=fields, exclude_none=True), **(self.arguments or {})}

@@ -178,6 +178,12 @@ class ResolvedRequest(Request):
     train: TrainSettings
 
 
+def meant_sizes(word: str) -> frozenset[str]:
+    """The sizes of a model that a word means: `n_embd` and `d_model` mean the `width`."""
+    keys = (key.rpartition(".") for key in Request.meant_keys(word))
+    return frozenset(key for table, _, key in keys if table == "model" or key == "sequence")
+
+
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 

@@ -6,7 +6,7 @@ from windlass.api.machines import HERE, Progress
 from windlass.api.plan import Planned
 from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.errors import DataError, MachineError, PlanError
-from windlass.models import find_model_folder, is_huggingface, is_users_own
+from windlass.models import find_model_folder, is_huggingface
 from windlass.program import (
     Program,
     lower,
@@ -14,7 +14,7 @@ from windlass.program import (
     runtime_gaps,
     verify_programs,
 )
-from windlass.schema import HOST_TIER
+from windlass.schema import HOST_TIER, is_users_own
 
 
 def require_local_machine(planned: Planned) -> None:

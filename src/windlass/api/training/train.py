@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.arguments.optimizer import optimizer_overrides
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan, request_origins
 from windlass.api.runs import RUNS
@@ -33,6 +34,7 @@ def train(
     *overrides: str,
     loss: "Callable[[Tensor, Tensor], Tensor] | None" = None,
     data: object = None,
+    optimizer: object = None,
     root: Path | str = RUNS,
     folder: Path | None = None,
     parent: ParentRun | str | Path | None = None,
@@ -50,6 +52,7 @@ def train(
         overrides: `key=value`, if `what` is a model or None.
         loss: of logits `[b s v]` and targets `[b s]`, as `plan` takes it.
         data: a source, texts, token ids, or pairs of inputs and targets, as `plan` takes them.
+        optimizer: a name, or a class or object of torch's, as `plan` takes them.
         root: the folder that holds the run folders.
         folder: train into this folder instead of a new one under `root`.
         parent: a run whose newest checkpoint the new run starts from, with steps of its own; the
@@ -64,6 +67,8 @@ def train(
     """
     if parent is not None and not isinstance(parent, ParentRun):
         parent = find_parent(parent, root=root)
+    if optimizer is not None:
+        overrides = (*optimizer_overrides(optimizer), *overrides)
     fine_tunes = False
     if what is None and parent is not None:
         request = make_request(None, *overrides, file=parent.record.folder / REQUEST_FILE)
@@ -75,7 +80,9 @@ def train(
             what, *overrides, loss=loss, data=data, fine_tunes=fine_tunes, progress=progress
         )
     elif overrides or loss is not None or data is not None:
-        raise RequestError("a finished plan takes no overrides, loss or data; give them to `plan`")
+        raise RequestError(
+            "a finished plan takes no overrides, loss, data or optimizer; give them to `plan`"
+        )
     else:
         planned = what
     require_own_runtime(planned)

@@ -176,7 +176,7 @@ def _class_names(found: set[str], known: Sequence[str] | None) -> tuple[str, ...
 
 def _tokenizer(data: DataRequest, texts: Sequence[str]) -> Tokenizer:
     if data.tokenizer == "byte":
-        return byte_tokenizer()
+        return byte_tokenizer(data.vocabulary)
     if data.tokenizer == "bpe":
         return train_tokenizer(texts, data.vocabulary)
     return load_tokenizer(Path(data.tokenizer).expanduser())

@@ -7,8 +7,8 @@ from typing import Any
 from windlass.atomic_files import read_regular_file
 from windlass.document import read_json_object
 from windlass.errors import ModelError, shorten
+from windlass.schema import HUGGING_FACE_PREFIX as PREFIX
 
-PREFIX = "hf:"
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
 """What PEFT writes beside adapters."""

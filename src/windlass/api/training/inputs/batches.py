@@ -7,7 +7,8 @@ from windlass.api.objects import model_arguments
 from windlass.api.plan import Planned
 from windlass.cost import predict_time
 from windlass.errors import PlanError
-from windlass.models import is_causal, is_users_own, predicts_pairs
+from windlass.models import is_causal, predicts_pairs
+from windlass.schema import is_users_own
 
 if TYPE_CHECKING:
     from windlass.data import (

@@ -1,17 +1,20 @@
 """Whether the data of a run fit its model: entries of the vocabulary, shapes and targets."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.objects import model_arguments
+from windlass.api.objects import IN_MEMORY, model_arguments
 from windlass.api.plan import Planned
 from windlass.api.training.inputs.batches import missing_special_tokens
-from windlass.errors import PlanError
+from windlass.errors import DataError, PlanError
 from windlass.models import (
     apply_model_arguments,
+    has_config,
     is_huggingface,
     is_pretrained,
     model_config,
 )
+from windlass.schema import BYTE_ENTRIES, DataRequest
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
@@ -46,17 +49,69 @@ def require_vocabulary(planned: Planned, tokens: "TokenDataset | ExampleDataset"
                 f"{planned.graph.vocabulary} entries; give it a larger vocabulary"
             )
         return
-    name = planned.request.model.name
     special = missing_special_tokens(planned, tokens)
     if tokens.vocabulary + len(special) > planned.graph.vocabulary:
         mask = f" and needs more for {' and '.join(special)}" if special else ""
-        way_out = "raise `model.vocabulary` or lower `data.vocabulary`"
-        if is_huggingface(name):
-            way_out = "name the tokenizer that belongs to the model as `data.tokenizer`"
         raise PlanError(
             f"the tokenizer has {tokens.vocabulary} entries{mask}, and the model has only "
-            f"{planned.graph.vocabulary}; {way_out}"
+            f"{planned.graph.vocabulary}; {_way_out(planned, tokens.vocabulary, len(special))}"
         )
+
+
+def describe_misfit(planned: Planned) -> str | None:
+    """Why a run of a plan would be refused for its tokenizer, as far as that is known before.
+
+    Returns:
+        A sentence; None if the tokenizer fits or is not known yet.
+    """
+    data, most = planned.request.data, planned.graph.vocabulary
+    if planned.objects.examples is not None or planned.graph.examples is not None:
+        return None
+    if data.source == IN_MEMORY or data.format in ("images", "classes"):
+        return None
+    entries, about = _entries(data), "up to " if data.tokenizer == "bpe" else ""
+    if entries is None or entries <= most:
+        return None
+    return (
+        f"the tokenizer has {about}{entries:,} entries, and the model has only {most:,}, so that "
+        f"`train` would refuse it; {_way_out(planned, entries, 0)}"
+    )
+
+
+def _entries(data: DataRequest) -> int | None:
+    """Entries of the tokenizer that a request names; None if it cannot be read."""
+    if data.tokenizer == "bpe":
+        return data.vocabulary
+    if data.tokenizer == "byte":
+        return min(data.vocabulary, BYTE_ENTRIES + 1)
+    from windlass.data import load_tokenizer
+
+    try:
+        return load_tokenizer(Path(data.tokenizer).expanduser()).vocabulary
+    except DataError:
+        return None
+
+
+def _way_out(planned: Planned, entries: int, special: int) -> str:
+    """What makes a tokenizer and a model agree: a larger model, or a smaller tokenizer.
+
+    Args:
+        planned: the plan of the model.
+        entries: of the tokenizer.
+        special: entries that the model needs beside these.
+    """
+    name, data = planned.request.model.name, planned.request.data
+    room = planned.graph.vocabulary - special
+    if is_huggingface(name):
+        return "name the tokenizer that belongs to the model as `data.tokenizer`"
+    wanted = entries + special
+    larger = f"raise `model.vocabulary` to {wanted}"
+    if not has_config(name):
+        larger = f"give the model at least {wanted} entries"
+    if room < BYTE_ENTRIES:
+        return f"{larger}; no tokenizer has fewer than {BYTE_ENTRIES}, one for each byte"
+    tokenizer = "" if data.tokenizer in ("bpe", "byte") else "`data.tokenizer=bpe` and "
+    return f"{larger}, or set {tokenizer}`data.vocabulary={room}`"
 
 
 def _require_classes(planned: Planned, texts: "ExampleDataset") -> None:
@@ -79,7 +134,7 @@ def _require_classes(planned: Planned, texts: "ExampleDataset") -> None:
         more = f" and needs {added} more, for special tokens" if added else ""
         raise PlanError(
             f"the tokenizer has {texts.tokenizer.vocabulary} entries{more}, and the model has only "
-            f"{config.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
+            f"{config.vocabulary}; {_way_out(planned, texts.tokenizer.vocabulary, added)}"
         )
 
 

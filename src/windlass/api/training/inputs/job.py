@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from windlass.api.data import estimate_data, has_own_text
 from windlass.api.plan import Planned
+from windlass.api.training.inputs.data_fit import describe_misfit
 from windlass.errors import raise_data_errors
 from windlass.schema import DataSize
 from windlass.units import format_count, format_seconds
@@ -69,7 +70,9 @@ def job_size(planned: Planned) -> JobSize:
 
 def describe_job(planned: Planned) -> tuple[tuple[str, str], ...]:
     """What a run trains on, and how long it takes, each as a heading with its words."""
-    return ("data", _data_words(planned)), ("run", _run_words(planned))
+    misfit = describe_misfit(planned)
+    tokenizer = () if misfit is None else (("tokenizer", misfit),)
+    return ("data", _data_words(planned)), *tokenizer, ("run", _run_words(planned))
 
 
 def require_named_data(planned: Planned) -> None:
